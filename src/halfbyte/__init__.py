@@ -1,0 +1,30 @@
+"""halfbyte: tensors and checkpoints in 4-bit floating point, bit for bit."""
+
+from halfbyte import contracts
+from halfbyte.errors import HalfbyteError, InputError, UnknownNameError, UnsupportedError, VectorError
+from halfbyte.formats import FORMATS, BlockFormat, ElementFormat, get_format
+from halfbyte.methods import METHODS, Amax, FourSix, Sweep
+from halfbyte.quantize import dequantize, quantize
+from halfbyte.types import QuantizedTensor
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "FORMATS",
+    "METHODS",
+    "Amax",
+    "BlockFormat",
+    "ElementFormat",
+    "FourSix",
+    "HalfbyteError",
+    "InputError",
+    "QuantizedTensor",
+    "Sweep",
+    "UnknownNameError",
+    "UnsupportedError",
+    "VectorError",
+    "contracts",
+    "dequantize",
+    "get_format",
+    "quantize",
+]

@@ -1,0 +1,90 @@
+"""Where arrays come in and go out: numpy or torch, told apart by type. torch is never imported for the caller."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from halfbyte.codec.bits import BFLOAT16, DTYPES
+from halfbyte.errors import InputError, unknown_name
+
+if TYPE_CHECKING:
+    import torch
+
+    Array: TypeAlias = npt.NDArray[Any] | torch.Tensor
+else:
+    Array = Any
+
+DTYPE_NAMES = {
+    "float32": "fp32",
+    "fp32": "fp32",
+    "float16": "fp16",
+    "fp16": "fp16",
+    "bfloat16": "bf16",
+    "bf16": "bf16",
+}
+
+
+def is_torch(x: object) -> TypeGuard[torch.Tensor]:
+    """Whether x is a torch tensor. If torch was never imported, nothing can be one."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(x, torch.Tensor)
+
+
+def to_numpy(x: Array) -> npt.NDArray[Any]:
+    """The same memory as a numpy array where that is possible (numpy, CPU tensors); a copy from other devices.
+
+    bfloat16 tensors become arrays of ml_dtypes.bfloat16, float8 tensors their bytes.
+    """
+    if not is_torch(x):
+        if not isinstance(x, np.ndarray):
+            raise InputError(f"expected a numpy array or a torch tensor, got {type(x).__name__}")
+        return x
+    import torch
+
+    tensor = x.detach().cpu()
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(BFLOAT16)
+    if tensor.dtype in (torch.float8_e4m3fn, torch.float8_e8m0fnu):
+        return tensor.view(torch.uint8).numpy()
+    return cast("npt.NDArray[Any]", tensor.numpy())
+
+
+def like(array: npt.NDArray[Any], original: object) -> Array:
+    """A numpy result as the kind of array that came in, on its device; no copy on the CPU."""
+    if not is_torch(original):
+        return array
+    import torch
+
+    array = np.ascontiguousarray(array).reshape(array.shape)
+    if array.dtype == BFLOAT16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16).to(original.device)
+    return torch.from_numpy(array).to(original.device)
+
+
+def float8_view(scales: Array, name: str) -> Array:
+    """uint8 scale codes seen as float8 (e4m3 or e8m0) without a copy, in the dtype of torch or ml_dtypes."""
+    if is_torch(scales):
+        import torch
+
+        return scales.view({"e4m3": torch.float8_e4m3fn, "e8m0": torch.float8_e8m0fnu}[name])
+    import ml_dtypes
+
+    array = cast("npt.NDArray[Any]", scales)
+    return array.view({"e4m3": ml_dtypes.float8_e4m3fn, "e8m0": ml_dtypes.float8_e8m0fnu}[name])
+
+
+def output_dtype(dtype: object) -> np.dtype[np.generic]:
+    """The numpy dtype for a name ("bfloat16", "bf16"), numpy dtype or torch dtype that dequantize may return."""
+    if isinstance(dtype, str):
+        name = dtype
+    elif type(dtype).__module__ == "torch":
+        name = str(dtype).removeprefix("torch.")
+    else:
+        name = np.dtype(cast("Any", dtype)).name
+    if name not in DTYPE_NAMES:
+        raise unknown_name("output dtype", name, DTYPE_NAMES)
+    return DTYPES[DTYPE_NAMES[name]]

@@ -1,0 +1,26 @@
+"""The table of backends. To add one: a file with a class that has the Protocol's methods, and a line here."""
+
+from __future__ import annotations
+
+from halfbyte.backends.protocol import Backend, Parts, Request
+from halfbyte.backends.reference import Reference
+from halfbyte.errors import UnsupportedError, unknown_name
+
+BACKENDS: dict[str, Backend] = {"reference": Reference()}
+
+__all__ = ["BACKENDS", "Backend", "Parts", "Request", "choose_backend"]
+
+
+def choose_backend(name: str, request: Request) -> Backend:
+    """The backend of that name, or for "auto" the first of the table that serves the request.
+
+    A backend asked for by name that cannot serve raises its reason: there is no silent fallback.
+    """
+    if name == "auto":
+        return next(backend for backend in BACKENDS.values() if backend.supports(request) is None)
+    if name not in BACKENDS:
+        raise unknown_name("backend", name, ["auto", *BACKENDS])
+    backend = BACKENDS[name]
+    if (reason := backend.supports(request)) is not None:
+        raise UnsupportedError(f"backend {name} cannot do this: {reason}; choose backend='reference'")
+    return backend

@@ -1,0 +1,57 @@
+"""What a backend is: something that computes a request. It decides nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from halfbyte.codec.bits import F32, U8
+from halfbyte.contracts import Contract
+from halfbyte.contracts.spec import Scaling, Tile
+from halfbyte.formats import BlockFormat
+from halfbyte.methods import Method
+
+
+@dataclass(frozen=True)
+class Request:
+    """One quantization, checked and with every default filled in."""
+
+    format: BlockFormat
+    contract: Contract
+    method: Method
+    tile: Tile
+    scaling: Scaling
+    dtype: str
+    """Short name of the operand's dtype; statistics may be held in it."""
+    global_amax: F32 | None = None
+    """Given in place of the operand's own amax: shape () or (rows,)."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a backend returns: arrays of the request's logical (rows, K) matrix."""
+
+    codes: U8
+    scales: U8
+    stored_scale: F32 | None
+    global_scale: F32 | None
+
+
+class Backend(Protocol):
+    """The plug point for engines. All of them return the same bits."""
+
+    name: str
+
+    def supports(self, request: Request) -> str | None:
+        """None if this backend can serve the request, else the reason why not."""
+
+    def quantize(self, x: npt.NDArray[np.generic], request: Request) -> Parts:
+        """Quantize a (rows, K) matrix of the request's dtype."""
+
+    def dequantize(
+        self, codes: U8, scales: U8, stored_scale: F32 | None, shape: tuple[int, int], request: Request
+    ) -> npt.NDArray[Any]:
+        """Decode a (rows, K) matrix to float32 by the contract's formula."""

@@ -1,0 +1,72 @@
+"""What some peers return beside codes and scales: intermediate numbers, taken from the contract's own functions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from halfbyte.backends import Request
+from halfbyte.backends.reference import block_amax, scale_byte, tensor_scale
+from halfbyte.codec.bits import F32, dtype_name, widen
+from halfbyte.codec.blocks import join, split
+from halfbyte.codec.element import decode
+from halfbyte.contracts import Contract, MXRule, NVFP4Rule
+from halfbyte.contracts.static_search import fake_quantize, searched_scale
+from halfbyte.errors import UnsupportedError
+from halfbyte.formats import E4M3, BlockFormat
+from halfbyte.types import QuantizedTensor
+
+Outputs = dict[str, npt.NDArray[Any]]
+
+
+def _request(x: npt.NDArray[Any], format: BlockFormat, contract: Contract) -> tuple[F32, Request]:
+    """Blocks of x, and the request that `quantize` would have made of a contract's presets."""
+    request = Request(
+        format, contract, contract.method, (1, format.block), contract.scaling, dtype_name(x.dtype)
+    )
+    return split(widen(x), format.block), request
+
+
+@np.errstate(all="ignore")
+def static_search(x: npt.NDArray[Any], format: BlockFormat, contract: Contract) -> Outputs:
+    """Model-Optimizer: the block amax that its search chose, and the copy quantized with it."""
+    rule = contract.rule(format)
+    if not isinstance(rule, NVFP4Rule):
+        raise UnsupportedError(f"no static weights in {format.name}")
+    blocks, request = _request(x, format, contract)
+    t = tensor_scale(blocks, rule, request)
+    amax = block_amax(blocks)
+    if rule.block_search is not None and request.method in rule.searches:
+        amax = rule.block_search(blocks, amax, t, request.method)
+    copy = fake_quantize(blocks, searched_scale(amax, t))
+    return {
+        "block_amax": amax[..., 0].reshape(*x.shape[:-1], -1),
+        "fake_quant": join(copy, x.shape),
+    }
+
+
+@np.errstate(all="ignore")
+def float_scale(x: npt.NDArray[Any], q: QuantizedTensor) -> F32:
+    """compressed-tensors: the block scale as a float. It is the byte's value but where an MX scale overflowed."""
+    rule = q.contract.rule(q.format)
+    if not isinstance(rule, MXRule):
+        return decode(np.asarray(q.scales), E4M3)
+    blocks, request = _request(x, q.format, q.contract)
+    statistics = request.dtype if rule.statistics == "input" else "fp32"
+    scale = rule.scale(block_amax(blocks), statistics, q.format.element)[1]
+    return scale[..., 0].reshape(q.scales.shape)
+
+
+@np.errstate(all="ignore")
+def four_six_choice(x: npt.NDArray[Any], q: QuantizedTensor) -> Outputs:
+    """FlashInfer: A, and 1 for each block whose scale is not the one that maps its amax to 6."""
+    rule = q.contract.rule(q.format)
+    if not isinstance(rule, NVFP4Rule) or rule.four_six is None:
+        raise UnsupportedError(f"no 4over6 in {q.contract}")
+    blocks, request = _request(x, q.format, q.contract)
+    t = tensor_scale(blocks, rule, request)
+    six = scale_byte(rule.four_six.pre_scale(block_amax(blocks), t), rule.scale_byte)
+    picked = (six[..., 0].reshape(q.scales.shape) != np.asarray(q.scales)).astype(np.uint8)
+    return {"amax": t.amax.reshape(-1), "picked_four": picked}

@@ -1,0 +1,58 @@
+"""The contracts: functions that make them, by peer. To add one: a file in `peers/`, and a line in CONTRACTS.
+
+>>> torchao(scaling_mode="rceil")
+torchao(scaling_mode='rceil')
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from halfbyte.contracts.peers.compressed_tensors import compressed_tensors
+from halfbyte.contracts.peers.flashinfer import flashinfer
+from halfbyte.contracts.peers.fouroversix import fouroversix
+from halfbyte.contracts.peers.gguf import gguf
+from halfbyte.contracts.peers.miles import miles
+from halfbyte.contracts.peers.modelopt import modelopt
+from halfbyte.contracts.peers.ocp import ocp
+from halfbyte.contracts.peers.qwantize import qwantize
+from halfbyte.contracts.peers.torchao import torchao
+from halfbyte.contracts.peers.transformer_engine import transformer_engine
+from halfbyte.contracts.peers.transformers import transformers
+from halfbyte.contracts.peers.vllm import vllm
+from halfbyte.contracts.spec import Contract, DecodeRule, MXRule, NVFP4Rule
+from halfbyte.errors import unknown_name
+from halfbyte.formats import BlockFormat
+
+CONTRACTS: dict[str, Callable[..., Contract]] = {
+    make.__name__: make
+    for make in (
+        ocp,
+        transformer_engine,
+        miles,
+        modelopt,
+        compressed_tensors,
+        torchao,
+        fouroversix,
+        qwantize,
+        flashinfer,
+        vllm,
+        gguf,
+        transformers,
+    )
+}
+
+DEFAULTS = {"nvfp4": "transformer_engine", "mxfp4": "ocp", "mxfp8": "ocp"}
+"""The contract used for a format when none is named."""
+
+__all__ = ["CONTRACTS", "DEFAULTS", "Contract", "DecodeRule", "MXRule", "NVFP4Rule", "get_contract", *CONTRACTS]
+
+
+def get_contract(contract: str | Contract | None, format: BlockFormat) -> Contract:
+    """A contract by name with its default options, an instance as it is, or the format's default."""
+    if isinstance(contract, Contract):
+        return contract
+    name = DEFAULTS[format.name] if contract is None else contract
+    if name not in CONTRACTS:
+        raise unknown_name("contract", name, CONTRACTS)
+    return CONTRACTS[name]()

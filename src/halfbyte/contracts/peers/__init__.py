@@ -1,0 +1,1 @@
+"""One contract a file, named after the project whose bytes it reproduces."""

@@ -1,0 +1,58 @@
+"""compressed-tensors: the packed NVFP4 and MXFP4 compressors of llm-compressor and vLLM.
+
+The dtype of the observed minima and maxima decides the arithmetic: with 16-bit statistics two steps are rounded to that
+dtype. The stored global scale is an encode factor, the reciprocal of everyone else's multiplier. No scale byte is 0:
+zero becomes 0x20 (0.125). NaN or Inf in the tensor gives a global scale of 1 and whatever bytes follow from it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from halfbyte.contracts import exponents, expressions
+from halfbyte.contracts.options import changed, check_name
+from halfbyte.contracts.spec import Contract, MXRule, NVFP4Rule, Rounding, ScaleByte
+
+NVFP4 = NVFP4Rule(
+    factor=expressions.reciprocal_product_in_statistics,
+    pre_scale=expressions.factor_times_divided,
+    scale_byte=ScaleByte(for_zero_byte=0x20),
+    element=expressions.over_scale_quotient,
+    rounding=Rounding(),
+    stored_as="encode factor",
+    stored=expressions.store_factor,
+    multiplier=expressions.reciprocal_of_stored,
+    decode=expressions.decode_by_divisor,
+    statistics="input",
+)
+
+MX = MXRule(
+    scale=exponents.round_up_quarter,
+    element=exponents.over,
+    rounding=Rounding(),
+    decode=exponents.decode_e8m0,
+    statistics="input",
+)
+
+MODES = ("nvfp4", "mxfp4")
+STATISTICS = ("input dtype", "fp32")
+
+
+def compressed_tensors(*, minmax: str = "input dtype", mode: str | None = None) -> Contract:
+    """compressed-tensors. `minmax`: the dtype of the statistics, "input dtype" or "fp32". `mode` only restricts the
+    contract to one format, nvfp4 or mxfp4."""
+    check_name("minmax of compressed_tensors", minmax, STATISTICS)
+    check_name("mode of compressed_tensors", mode or "nvfp4", MODES)
+    if minmax == "fp32":
+        rules = {
+            "nvfp4": dataclasses.replace(NVFP4, statistics="fp32"),
+            "mxfp4": dataclasses.replace(MX, statistics="fp32"),
+        }
+    else:
+        rules = {"nvfp4": NVFP4, "mxfp4": MX}
+    return Contract(
+        name="compressed_tensors",
+        source="compressed-tensors 0.20.0",
+        rules={name: rule for name, rule in rules.items() if mode in (None, name)},
+        options=changed(compressed_tensors, {"minmax": minmax, "mode": mode}),
+    )

@@ -1,0 +1,69 @@
+"""NVIDIA Model-Optimizer: dynamic NVFP4, static weights with its two searches, MXFP4.
+
+NVFP4: zero blocks carry 0x38 (1.0) and no byte is 0. An all-zero tensor has NaN scales and codes 7; so has y = NaN.
+MXFP4: ties go to the smaller magnitude, and +0.0 becomes code 8. A block with Inf or NaN has byte 0 and codes 8.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from halfbyte.contracts import exponents, expressions
+from halfbyte.contracts.options import changed, check_name
+from halfbyte.contracts.spec import Contract, MXRule, NVFP4Rule, Rounding, ScaleByte
+from halfbyte.contracts.static_search import search_block_amax
+from halfbyte.methods import Amax, FourSix, Method, Sweep
+
+FOUR_OVER_SIX = FourSix("mse", 256)
+
+DYNAMIC = NVFP4Rule(
+    factor=expressions.quotient,
+    pre_scale=expressions.over_product,
+    scale_byte=ScaleByte(smallest=2.0**-9, for_zero=1.0),
+    element=expressions.over_scale_product,
+    rounding=Rounding(nan_code=7),
+    stored_as="multiplier",
+    stored=expressions.store_factor,
+    multiplier=expressions.as_stored,
+    decode=expressions.decode_by_multiplier,
+    negative_zero=False,
+)
+
+STATIC = dataclasses.replace(
+    DYNAMIC,
+    pre_scale=expressions.static_scale,
+    scale_byte=ScaleByte(smallest=2.0**-9),
+    block_search=search_block_amax,
+    searches=(FOUR_OVER_SIX, Sweep(), Sweep(fused=True)),
+)
+
+MX = MXRule(
+    scale=exponents.ceil_log2_or_none,
+    element=exponents.over,
+    rounding=Rounding(tie="down", sign="y <= 0"),
+    decode=exponents.decode_e8m0,
+)
+
+MODES: dict[str, tuple[NVFP4Rule, Method]] = {
+    "nvfp4": (dataclasses.replace(DYNAMIC, search_rule=STATIC), Amax()),
+    "mxfp4": (dataclasses.replace(DYNAMIC, search_rule=STATIC), Amax()),
+    "max": (STATIC, Amax()),
+    "four_over_six": (STATIC, FOUR_OVER_SIX),
+    "fp8_sweep": (STATIC, Sweep()),
+    "fp8_sweep_kernel": (STATIC, Sweep(fused=True)),
+}
+
+
+def modelopt(*, mode: str = "nvfp4") -> Contract:
+    """Model-Optimizer. `mode` nvfp4 is the dynamic quantizer; max, four_over_six, fp8_sweep and fp8_sweep_kernel are the
+    static weight paths, which build the block scale by another formula."""
+    check_name("mode of modelopt", mode, MODES)
+    rule, method = MODES[mode]
+    return Contract(
+        name="modelopt",
+        source="NVIDIA Model-Optimizer 0.47.0",
+        rules={"nvfp4": rule, "mxfp4": MX},
+        ragged="pad",
+        method=method,
+        options=changed(modelopt, {"mode": mode}),
+    )

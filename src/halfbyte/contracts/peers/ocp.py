@@ -1,0 +1,25 @@
+"""OCP Microscaling: the rules of the MX specification itself, and the default for MXFP4 and MXFP8.
+
+The scale is 2**(floor(log2(amax)) - emax); elements round to nearest even and saturate; -0.0 keeps its sign. The
+specification leaves NaN and Inf to the implementation: here a block with a NaN has scale byte 255 (NaN) and codes 0,
+and Inf saturates beside the largest scale.
+"""
+
+from __future__ import annotations
+
+from halfbyte.contracts import exponents
+from halfbyte.contracts.spec import Contract, MXRule, Rounding
+
+MX = MXRule(
+    scale=exponents.ocp_floor, element=exponents.over, rounding=Rounding(sign="sign bit"), decode=exponents.decode_e8m0
+)
+
+
+def ocp() -> Contract:
+    """The MX specification (MXFP4, MXFP8)."""
+    return Contract(
+        name="ocp",
+        source="OCP Microscaling Formats v1.0, section 6.3",
+        rules={"mxfp4": MX, "mxfp8": MX},
+        ragged="pad",
+    )

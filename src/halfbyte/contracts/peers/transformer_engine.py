@@ -1,0 +1,88 @@
+"""TransformerEngine's Python reference quantizer: the bytes of NVIDIA's training recipe.
+
+miles and FlashInfer's "te" mode share this arithmetic and differ only in what they store.
+
+NaN anywhere makes A NaN: every scale byte is NaN, every code 0. A = Inf gives a factor of 1. A non-zero block whose
+scale rounds to 0 keeps codes of ±6 beside it (they decode to 0). An all-zero tensor has scale bytes and codes 0.
+"""
+
+from __future__ import annotations
+
+
+
+from halfbyte.contracts import exponents, expressions, reductions
+from halfbyte.contracts.options import changed, check_choice, error_name
+from halfbyte.contracts.spec import Contract, FourSixRule, MXRule, NVFP4Rule, Rounding, ScaleByte, Tile, Transform
+from halfbyte.methods import Amax, FourSix, Method
+
+FOUR_SIX = FourSixRule(
+    pre_scale=expressions.divided_then_factor,
+    exact_error=expressions.error_by_amax,
+    fast_error=expressions.error_scaled,
+    block_sum=reductions.sequential,
+    tile_sum=reductions.rows_then_tree,
+    default=FourSix(),
+    e4m3_maxes=(448, 256),
+)
+
+NVFP4 = NVFP4Rule(
+    factor=expressions.clamped_ratio,
+    pre_scale=expressions.folded_sixth,
+    scale_byte=ScaleByte(),
+    element=expressions.times_clamped_reciprocal,
+    rounding=Rounding(),
+    stored_as="amax",
+    stored=expressions.store_amax,
+    multiplier=expressions.amax_over_top,
+    decode=expressions.decode_by_amax,
+    tiles=((1, 16), (16, 16)),
+    row_scaling=True,
+    four_six=FOUR_SIX,
+)
+
+MX = MXRule(
+    scale=exponents.ceil_log2_clamped,
+    element=exponents.times_reciprocal,
+    rounding=Rounding(),
+    decode=exponents.decode_e8m0,
+)
+
+
+def transformer_engine(
+    *,
+    tile: Tile | None = None,
+    columnwise: bool = False,
+    with_rht: bool = False,
+    with_random_sign_mask: bool = True,
+    row_scaled_nvfp4: bool = False,
+    nvfp4_use_4over6: bool = False,
+    nvfp4_4over6_err_mode: str = "MAE",
+    nvfp4_e4m3_max: int = 448,
+    nvfp4_4over6_err_use_fast_math: bool = False,
+    pow_2_scales: bool = False,
+) -> Contract:
+    """TransformerEngine's reference quantizer.
+
+    `columnwise` quantizes the transpose of the (rows, last axis) matrix; `with_rht` puts the random Hadamard transform
+    before it, which TransformerEngine does for the columnwise operand only. The other options preset what `quantize`
+    takes as `tile`, `scaling` and `method`; e4m3_max is ignored without 4over6, as in TransformerEngine. With
+    `pow_2_scales` the contract is that of its MXFP4 block routine.
+    """
+    options = changed(transformer_engine, locals())
+    method: Method = Amax()
+    if nvfp4_use_4over6:
+        method = FourSix(error_name(nvfp4_4over6_err_mode), nvfp4_e4m3_max, nvfp4_4over6_err_use_fast_math)
+    check_choice("with_rht needs columnwise=True: TransformerEngine rotates that operand only", columnwise or not with_rht)
+    return Contract(
+        name="transformer_engine",
+        source="TransformerEngine 2.20.0.dev0 (2026-08-22), Python reference quantizer",
+        rules={"mxfp4": MX} if pow_2_scales else {"nvfp4": NVFP4, "mxfp4": MX},
+        ragged="pad",
+        transform=Transform(columnwise, with_rht, with_random_sign_mask),
+        method=method,
+        tile=None if tile is None else (int(tile[0]), int(tile[1])),
+        scaling="row" if row_scaled_nvfp4 else "tensor",
+        options=options,
+    )
+
+

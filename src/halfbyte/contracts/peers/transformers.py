@@ -1,0 +1,24 @@
+"""transformers' gpt-oss MXFP4 loader: decoding only.
+
+Byte 255 is 2**128, not NaN, and code 8 is -0.0. The peer returns its result transposed; see `halfbyte.layouts.gpt_oss`.
+"""
+
+from __future__ import annotations
+
+from halfbyte.contracts import exponents
+from halfbyte.contracts.options import changed, check_name
+from halfbyte.contracts.spec import Contract, DecodeRule
+
+MODE = "convert_moe_packed_tensors"
+
+
+def transformers(*, mode: str = MODE, dtype: str = "bf16") -> Contract:
+    """transformers' MXFP4 decoder. `dtype` is what the peer was asked for; here it is `dequantize`'s argument."""
+    check_name("mode of transformers", mode, (MODE,))
+    check_name("dtype of transformers", dtype, ("bf16", "fp16", "fp32"))
+    return Contract(
+        name="transformers",
+        source="transformers 5.22.2",
+        rules={"mxfp4": DecodeRule(decode=exponents.decode_power)},
+        options=changed(transformers, {"mode": mode, "dtype": dtype}),
+    )

@@ -1,0 +1,35 @@
+"""vLLM's CPU emulation of NVFP4.
+
+An encode factor is stored. A block whose scale underflows shrinks to codes 0 and 8, never ±6. An all-zero tensor has an
+infinite factor and NaN scales.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from halfbyte.contracts import expressions
+from halfbyte.contracts.options import changed, check_name
+from halfbyte.contracts.peers.flashinfer import REF
+from halfbyte.contracts.spec import Contract
+
+NVFP4 = dataclasses.replace(
+    REF,
+    factor=expressions.reciprocal_product,
+    element=expressions.times_reciprocal_shrunk,
+    decode=expressions.decode_by_divisor,
+)
+
+
+def vllm(*, mode: str = "ref", global_scale: float | None = None) -> Contract:
+    """vLLM's CPU emulation. `global_scale`: an encode factor given in place of 2688/A. The only `mode` is ref."""
+    check_name("mode of vllm", mode, ("ref",))
+    given = None if global_scale is None else np.float32(global_scale)
+    return Contract(
+        name="vllm",
+        source="vLLM (2026-08-22), CPU emulation",
+        rules={"nvfp4": dataclasses.replace(NVFP4, constant_factor=given)},
+        options=changed(vllm, {"mode": mode, "global_scale": global_scale}),
+    )

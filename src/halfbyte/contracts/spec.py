@@ -1,0 +1,209 @@
+"""What a contract is: every choice that moves a bit, as data; where the order of roundings differs, a named function.
+
+A `Contract` holds one rule a format. The rule for NVFP4 has six slots, run in this order by every backend:
+
+1. `factor`: the tensor's amax A becomes the contract's tensor-level number.
+2. `pre_scale`: the block's amax v and that number give the block scale before it is rounded.
+3. `scale_byte`: rounding to E4M3, smallest scale, what a zero becomes. S is its value.
+4. `element`: x, S and the tensor-level number give y, which should lie in [-6, 6].
+5. `rounding`: y to a code: ties, sign of zero, NaN, overflow.
+6. `stored` and `decode`: what is written beside the blocks, and how the peer reads it back.
+
+Functions in slots work on float32 arrays, one rounding an operation, in the order of their formula, which is the first
+line of their docstring (`docs/contracts.md` is made from those lines).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from halfbyte.codec.bits import F32, U8
+from halfbyte.codec.element import Tie
+from halfbyte.errors import UnsupportedError
+from halfbyte.formats.spec import BlockFormat, ElementFormat
+from halfbyte.methods import Amax, FourSix, Method
+
+Scaling = Literal["tensor", "row"]
+Stored = Literal["amax", "multiplier", "encode factor", "none"]
+Tile = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class TensorScale:
+    """The tensor-level numbers of one quantization, shaped to broadcast over (rows, blocks, block)."""
+
+    amax: F32
+    """A: one for the tensor, or one a row."""
+    factor: F32
+    """What the contract's `factor` made of A; 1 for single-level contracts."""
+    largest: np.float32
+    """Q: the element value that a block's amax is scaled to, 6 as a rule."""
+    top: np.float32
+    """c: the number that A is scaled to, Q times e4m3_max (6·448 as a rule)."""
+    statistics: str
+    """Short name of the dtype in which the peer holds its minima and maxima."""
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """How y becomes an element code."""
+
+    tie: Tie = "even"
+    sign: Literal["y < 0", "sign bit", "y <= 0"] = "y < 0"
+    """When the sign bit of the code is set. "y < 0": -0.0 becomes code 0, a negative that rounds to zero code 8."""
+    nan_code: int = 0
+    """Code for y = NaN, before the sign."""
+    zero_input: bool = False
+    """An x of 0 or NaN is code 0 whatever y is (peers that multiply by sign(x))."""
+    wraps: bool = False
+    """No saturation: y beyond 6 is rounded on a grid that goes on, and the code is cut from the float's bits."""
+
+
+@dataclass(frozen=True)
+class ScaleByte:
+    """How a block scale becomes an E4M3 byte (nearest even, saturating at 448; NaN is 0x7F)."""
+
+    smallest: float = 0.0
+    """A scale below this is raised to it before rounding."""
+    for_zero: float | None = None
+    """A scale that is exactly 0 is replaced by this before rounding."""
+    for_zero_byte: int | None = None
+    """A byte that came out as 0 is replaced by this."""
+
+
+@dataclass(frozen=True)
+class FourSixRule:
+    """The arithmetic of 4over6 under one contract."""
+
+    pre_scale: Callable[[F32, TensorScale], F32]
+    exact_error: Callable[[F32, F32, F32, TensorScale], F32]
+    """d from (q, S, x, tensor scale) on decoded values."""
+    fast_error: Callable[[F32, F32, F32, TensorScale], F32] | None
+    block_sum: Callable[[F32], F32]
+    """Sum over the last axis, in the contract's order."""
+    tile_sum: Callable[[F32], F32] | None
+    """Sum over the last two axes, (rows, block) of a tile, in the contract's order."""
+    default: FourSix
+    e4m3_maxes: tuple[int, ...]
+    errors: tuple[str, ...] = ("mae", "mse")
+    exact_row_error: Callable[[F32, F32, F32, TensorScale], F32] | None = None
+    """The exact error under row scaling, where it differs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NVFP4Rule:
+    """NVFP4 under one contract: the six slots, and the searches it defines."""
+
+    factor: Callable[[F32, np.float32, str], F32]
+    pre_scale: Callable[[F32, TensorScale], F32]
+    scale_byte: ScaleByte
+    element: Callable[[F32, F32, TensorScale], F32]
+    rounding: Rounding
+    stored_as: Stored
+    stored: Callable[[TensorScale], F32] | None
+    decode: Callable[[F32, F32, F32, np.float32], F32]
+    """Values from (q, S, stored scale, top), in the order of the contract's roundings."""
+    multiplier: Callable[[F32, np.float32], F32]
+    """What code × scale is multiplied by, from (stored scale, top)."""
+    element_max: int = 6
+    e4m3_max: int = 448
+    statistics: Literal["input", "fp32"] = "fp32"
+    tiles: tuple[Tile, ...] = ((1, 16),)
+    row_scaling: bool = False
+    four_six: FourSixRule | None = None
+    block_search: Callable[[F32, F32, TensorScale, Method], F32] | None = None
+    """Replaces the block amaxes (x, v, tensor scale, method) by better ones before `pre_scale` (Model-Optimizer)."""
+    searches: tuple[Method, ...] = ()
+    """The methods `block_search` defines."""
+    search_rule: NVFP4Rule | None = None
+    """The rule that takes over when one of its searches is asked for (Model-Optimizer's static weights)."""
+    negative_zero: bool = True
+    """Whether code 8 decodes to -0.0; otherwise to +0.0."""
+    constant_factor: np.float32 | None = None
+    """A tensor-level number given by the caller, in place of `factor`."""
+
+    def for_method(self, method: Method) -> NVFP4Rule:
+        """The rule that serves a method: this one, or the one that holds its search."""
+        if self.search_rule is not None and method in self.search_rule.searches:
+            return self.search_rule
+        return self
+
+    def anchor(self, method: Method) -> np.float32:
+        """The number that the tensor's amax is scaled to under that method."""
+        e4m3_max = self.e4m3_max
+        if isinstance(method, FourSix):
+            e4m3_max = method.e4m3_max
+        return np.float32(self.element_max * e4m3_max)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MXRule:
+    """A block format with power-of-two scales under one contract."""
+
+    scale: Callable[[F32, str, ElementFormat], tuple[U8, F32]]
+    """Block amaxes, statistics' dtype and element format to (E8M0 bytes, the float32 scale that elements meet)."""
+    element: Callable[[F32, F32], F32]
+    rounding: Rounding
+    decode: Callable[[F32, U8], F32]
+    statistics: Literal["input", "fp32"] = "fp32"
+    nearest: Callable[[F32, F32], U8] | None = None
+    """Takes (x, scale) straight to codes, in place of `element` and `rounding` (gguf)."""
+    negative_zero: bool = True
+    blocks: tuple[int, ...] | None = None
+    """The only block lengths this contract has; None: whatever the format allows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeRule:
+    """A format that the peer reads but does not write."""
+
+    decode: Callable[[F32, U8], F32]
+    negative_zero: bool = True
+
+
+Rule = NVFP4Rule | MXRule | DecodeRule
+
+
+@dataclass(frozen=True)
+class Transform:
+    """What happens to the operand before it is quantized."""
+
+    columnwise: bool = False
+    """Quantize the transpose of the (rows, last axis) matrix."""
+    hadamard: bool = False
+    """Multiply groups of 16 along the block axis by the random Hadamard matrix."""
+    random_signs: bool = True
+    """With the peers' fixed sign vector; otherwise all signs are +."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contract:
+    """Which bytes an encoder must pick. Made by the functions of `halfbyte.contracts`, compared by value."""
+
+    name: str
+    source: str
+    """The project and version whose bytes these are."""
+    rules: Mapping[str, Rule] = field(hash=False)
+    ragged: Literal["pad", "refuse"] = "refuse"
+    """A last axis that is not whole blocks: padded with zeros (and cropped again), or refused."""
+    transform: Transform = Transform()
+    method: Method = Amax()
+    """Used when the caller names no method; likewise `tile` and `scaling`."""
+    tile: Tile | None = None
+    scaling: Scaling = "tensor"
+    options: tuple[tuple[str, object], ...] = ()
+    """The options that this variant was made with."""
+
+    def __repr__(self) -> str:
+        return f"{self.name}({', '.join(f'{key}={value!r}' for key, value in self.options)})"
+
+    def rule(self, format: BlockFormat) -> Rule:
+        """The rule for a format, or an error that names the formats this contract has."""
+        if format.name not in self.rules:
+            known = ", ".join(self.rules)
+            raise UnsupportedError(f"contract {self.name} has no {format.name}; it has {known}")
+        return self.rules[format.name]

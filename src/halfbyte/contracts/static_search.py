@@ -1,0 +1,59 @@
+"""Model-Optimizer's search for static weights: block amaxes chosen by the error of a fake-quantized copy.
+
+The copy's scale is built by another formula than the exported one, so the searched error is not quite the error of what is
+stored. Reproduced as it is.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from halfbyte.codec.bits import F32
+from halfbyte.codec.element import decode, encode
+from halfbyte.contracts.expressions import ONE, SIX
+from halfbyte.contracts.reductions import eight_lanes
+from halfbyte.contracts.rounding import round_elements
+from halfbyte.contracts.spec import Rounding, TensorScale
+from halfbyte.formats.elements import E2M1, E4M3
+from halfbyte.methods import Method, Sweep
+
+E4M3_MAX = np.float32(E4M3.max)
+SMALLEST_AMAX = np.float32(2.0**-24)
+
+
+def search_block_amax(x: F32, v: F32, t: TensorScale, method: Method) -> F32:
+    """The block amax with the smallest loss among a method's candidates; the first of equals.
+
+    x is (rows, blocks, block), v the block amaxes (rows, blocks, 1), t the tensor's scale with top = 6·N.
+    """
+    if isinstance(method, Sweep):
+        positive = E4M3.magnitudes[1:] / E4M3_MAX
+        candidates = [np.broadcast_to(t.amax * share, v.shape) for share in positive]
+    else:
+        candidates = [v * ONE, v * np.float32(1.5)]
+    losses = []
+    for amax in candidates:
+        scale = (amax / SIX) if isinstance(method, Sweep) and method.fused else searched_scale(amax, t)
+        difference = x - fake_quantize(x, scale)
+        losses.append(eight_lanes(difference * difference)[..., None])
+    best = np.argmin(np.stack(losses), axis=0)  # argmin keeps the first of equals, and stops at a NaN
+    return np.take_along_axis(np.stack(candidates), best[None], axis=0)[0].astype(np.float32)
+
+
+def searched_scale(amax: F32, t: TensorScale) -> F32:
+    """The scale that the search tries for a block amax: an E4M3 value times the copy's own tensor factor."""
+    anchor = t.top / SIX
+    share = (t.amax * (E4M3_MAX / anchor)) / SIX
+    share = np.where(share <= SMALLEST_AMAX, ONE, share).astype(np.float32)
+    factor = (ONE / share) * E4M3_MAX
+    code = encode(np.clip((amax / SIX) * factor, -E4M3_MAX, E4M3_MAX), E4M3)
+    return decode(code, E4M3) * (ONE / factor)
+
+
+def fake_quantize(x: F32, scale: F32) -> F32:
+    """x rounded to E2M1 multiples of the scale, as float32; a scale of 0 gives 0, and -0.0 becomes +0.0."""
+    magnitude = np.abs(x) / np.where(scale == 0, ONE, scale)
+    codes, _ = round_elements(x, magnitude.astype(np.float32), E2M1, Rounding(nan_code=7))
+    value = decode(codes, E2M1) * scale
+    value = np.where(x < 0, -value, value)
+    return np.where(scale == 0, np.float32(0), value).astype(np.float32)

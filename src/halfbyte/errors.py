@@ -1,0 +1,27 @@
+"""The errors of halfbyte: one parent, few children, each a kind of mistake a caller can act on."""
+
+
+class HalfbyteError(Exception):
+    """Parent of every error that halfbyte raises on purpose."""
+
+
+class UnknownNameError(HalfbyteError, ValueError):
+    """A format, contract, method, backend or option name that does not exist. The message lists those that do."""
+
+
+class UnsupportedError(HalfbyteError, ValueError):
+    """The names exist, but this combination has no definition (a tile that a contract lacks, a backend's limit)."""
+
+
+class InputError(HalfbyteError, ValueError):
+    """The tensor itself breaks a rule: dtype, shape, an amax that is no amax."""
+
+
+class VectorError(HalfbyteError):
+    """A directory of conformance vectors that cannot be read."""
+
+
+def unknown_name(kind: str, name: object, known: object) -> UnknownNameError:
+    """The one wording for a name that is not in a table."""
+    listed = ", ".join(sorted(map(str, known)))  # type: ignore[call-overload]
+    return UnknownNameError(f"unknown {kind} {name!r}; known: {listed}")

@@ -1,0 +1,38 @@
+"""The table of block formats. To add one: a file with a literal, and a line here."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from halfbyte.errors import UnsupportedError, unknown_name
+from halfbyte.formats.elements import E2M1, E4M3, E8M0, ELEMENTS
+from halfbyte.formats.mxfp4 import MXFP4
+from halfbyte.formats.mxfp8 import MXFP8
+from halfbyte.formats.nvfp4 import NVFP4
+from halfbyte.formats.spec import BlockFormat, ElementFormat
+
+FORMATS: dict[str, BlockFormat] = {format.name: format for format in (NVFP4, MXFP4, MXFP8)}
+
+__all__ = ["E2M1", "E4M3", "E8M0", "ELEMENTS", "FORMATS", "BlockFormat", "ElementFormat", "get_format"]
+
+
+def get_format(name: str | BlockFormat, block: int | None = None) -> BlockFormat:
+    """Look a block format up by name, with the block length it should have (None: the format's own).
+
+    >>> get_format("nvfp4").block
+    16
+    >>> get_format("nvfp4", block=32).bits_per_element
+    4.25
+    """
+    if isinstance(name, BlockFormat):
+        format = name
+    elif name in FORMATS:
+        format = FORMATS[name]
+    else:
+        raise unknown_name("format", name, FORMATS)
+    if block is None or block == format.block:
+        return format
+    if block not in format.blocks:
+        allowed = " or ".join(map(str, format.blocks))
+        raise UnsupportedError(f"{format.name} has blocks of {allowed}, not {block!r}")
+    return dataclasses.replace(format, block=block)

@@ -1,0 +1,14 @@
+"""MXFP8: w = e4m3 * 2**(e8m0 - 127).
+
+| part | type | one for |
+|---|---|---|
+| element | E4M3, 8 bits, largest value 448 | each weight |
+| block scale | E8M0, a power of two from 2**-127 to 2**127 | 32 weights of a row |
+
+8.25 bits a weight.
+"""
+
+from halfbyte.formats.elements import E4M3, E8M0
+from halfbyte.formats.spec import BlockFormat
+
+MXFP8 = BlockFormat(name="mxfp8", element=E4M3, scale=E8M0, block=32, has_global=False, blocks=(32,))

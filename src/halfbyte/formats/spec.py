@@ -1,0 +1,106 @@
+"""What bytes mean: element formats and block formats, as frozen data with derived facts."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True, kw_only=True)
+class ElementFormat:
+    """A small float given by its fields. Everything else (values, maximum, codes) is derived."""
+
+    name: str
+    exponent_bits: int
+    mantissa_bits: int
+    bias: int
+    """A normal code has the value 2**(exponent field - bias) * 1.mantissa."""
+    signed: bool = True
+    """The sign is the top bit."""
+    has_subnormals: bool = True
+    """Exponent field 0 holds zero and the subnormals; without them it is one more binade and there is no zero."""
+    has_nan: bool = False
+    """The largest magnitude code is NaN. No format here has infinities."""
+
+    @property
+    def magnitude_bits(self) -> int:
+        return self.exponent_bits + self.mantissa_bits
+
+    @property
+    def bits(self) -> int:
+        return self.magnitude_bits + self.signed
+
+    @property
+    def sign_code(self) -> int:
+        """The sign bit as an integer; 0 for an unsigned format."""
+        return (1 << self.magnitude_bits) if self.signed else 0
+
+    @property
+    def nan_code(self) -> int | None:
+        """The NaN code that we write: sign bit clear."""
+        return (1 << self.magnitude_bits) - 1 if self.has_nan else None
+
+    @functools.cached_property
+    def magnitudes(self) -> npt.NDArray[np.float32]:
+        """Values of the non-negative finite codes, ascending; index = code."""
+        codes = np.arange((1 << self.magnitude_bits) - self.has_nan)
+        field, mantissa = codes >> self.mantissa_bits, codes & ((1 << self.mantissa_bits) - 1)
+        subnormal = (field == 0) & self.has_subnormals
+        significand = np.where(subnormal, 0, 1 << self.mantissa_bits) + mantissa
+        exponent = np.where(subnormal, 1, field) - self.bias - self.mantissa_bits
+        # ldexp in float64, because 2**-127 (E8M0 code 0) is a float32 subnormal: exact either way, but only once.
+        return np.ldexp(significand.astype(np.float64), exponent).astype(np.float32)
+
+    @functools.cached_property
+    def values(self) -> npt.NDArray[np.float32]:
+        """Value of every code, NaN codes included; index = code."""
+        positive = self.magnitudes
+        if self.has_nan:
+            positive = np.append(positive, np.float32(np.nan))
+        return np.concatenate([positive, -positive]) if self.signed else positive
+
+    @property
+    def max(self) -> float:
+        return float(self.magnitudes[-1])
+
+    @property
+    def smallest(self) -> float:
+        """The smallest positive value."""
+        positive = self.magnitudes[self.magnitudes > 0]
+        return float(positive[0])
+
+    @property
+    def smallest_normal(self) -> float:
+        return float(self.magnitudes[1 << self.mantissa_bits]) if self.has_subnormals else self.smallest
+
+    @property
+    def max_exponent(self) -> int:
+        """floor(log2(max)): what the OCP scale rule subtracts."""
+        return int(np.frexp(self.max)[1]) - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockFormat:
+    """Blocks of elements that share a scale; NVFP4 adds one FP32 scale a tensor."""
+
+    name: str
+    element: ElementFormat
+    scale: ElementFormat
+    block: int
+    """Length of a block along the last axis."""
+    has_global: bool
+    """Whether a float32 scale for the whole tensor (or row) multiplies the block scales."""
+    blocks: tuple[int, ...]
+    """The block lengths that may be asked for."""
+
+    @property
+    def codes_per_byte(self) -> int:
+        return 8 // self.element.bits
+
+    @property
+    def bits_per_element(self) -> float:
+        """Storage for one element, block scale included, global scale left out."""
+        return self.element.bits + self.scale.bits / self.block

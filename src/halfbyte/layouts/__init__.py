@@ -1,0 +1,1 @@
+"""Where bytes sit: reorderings of codes and scales, no arithmetic."""

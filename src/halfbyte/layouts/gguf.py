@@ -1,0 +1,57 @@
+"""GGUF block order, both ways: half-split nibbles, scales in front of the codes.
+
+| type | elements | bytes |
+|---|---|---|
+| MXFP4 | 32 | 1 scale, then 16 code bytes: byte j holds elements j (low nibble) and j+16 |
+| NVFP4 | 64 | 4 scales (one for each 16), then 4x8 code bytes: byte j of a 16-group holds elements j and j+8 |
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from halfbyte.codec.bits import U8
+from halfbyte.codec.pack import pack, unpack
+from halfbyte.errors import InputError
+from halfbyte.formats import BlockFormat
+
+GROUPS = {"mxfp4": 1, "nvfp4": 4}
+"""Blocks of the format that share one GGUF block."""
+
+
+def half_split(codes: U8, format: BlockFormat) -> U8:
+    """Packed codes with even-odd nibbles (rows, K/2) as half-split nibbles of the same size."""
+    rows, width = codes.shape
+    elements = unpack(codes, 2 * width, format).reshape(rows, -1, 2, format.block // 2)
+    return (elements[:, :, 0] | (elements[:, :, 1] << 4)).reshape(rows, width)
+
+
+def even_odd(halves: U8, format: BlockFormat) -> U8:
+    """The inverse of `half_split`."""
+    rows, width = halves.shape
+    blocks = halves.reshape(rows, -1, format.block // 2)
+    return pack(np.concatenate([blocks & 0xF, blocks >> 4], axis=-1).reshape(rows, 2 * width), format)
+
+
+def to_blocks(codes: U8, scales: U8, format: BlockFormat) -> U8:
+    """(rows, K/2) codes and (rows, K/block) scales as rows of GGUF blocks."""
+    rows, group = codes.shape[0], GROUPS[format.name]
+    if scales.shape[1] % group:
+        raise InputError(f"a GGUF row of {format.name} is a multiple of {group * format.block} elements")
+    parts = [
+        scales.reshape(rows, -1, group),
+        half_split(codes, format).reshape(rows, -1, group * format.block // 2),
+    ]
+    return np.concatenate(parts, axis=-1).reshape(rows, -1)
+
+
+def from_blocks(blocks: U8, format: BlockFormat) -> tuple[U8, U8]:
+    """Rows of GGUF blocks as (codes, scales): the inverse of `to_blocks`."""
+    group = GROUPS[format.name]
+    size = group + group * format.block // 2
+    rows = blocks.shape[0]
+    if blocks.shape[1] % size:
+        raise InputError(f"a GGUF block of {format.name} has {size} bytes; a row of {blocks.shape[1]} is not whole blocks")
+    split = blocks.reshape(rows, -1, size)
+    halves = np.ascontiguousarray(split[..., group:]).reshape(rows, -1)
+    return even_odd(halves, format), np.ascontiguousarray(split[..., :group]).reshape(rows, -1)

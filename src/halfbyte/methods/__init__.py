@@ -1,0 +1,23 @@
+"""How a block's scale is chosen. A method is data; contracts say with which arithmetic, backends compute.
+
+To add one: a file with a frozen dataclass, and a line in METHODS.
+"""
+
+from __future__ import annotations
+
+from halfbyte.errors import unknown_name
+from halfbyte.methods.amax import Amax
+from halfbyte.methods.four_six import FourSix
+from halfbyte.methods.spec import Method
+from halfbyte.methods.sweep import Sweep
+
+METHODS: dict[str, type[Method]] = {method.name: method for method in (Amax, FourSix, Sweep)}
+
+__all__ = ["METHODS", "Amax", "FourSix", "Method", "Sweep", "check_method_name"]
+
+
+def check_method_name(name: str) -> type[Method]:
+    """The method class of that name; an unknown name raises with the known ones."""
+    if name not in METHODS:
+        raise unknown_name("method", name, METHODS)
+    return METHODS[name]

@@ -1,0 +1,37 @@
+"""Four over six: each block is scaled so that its largest magnitude lands on 6, or on 4, whichever errs less.
+
+Between 4 and 6 E2M1 has no value, so a block with much of its weight at 5/6 of its maximum does better on the scale
+that is 1.5 times larger, where 4 is the top.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+from halfbyte.errors import UnknownNameError, unknown_name
+from halfbyte.methods.spec import Method
+
+BlockError = Literal["mae", "mse", "abs_max"]
+
+
+@dataclass(frozen=True)
+class FourSix(Method):
+    """Choose between mapping a block's amax to 6 and to 4 by the smaller error; a tie keeps 6.
+
+    `error`: mean absolute ("mae"), mean squared ("mse") or largest ("abs_max"; only fouroversix has it).
+    `e4m3_max`: the E4M3 value that the tensor's amax is scaled to. 448 is the format's largest; 256 leaves room to
+    multiply every block scale by 1.5.
+    `fast_error`: measure the error in the scaled domain (one product an element) instead of on decoded values.
+    """
+
+    error: BlockError = "mae"
+    e4m3_max: int = 448
+    fast_error: bool = False
+    name: ClassVar[str] = "four_six"
+
+    def __post_init__(self) -> None:
+        if self.error not in get_args(BlockError):
+            raise unknown_name("4over6 error", self.error, get_args(BlockError))
+        if self.e4m3_max not in (448, 256):
+            raise UnknownNameError(f"e4m3_max is 448 or 256, not {self.e4m3_max!r}")

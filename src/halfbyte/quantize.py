@@ -1,0 +1,240 @@
+"""quantize() and dequantize(): check, choose, call."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from halfbyte.arrays import Array, is_torch, like, output_dtype, to_numpy
+from halfbyte.backends import Request, choose_backend
+from halfbyte.codec.bits import F32, dtype_name, widen
+from halfbyte.contracts import Contract, DecodeRule, MXRule, NVFP4Rule, get_contract
+from halfbyte.contracts.hadamard import GROUP, rotate
+from halfbyte.contracts.spec import Rule, Scaling, Tile
+from halfbyte.errors import InputError, UnsupportedError, unknown_name
+from halfbyte.formats import BlockFormat, get_format
+from halfbyte.methods import Amax, FourSix, Method, check_method_name
+from halfbyte.types import QuantizedTensor
+
+SCALINGS = ("tensor", "row")
+
+
+def quantize(
+    x: Array,
+    format: str | BlockFormat,
+    contract: str | Contract | None = None,
+    method: str | Method | None = None,
+    block: int | None = None,
+    tile: tuple[int, int] | None = None,
+    scaling: Scaling | None = None,
+    global_amax: object = None,
+    backend: str = "auto",
+) -> QuantizedTensor:
+    """Quantize a tensor along its last axis to the bytes that a contract demands.
+
+    NaN, Inf and all-zero tensors are not errors: each contract has its own rule (docs/contracts.md). -0.0 becomes code 0
+    or 8 by contract. Values beyond the largest element saturate. A last axis that is not whole blocks is padded or
+    refused, as the contract says.
+
+    x: float32, float16 or bfloat16; a numpy array (bfloat16 from ml_dtypes) or a torch tensor, any leading shape.
+    format: "nvfp4", "mxfp4" or "mxfp8".
+    contract: whose bytes: a name, an instance such as `hb.contracts.torchao(two_level=False)`, or None for the format's
+        default ("transformer_engine" for NVFP4, "ocp" for MX).
+    method: "amax", "four_six", "sweep", an instance such as `hb.FourSix("mse", 256)`, or None for the contract's own.
+    block: None for the format's block length, or 16 or 32.
+    tile: None for one scale a (1, block); (16, 16) for one a square, where the contract has that.
+    scaling: "tensor" for one global scale, "row" for one a row, where the contract has that.
+    global_amax: the amax to use in place of the tensor's own, when several tensors share a global scale.
+    backend: "auto", or "reference".
+
+    >>> q = quantize(np.linspace(-1, 1, 32, dtype=np.float32), "nvfp4")
+    >>> q.codes.shape, q.scales.tolist(), float(q.global_scale)
+    ((16,), [126, 126], 0.0003720238164532930...)
+    """
+    block_format = get_format(format, block)
+    chosen = get_contract(contract, block_format)
+    matrix, shape, name = _operand(x, block_format, chosen)
+    rule = chosen.rule(block_format)
+    resolved = _resolve_method(method, chosen, rule, block_format)
+    row_scaling = _resolve_scaling(scaling, chosen, rule, block_format)
+    request = Request(
+        format=block_format,
+        contract=chosen,
+        method=resolved,
+        tile=_resolve_tile(tile, chosen, rule, block_format, row_scaling),
+        scaling=row_scaling,
+        dtype=name,
+        global_amax=_check_global_amax(global_amax, rule, block_format, matrix.shape[0], row_scaling),
+    )
+    parts = choose_backend(backend, request).quantize(matrix, request)
+    leading = shape[:-1]
+
+    def scalar_or_rows(value: F32 | None) -> Array | None:
+        return None if value is None else like(value.reshape(leading if row_scaling == "row" else ()), x)
+
+    return QuantizedTensor(
+        format=block_format,
+        shape=shape,
+        codes=like(parts.codes.reshape(*leading, -1), x),
+        scales=like(parts.scales.reshape(*leading, -1), x),
+        global_scale=scalar_or_rows(parts.global_scale),
+        stored_scale=scalar_or_rows(parts.stored_scale),
+        contract=chosen,
+        method=resolved,
+    )
+
+
+def dequantize(q: QuantizedTensor, dtype: object = "float32", backend: str = "auto") -> Array:
+    """Decode to float32 in the order of the contract's roundings; another dtype costs one more rounding.
+
+    NaN scale bytes decode to NaN, code 8 to -0.0 or +0.0 as the contract says.
+
+    dtype: "float32", "float16" or "bfloat16", or the numpy or torch dtype.
+
+    >>> q = quantize(np.float32([[1.0] * 16]), "nvfp4")
+    >>> dequantize(q)[0, :3].tolist()
+    [1.0, 1.0, 1.0]
+    """
+    wanted = output_dtype(dtype)
+    request = Request(q.format, q.contract, q.method, (1, q.format.block), "tensor", "fp32")
+    rows, width = int(np.prod(q.shape[:-1])), q.shape[-1]
+    stored = None if q.stored_scale is None else to_numpy(q.stored_scale).reshape(-1)
+    if stored is None and _stores_scale(q.contract.rule(q.format)):
+        raise InputError(f"contract {q.contract.name} decodes {q.format.name} with a stored scale, and the tensor has none")
+    values = choose_backend(backend, request).dequantize(
+        to_numpy(q.codes).reshape(rows, -1), to_numpy(q.scales).reshape(rows, -1), stored, (rows, width), request
+    )
+    with np.errstate(over="ignore"):  # a float16 output may overflow to Inf: that is its rounding
+        return like(values.reshape(q.shape).astype(wanted), q.codes)
+
+
+def _stores_scale(rule: Rule) -> bool:
+    return isinstance(rule, NVFP4Rule) and rule.stored is not None
+
+
+def _operand(
+    x: Array, format: BlockFormat, contract: Contract
+) -> tuple[npt.NDArray[np.generic], tuple[int, ...], str]:
+    """The operand as a (rows, K) matrix after the contract's transform, its logical shape, its dtype's short name."""
+    if is_torch(x) and str(x.dtype).removeprefix("torch.") not in ("float32", "float16", "bfloat16"):
+        dtype_name(x.dtype)
+    array = to_numpy(x)
+    name = dtype_name(array.dtype)
+    shape = tuple(array.shape)
+    if not shape or 0 in shape:
+        raise InputError(f"cannot quantize a tensor of shape {shape}: it has no elements along some axis")
+    matrix = array.reshape(-1, shape[-1])
+    transform = contract.transform
+    if transform.columnwise:
+        matrix = matrix.T
+        shape = (matrix.shape[0], matrix.shape[1])
+    width = matrix.shape[1]
+    if transform.hadamard:
+        if width % GROUP:
+            raise InputError(f"the Hadamard transform needs a block axis that is a multiple of {GROUP}, not {width}")
+        matrix = cast("npt.NDArray[np.generic]", rotate(widen(matrix), name, transform.random_signs))
+    if contract.ragged == "refuse" and width % format.block:
+        raise InputError(
+            f"shape {shape}: contract {contract.name} needs a last axis that is a multiple of {format.block}, not {width}; "
+            "pad the tensor, or choose a contract that pads (transformer_engine, modelopt, fouroversix, ocp)"
+        )
+    return matrix, shape, name
+
+
+def _resolve_method(method: str | Method | None, contract: Contract, rule: Rule, format: BlockFormat) -> Method:
+    """The method as an instance that this contract defines for this format."""
+    if isinstance(rule, DecodeRule):
+        raise UnsupportedError(f"contract {contract.name} decodes {format.name} only: it has no quantizer for it")
+    if method is None:
+        method = contract.method
+    known: list[Method] = [Amax()]
+    if isinstance(rule, NVFP4Rule):
+        known += (rule.search_rule or rule).searches
+        if rule.four_six is not None:
+            known.append(rule.four_six.default)
+    if isinstance(method, str):
+        kind = check_method_name(method)
+        named = [candidate for candidate in known if isinstance(candidate, kind)]
+        if not named:
+            raise _undefined(method, contract, format, known)
+        return named[0]
+    if not isinstance(method, Method):
+        raise unknown_name("method", method, ["a name", "hb.Amax()", "hb.FourSix(...)", "hb.Sweep(...)"])
+    if isinstance(method, FourSix) and isinstance(rule, NVFP4Rule) and rule.four_six is not None:
+        four_six = rule.four_six
+        if (
+            method.error in four_six.errors
+            and method.e4m3_max in four_six.e4m3_maxes
+            and (four_six.fast_error is not None or not method.fast_error)
+        ):
+            return method
+        errors, maxes = ", ".join(four_six.errors), ", ".join(map(str, four_six.e4m3_maxes))
+        fast = "False or True" if four_six.fast_error is not None else "False"
+        raise UnsupportedError(
+            f"contract {contract.name} has no {method}; it has error {errors}, e4m3_max {maxes}, fast_error {fast}"
+        )
+    if method not in known:
+        raise _undefined(method, contract, format, known)
+    return method
+
+
+def _undefined(method: object, contract: Contract, format: BlockFormat, known: list[Method]) -> UnsupportedError:
+    listed = ", ".join(map(str, known))
+    return UnsupportedError(f"contract {contract.name} does not define method {method} for {format.name}; it has {listed}")
+
+
+def _resolve_scaling(scaling: Scaling | None, contract: Contract, rule: Rule, format: BlockFormat) -> Scaling:
+    if scaling is None:
+        scaling = contract.scaling if isinstance(rule, NVFP4Rule) else "tensor"
+    if scaling not in SCALINGS:
+        raise unknown_name("scaling", scaling, SCALINGS)
+    if scaling == "row":
+        if not isinstance(rule, NVFP4Rule):
+            raise UnsupportedError(f"{format.name} has no global scale, so scaling='row' has no meaning; leave it out")
+        if not rule.row_scaling:
+            raise UnsupportedError(f"contract {contract.name} has no row scaling; transformer_engine and flashinfer do")
+    return scaling
+
+
+def _resolve_tile(
+    tile: tuple[int, int] | None, contract: Contract, rule: Rule, format: BlockFormat, scaling: Scaling
+) -> Tile:
+    """One row of a block, or a square tile where the contract has one."""
+    if tile is None:
+        tile = contract.tile
+    plain = (1, format.block)
+    if tile is None or tuple(tile) == plain:
+        return plain
+    tiles = tuple(known for known in rule.tiles if known[1] == format.block) if isinstance(rule, NVFP4Rule) else ()
+    if tuple(tile) not in tiles:
+        listed = ", ".join(map(str, dict.fromkeys((plain, *tiles))))
+        raise UnsupportedError(
+            f"tile {tuple(tile)} does not fit: contract {contract.name} has {listed} for {format.name} with blocks of "
+            f"{format.block}"
+        )
+    if scaling == "row":
+        raise UnsupportedError(f"tile {tuple(tile)} spans rows, so it cannot have one global scale a row; use tile=None")
+    return (tile[0], tile[1])
+
+
+def _check_global_amax(
+    global_amax: object, rule: Rule, format: BlockFormat, rows: int, scaling: Scaling
+) -> F32 | None:
+    """The given amax as float32 of shape () or (rows,)."""
+    if global_amax is None:
+        return None
+    if not isinstance(rule, NVFP4Rule) or rule.stored is None:
+        raise UnsupportedError(f"{format.name} under this contract has no global scale; leave global_amax out")
+    raw = to_numpy(cast("Any", global_amax)) if is_torch(global_amax) else np.asarray(global_amax)
+    try:
+        amax = np.asarray(raw, dtype=np.float32)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"global_amax must be a number or an array of numbers, got {global_amax!r}") from error
+    if np.isnan(amax).any() or (amax < 0).any():
+        raise InputError("global_amax must not be negative or NaN: it is the largest magnitude of the tensors that share it")
+    wanted = rows if scaling == "row" else 1
+    if amax.size != wanted:
+        raise InputError(f"global_amax has {amax.size} values, but scaling={scaling!r} needs {wanted}")
+    return amax.reshape(-1)

@@ -1,0 +1,81 @@
+"""Equality of bits: the one comparison that halfbyte's tests, conformance runs and benchmarks use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from halfbyte.arrays import Array, to_numpy
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What differs between two arrays, and where first."""
+
+    reason: str
+    count: int = 0
+    """Elements that differ; 0 when shape or dtype already do."""
+    index: tuple[int, ...] = ()
+    """The first element that differs."""
+
+
+def find_difference(got: Array, expected: Array, *, any_nan: bool = False, e4m3: bool = False) -> Difference | None:
+    """None if dtype, shape and every bit are equal, else the first difference.
+
+    -0.0 and +0.0 differ. `any_nan`: NaNs with different bits count as equal. `e4m3`: the bytes are E4M3, where 0x7F and
+    0xFF are both NaN.
+    """
+    a, b = to_numpy(got), to_numpy(expected)
+    if a.dtype != b.dtype:
+        return Difference(f"dtype {a.dtype} where {b.dtype} is expected")
+    if a.shape != b.shape:
+        return Difference(f"shape {a.shape} where {b.shape} is expected")
+    different = _bits(a) != _bits(b)
+    if any_nan and a.dtype.kind in "fV":  # ml_dtypes report kind V
+        different &= ~(np.isnan(a.astype(np.float64)) & np.isnan(b.astype(np.float64)))
+    if e4m3:
+        different &= (a & 0x7F != 0x7F) | (b & 0x7F != 0x7F)
+    if not different.any():
+        return None
+    where = np.argwhere(different)[0]
+    index = tuple(int(i) for i in where)
+    values = f"{_hex(a[index])} where {_hex(b[index])} is expected"
+    count = int(different.sum())
+    return Difference(f"{count} of {different.size} elements differ, first at {index}: {values}", count, index)
+
+
+def assert_same_bits(
+    got: Array, expected: Array, *, inputs: Array | None = None, any_nan: bool = False, e4m3: bool = False
+) -> None:
+    """Raise AssertionError unless two arrays have the same dtype, shape and bits.
+
+    `inputs`: the tensor both were made from; its row at the first difference is printed in hex.
+    """
+    difference = find_difference(got, expected, any_nan=any_nan, e4m3=e4m3)
+    if difference is None:
+        return
+    message = difference.reason
+    if inputs is not None and difference.index:
+        matrix = to_numpy(inputs).reshape(-1, to_numpy(inputs).shape[-1])
+        row = matrix[difference.index[0] % matrix.shape[0]]
+        message += "\ninputs of that row: " + " ".join(_hex(value) for value in row)
+    raise AssertionError(message)
+
+
+def _bits(a: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    if a.dtype == np.bool_:
+        return a
+    return np.ascontiguousarray(a).reshape(a.shape).view(np.dtype(f"u{a.dtype.itemsize}"))
+
+
+def _hex(value: np.generic) -> str:
+    """Bits of one number in hex, e.g. 0x3f800000."""
+    return f"0x{int.from_bytes(value.tobytes()[::-1], 'big'):0{2 * value.dtype.itemsize}x}"
+
+
+def hex_rows(values: npt.NDArray[Any]) -> str:
+    """A flat array in hex, for messages."""
+    return " ".join(_hex(value) for value in values.reshape(-1))

@@ -1,0 +1,55 @@
+"""QuantizedTensor: what quantize returns and dequantize takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from halfbyte.arrays import Array, float8_view
+from halfbyte.codec.blocks import ceil_div
+from halfbyte.codec.pack import packed_width
+from halfbyte.contracts import Contract
+from halfbyte.errors import InputError
+from halfbyte.formats import BlockFormat
+from halfbyte.methods import Amax, Method
+
+
+@dataclass(frozen=True, eq=False)
+class QuantizedTensor:
+    """Codes, scales and what is needed to read them. Plain arrays: no padding, no swizzle, no hidden conversion.
+
+    All arrays are of one kind (numpy or torch) and on one device.
+    """
+
+    format: BlockFormat
+    shape: tuple[int, ...]
+    """Logical shape, elements not bytes."""
+    codes: Array
+    """uint8, packed: the last axis holds ceil(K/2) bytes, even element in the low nibble (MXFP8: K bytes)."""
+    scales: Array
+    """uint8 scale codes (raw E4M3 or E8M0), last axis ceil(K/block); a tile's byte stands on each of its rows."""
+    global_scale: Array | None
+    """float32: what code times scale is multiplied by; a scalar, or one a row. None for MX formats."""
+    stored_scale: Array | None
+    """float32: what the contract itself stores beside the blocks (amax, multiplier or encode factor), raw."""
+    contract: Contract
+    """The contract that says how the parts are read back."""
+    method: Method = Amax()
+    """How the scales were chosen."""
+
+    def __post_init__(self) -> None:
+        *leading, width = self.shape
+        expected = {
+            "codes": (*leading, packed_width(width, self.format)),
+            "scales": (*leading, ceil_div(width, self.format.block)),
+        }
+        for part, wanted in expected.items():
+            given = tuple(getattr(self, part).shape)
+            if given != wanted:
+                raise InputError(
+                    f"{self.format.name} of shape {self.shape} needs {part} of shape {wanted}, got {given}"
+                )
+
+    @property
+    def scales_as_float8(self) -> Array:
+        """The scale codes viewed as float8_e4m3fn or float8_e8m0fnu (torch's dtype, or ml_dtypes'); no copy."""
+        return float8_view(self.scales, self.format.scale.name)
