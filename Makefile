@@ -1,0 +1,49 @@
+# Each target sets itself up: a virtual environment in .venv with pinned requirements.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+
+.PHONY: demo test check lint types format conform docs clean
+
+demo: $(VENV)/.runtime  ## quantize a small set of tensors with every contract and method
+	$(BIN)/python examples/demo.py
+
+test: $(VENV)/.peers  ## run every test, the live peers included
+	$(BIN)/python -m pytest -n auto
+
+check: lint types test  ## lint, types and tests
+
+lint: $(VENV)/.peers
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: $(VENV)/.peers
+	$(BIN)/mypy
+
+format: $(VENV)/.peers
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+conform: $(VENV)/.runtime  ## run the golden vectors of every peer
+	$(BIN)/halfbyte conform conformance/vectors.zip --allow-pending
+
+docs: $(VENV)/.runtime  ## rewrite the generated tables in docs/
+	$(BIN)/python docs/generate.py
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.runtime: requirements.txt pyproject.toml | $(BIN)/python
+	$(PIP) -r requirements.txt
+	$(PIP) --no-deps --editable .
+	touch $@
+
+$(VENV)/.peers: requirements.txt requirements-dev.txt requirements-peers.txt pyproject.toml | $(BIN)/python
+	$(PIP) -r requirements-peers.txt
+	$(PIP) --no-deps transformer_engine==2.20.2  # its Python reference quantizer is loaded as a file: no CUDA
+	$(PIP) --no-deps --editable .
+	touch $@
