@@ -10,12 +10,12 @@ import numpy.typing as npt
 from halfbyte.arrays import Array, is_torch, like, output_dtype, to_numpy
 from halfbyte.backends import Request, choose_backend
 from halfbyte.codec.bits import F32, dtype_name, widen
-from halfbyte.contracts import Contract, DecodeRule, MXRule, NVFP4Rule, get_contract
+from halfbyte.contracts import Contract, DecodeRule, NVFP4Rule, get_contract
 from halfbyte.contracts.hadamard import GROUP, rotate
-from halfbyte.contracts.spec import Rule, Scaling, Tile
+from halfbyte.contracts.spec import Rule, Scaling, Tile, defined_methods
 from halfbyte.errors import InputError, UnsupportedError, unknown_name
 from halfbyte.formats import BlockFormat, get_format
-from halfbyte.methods import Amax, FourSix, Method, check_method_name
+from halfbyte.methods import FourSix, Method, check_method_name
 from halfbyte.types import QuantizedTensor
 
 SCALINGS = ("tensor", "row")
@@ -34,8 +34,8 @@ def quantize(
 ) -> QuantizedTensor:
     """Quantize a tensor along its last axis to the bytes that a contract demands.
 
-    NaN, Inf and all-zero tensors are not errors: each contract has its own rule (docs/contracts.md). -0.0 becomes code 0
-    or 8 by contract. Values beyond the largest element saturate. A last axis that is not whole blocks is padded or
+    NaN, Inf and all-zero tensors are not errors: each contract has its own rule (docs/contracts.md). -0.0 becomes code
+    0 or 8 by contract. Values beyond the largest element saturate. A last axis that is not whole blocks is padded or
     refused, as the contract says.
 
     x: float32, float16 or bfloat16; a numpy array (bfloat16 from ml_dtypes) or a torch tensor, any leading shape.
@@ -50,8 +50,8 @@ def quantize(
     backend: "auto", or "reference".
 
     >>> q = quantize(np.linspace(-1, 1, 32, dtype=np.float32), "nvfp4")
-    >>> q.codes.shape, q.scales.tolist(), float(q.global_scale)
-    ((16,), [126, 126], 0.0003720238164532930...)
+    >>> q.codes.shape, q.scales.tolist(), f"{q.global_scale:.6f}"
+    ((16,), [126, 126], '0.000372')
     """
     block_format = get_format(format, block)
     chosen = get_contract(contract, block_format)
@@ -102,7 +102,9 @@ def dequantize(q: QuantizedTensor, dtype: object = "float32", backend: str = "au
     rows, width = int(np.prod(q.shape[:-1])), q.shape[-1]
     stored = None if q.stored_scale is None else to_numpy(q.stored_scale).reshape(-1)
     if stored is None and _stores_scale(q.contract.rule(q.format)):
-        raise InputError(f"contract {q.contract.name} decodes {q.format.name} with a stored scale, and the tensor has none")
+        raise InputError(
+            f"contract {q.contract.name} decodes {q.format.name} with a stored scale, and the tensor has none"
+        )
     values = choose_backend(backend, request).dequantize(
         to_numpy(q.codes).reshape(rows, -1), to_numpy(q.scales).reshape(rows, -1), stored, (rows, width), request
     )
@@ -114,9 +116,7 @@ def _stores_scale(rule: Rule) -> bool:
     return isinstance(rule, NVFP4Rule) and rule.stored is not None
 
 
-def _operand(
-    x: Array, format: BlockFormat, contract: Contract
-) -> tuple[npt.NDArray[np.generic], tuple[int, ...], str]:
+def _operand(x: Array, format: BlockFormat, contract: Contract) -> tuple[npt.NDArray[np.generic], tuple[int, ...], str]:
     """The operand as a (rows, K) matrix after the contract's transform, its logical shape, its dtype's short name."""
     if is_torch(x) and str(x.dtype).removeprefix("torch.") not in ("float32", "float16", "bfloat16"):
         dtype_name(x.dtype)
@@ -137,8 +137,8 @@ def _operand(
         matrix = cast("npt.NDArray[np.generic]", rotate(widen(matrix), name, transform.random_signs))
     if contract.ragged == "refuse" and width % format.block:
         raise InputError(
-            f"shape {shape}: contract {contract.name} needs a last axis that is a multiple of {format.block}, not {width}; "
-            "pad the tensor, or choose a contract that pads (transformer_engine, modelopt, fouroversix, ocp)"
+            f"shape {shape}: contract {contract.name} needs a last axis that is a multiple of {format.block}, not "
+            f"{width}; pad the tensor, or choose a contract that pads (transformer_engine, modelopt, fouroversix, ocp)"
         )
     return matrix, shape, name
 
@@ -149,11 +149,7 @@ def _resolve_method(method: str | Method | None, contract: Contract, rule: Rule,
         raise UnsupportedError(f"contract {contract.name} decodes {format.name} only: it has no quantizer for it")
     if method is None:
         method = contract.method
-    known: list[Method] = [Amax()]
-    if isinstance(rule, NVFP4Rule):
-        known += (rule.search_rule or rule).searches
-        if rule.four_six is not None:
-            known.append(rule.four_six.default)
+    known = defined_methods(rule)
     if isinstance(method, str):
         kind = check_method_name(method)
         named = [candidate for candidate in known if isinstance(candidate, kind)]
@@ -182,7 +178,9 @@ def _resolve_method(method: str | Method | None, contract: Contract, rule: Rule,
 
 def _undefined(method: object, contract: Contract, format: BlockFormat, known: list[Method]) -> UnsupportedError:
     listed = ", ".join(map(str, known))
-    return UnsupportedError(f"contract {contract.name} does not define method {method} for {format.name}; it has {listed}")
+    return UnsupportedError(
+        f"contract {contract.name} does not define method {method} for {format.name}; it has {listed}"
+    )
 
 
 def _resolve_scaling(scaling: Scaling | None, contract: Contract, rule: Rule, format: BlockFormat) -> Scaling:
@@ -215,13 +213,13 @@ def _resolve_tile(
             f"{format.block}"
         )
     if scaling == "row":
-        raise UnsupportedError(f"tile {tuple(tile)} spans rows, so it cannot have one global scale a row; use tile=None")
+        raise UnsupportedError(
+            f"tile {tuple(tile)} spans rows, so it cannot have one global scale a row; use tile=None"
+        )
     return (tile[0], tile[1])
 
 
-def _check_global_amax(
-    global_amax: object, rule: Rule, format: BlockFormat, rows: int, scaling: Scaling
-) -> F32 | None:
+def _check_global_amax(global_amax: object, rule: Rule, format: BlockFormat, rows: int, scaling: Scaling) -> F32 | None:
     """The given amax as float32 of shape () or (rows,)."""
     if global_amax is None:
         return None
@@ -233,7 +231,9 @@ def _check_global_amax(
     except (TypeError, ValueError) as error:
         raise InputError(f"global_amax must be a number or an array of numbers, got {global_amax!r}") from error
     if np.isnan(amax).any() or (amax < 0).any():
-        raise InputError("global_amax must not be negative or NaN: it is the largest magnitude of the tensors that share it")
+        raise InputError(
+            "global_amax must not be negative or NaN: it is the largest magnitude of the tensors that share it"
+        )
     wanted = rows if scaling == "row" else 1
     if amax.size != wanted:
         raise InputError(f"global_amax has {amax.size} values, but scaling={scaling!r} needs {wanted}")

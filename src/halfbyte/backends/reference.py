@@ -86,7 +86,9 @@ def tensor_scale(blocks: F32, rule: NVFP4Rule, request: Request) -> TensorScale:
         amax = np.abs(blocks).max(axis=(0, 1, 2), keepdims=True)
     statistics = request.dtype if rule.statistics == "input" else "fp32"
     top = rule.anchor(request.method)
-    factor = rule.factor(amax, top, statistics) if rule.constant_factor is None else np.full_like(amax, rule.constant_factor)
+    factor = (
+        rule.factor(amax, top, statistics) if rule.constant_factor is None else np.full_like(amax, rule.constant_factor)
+    )
     return TensorScale(amax, factor, np.float32(rule.element_max), top, statistics)
 
 

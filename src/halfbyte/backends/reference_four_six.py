@@ -43,9 +43,7 @@ def choose_four_six(
     return np.where(four, codes_four, codes_six), np.where(four, byte_four, byte_six)
 
 
-def _error(
-    four_six: FourSixRule, method: FourSix, request: Request
-) -> Callable[[F32, F32, F32, TensorScale], F32]:
+def _error(four_six: FourSixRule, method: FourSix, request: Request) -> Callable[[F32, F32, F32, TensorScale], F32]:
     if method.fast_error and four_six.fast_error is not None:
         return four_six.fast_error
     if request.scaling == "row" and four_six.exact_row_error is not None:

@@ -41,6 +41,7 @@ def encode(x: F32, element: ElementFormat, *, tie: Tie = "even", saturate: bool 
     included: the largest code, or NaN with `saturate=False` once rounding would leave the range. A format without
     sign and zero (E8M0) gives NaN for what is not positive.
 
+    >>> from halfbyte.formats import E2M1
     >>> encode(np.float32([0.75, -5, 100]), E2M1).tolist()
     [2, 14, 7]
     """
@@ -65,6 +66,7 @@ def encode(x: F32, element: ElementFormat, *, tie: Tie = "even", saturate: bool 
 def decode(codes: U8, element: ElementFormat) -> F32:
     """Value of each code, exactly, as float32.
 
+    >>> from halfbyte.formats import E2M1
     >>> decode(np.uint8([7, 15, 0, 8]), E2M1).tolist()
     [6.0, -6.0, 0.0, -0.0]
     """

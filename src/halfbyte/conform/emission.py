@@ -69,7 +69,7 @@ def simple(case: Case, backend: str) -> Outputs:
 
 
 def transformer_engine(case: Case, backend: str) -> Outputs:
-    """Rowwise, and columnwise from the transpose. Codes are cropped (an odd width loses its last code), scales are not."""
+    """Rowwise, and columnwise from the transpose. Codes are cropped (an odd width loses its last), scales are not."""
     x = case.tensors["input"]
     x = x.reshape(-1, x.shape[-1])
     rowwise = contract_of(case, leave_out=("columnwise", "with_rht", "with_random_sign_mask"))
@@ -100,7 +100,9 @@ def fouroversix(case: Case, backend: str) -> Outputs:
     x = case.tensors["input"]
     padded = pad_to(x, 128, 128 if case.format == "mxfp4" else 64)
     if case.config.get("rht"):
-        q = quantize(case.tensors["rht_out"], case.format, contract_of(case, rht=False, transpose=False), backend=backend)
+        q = quantize(
+            case.tensors["rht_out"], case.format, contract_of(case, rht=False, transpose=False), backend=backend
+        )
     else:
         q = quantize(padded, case.format, contract_of(case), backend=backend)
     outputs = parts(q) | decoded(q, case)
@@ -113,7 +115,7 @@ def fouroversix(case: Case, backend: str) -> Outputs:
 
 
 def modelopt(case: Case, backend: str) -> Outputs:
-    """The last axis stays padded to whole blocks. Static weights add the chosen block amax and a fake-quantized copy."""
+    """The last axis stays padded to whole blocks. Static weights add the chosen block amax and a copy quantized with it."""
     if case.format == "mxfp4->nvfp4":
         raise UnsupportedError("this format of case is not a quantization")
     contract, format = contract_of(case), get_format(case.format)
@@ -146,7 +148,7 @@ def flashinfer(case: Case, backend: str) -> Outputs:
     q = quantize(case.tensors["input"], format, contract, backend=backend)
     outputs = parts(q) | decoded(q, case)
     if case.format == "mxfp4":
-        outputs["tensor_scale"] = np.float32([case.config.get("global_scale", 1.0)])
+        outputs["tensor_scale"] = np.array([case.config.get("global_scale", 1.0)], np.float32)
     if case.config.get("mode") == "4over6":
         outputs |= extras.four_six_choice(case.tensors["input"], q)
     return outputs

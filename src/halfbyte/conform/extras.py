@@ -23,9 +23,7 @@ Outputs = dict[str, npt.NDArray[Any]]
 
 def _request(x: npt.NDArray[Any], format: BlockFormat, contract: Contract) -> tuple[F32, Request]:
     """Blocks of x, and the request that `quantize` would have made of a contract's presets."""
-    request = Request(
-        format, contract, contract.method, (1, format.block), contract.scaling, dtype_name(x.dtype)
-    )
+    request = Request(format, contract, contract.method, (1, format.block), contract.scaling, dtype_name(x.dtype))
     return split(widen(x), format.block), request
 
 

@@ -86,7 +86,9 @@ def run_vectors(
         else:
             try:
                 result = run_case(vectors.case(entry), backend)
-            except HalfbyteError as error:
+            except (HalfbyteError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+                # A case that cannot be computed is a case that does not agree: a config that no contract knows,
+                # tensors whose shapes do not fit. It must not stop the cases after it.
                 result = Result(entry["name"], entry["peer"], "differ", f"{type(error).__name__}: {error}")
         results.append(result)
         progress(result)

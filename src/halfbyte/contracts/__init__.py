@@ -45,7 +45,27 @@ CONTRACTS: dict[str, Callable[..., Contract]] = {
 DEFAULTS = {"nvfp4": "transformer_engine", "mxfp4": "ocp", "mxfp8": "ocp"}
 """The contract used for a format when none is named."""
 
-__all__ = ["CONTRACTS", "DEFAULTS", "Contract", "DecodeRule", "MXRule", "NVFP4Rule", "get_contract", *CONTRACTS]
+__all__ = [
+    "CONTRACTS",
+    "DEFAULTS",
+    "Contract",
+    "DecodeRule",
+    "MXRule",
+    "NVFP4Rule",
+    "compressed_tensors",
+    "flashinfer",
+    "fouroversix",
+    "get_contract",
+    "gguf",
+    "miles",
+    "modelopt",
+    "ocp",
+    "qwantize",
+    "torchao",
+    "transformer_engine",
+    "transformers",
+    "vllm",
+]
 
 
 def get_contract(contract: str | Contract | None, format: BlockFormat) -> Contract:

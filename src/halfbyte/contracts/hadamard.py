@@ -1,7 +1,7 @@
 """The random Hadamard transform of groups of sixteen, as the training recipes apply it before quantizing.
 
-y_j = Σ_i x_i · sign_i · H_ij / 4, H the Sylvester matrix. The products are exact (±1/4), the sum is taken in index order
-in float32, and 16-bit operands get one rounding at the end.
+y_j = Σ_i x_i · sign_i · H_ij / 4, H the Sylvester matrix. The products are exact (±1/4), the sum is taken in index
+order in float32, and 16-bit operands get one rounding at the end.
 """
 
 from __future__ import annotations

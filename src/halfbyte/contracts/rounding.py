@@ -22,7 +22,8 @@ def round_elements(x: F32, y: F32, element: ElementFormat, rounding: Rounding) -
     else:
         codes = encode_magnitude(magnitude, element, rounding.tie)
         values = element.magnitudes[codes]
-    codes = np.where(nan, rounding.nan_code, codes).astype(np.uint8)
+    nan_code = rounding.nan_code if element.nan_code is None else element.nan_code
+    codes = np.where(nan, nan_code, codes).astype(np.uint8)
     match rounding.sign:
         case "y < 0":
             negative = y < 0

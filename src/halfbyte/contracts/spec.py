@@ -15,8 +15,10 @@ line of their docstring (`docs/contracts.md` is made from those lines).
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 import numpy as np
@@ -56,7 +58,7 @@ class Rounding:
     sign: Literal["y < 0", "sign bit", "y <= 0"] = "y < 0"
     """When the sign bit of the code is set. "y < 0": -0.0 becomes code 0, a negative that rounds to zero code 8."""
     nan_code: int = 0
-    """Code for y = NaN, before the sign."""
+    """Code for y = NaN, before the sign; an element format with a NaN of its own (E4M3) uses that."""
     zero_input: bool = False
     """An x of 0 or NaN is code 0 whatever y is (peers that multiply by sign(x))."""
     wraps: bool = False
@@ -168,6 +170,18 @@ class DecodeRule:
 Rule = NVFP4Rule | MXRule | DecodeRule
 
 
+def defined_methods(rule: Rule) -> list[Method]:
+    """The methods that a rule defines, with the options it uses when they are asked for by name."""
+    if isinstance(rule, DecodeRule):
+        return []
+    methods: list[Method] = [Amax()]
+    if isinstance(rule, NVFP4Rule):
+        methods += (rule.search_rule or rule).searches
+        if rule.four_six is not None:
+            methods.append(rule.four_six.default)
+    return methods
+
+
 @dataclass(frozen=True)
 class Transform:
     """What happens to the operand before it is quantized."""
@@ -207,3 +221,26 @@ class Contract:
             known = ", ".join(self.rules)
             raise UnsupportedError(f"contract {self.name} has no {format.name}; it has {known}")
         return self.rules[format.name]
+
+
+def formulas(rule: Rule) -> dict[str, str]:
+    """The formula of each slot that holds a function: the first line of the function's docstring."""
+    found: dict[str, str] = {}
+    for name in (slot.name for slot in fields(rule)):
+        value = getattr(rule, name)
+        if isinstance(value, FourSixRule):
+            found |= {
+                f"4over6 {part}": formula(getattr(value, part)) for part in FOUR_SIX_SLOTS if getattr(value, part)
+            }
+        elif callable(value):
+            found[name] = formula(value)
+    return found
+
+
+FOUR_SIX_SLOTS = ("pre_scale", "exact_error", "exact_row_error", "fast_error", "block_sum", "tile_sum")
+
+
+def formula(function: Callable[..., object]) -> str:
+    """The formula that a slot's function computes."""
+    named = function.func if isinstance(function, functools.partial) else function
+    return (inspect.getdoc(named) or "").split("\n")[0]

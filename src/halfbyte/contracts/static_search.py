@@ -1,7 +1,7 @@
 """Model-Optimizer's search for static weights: block amaxes chosen by the error of a fake-quantized copy.
 
-The copy's scale is built by another formula than the exported one, so the searched error is not quite the error of what is
-stored. Reproduced as it is.
+The copy's scale is built by another formula than the exported one, so the searched error is not quite the error of what
+is stored. Reproduced as it is.
 """
 
 from __future__ import annotations

@@ -51,7 +51,9 @@ def from_blocks(blocks: U8, format: BlockFormat) -> tuple[U8, U8]:
     size = group + group * format.block // 2
     rows = blocks.shape[0]
     if blocks.shape[1] % size:
-        raise InputError(f"a GGUF block of {format.name} has {size} bytes; a row of {blocks.shape[1]} is not whole blocks")
+        raise InputError(
+            f"a GGUF block of {format.name} has {size} bytes; a row of {blocks.shape[1]} is not whole blocks"
+        )
     split = blocks.reshape(rows, -1, size)
     halves = np.ascontiguousarray(split[..., group:]).reshape(rows, -1)
     return even_odd(halves, format), np.ascontiguousarray(split[..., :group]).reshape(rows, -1)

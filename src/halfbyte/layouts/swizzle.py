@@ -18,7 +18,9 @@ def swizzle(scales: U8) -> U8:
     """A (rows, columns) matrix of scale bytes as flat bytes in tile order, padded with zeros to whole tiles."""
     rows, columns = scales.shape
     padded = np.pad(scales, [(0, -rows % ROWS), (0, -columns % COLUMNS)])
-    tiles = padded.reshape(-1, 4, 32, padded.shape[1] // COLUMNS, COLUMNS)  # row tile, quarter, row, column tile, column
+    tiles = padded.reshape(
+        -1, 4, 32, padded.shape[1] // COLUMNS, COLUMNS
+    )  # row tile, quarter, row, column tile, column
     return tiles.transpose(0, 3, 2, 1, 4).reshape(-1)
 
 

@@ -1,7 +1,8 @@
 """FlashInfer's reference functions: its own quantizer, TransformerEngine's, and 4over6.
 
 mode "ref": an encode factor is stored; a block whose scale underflows gets codes 0. mode "te" is TransformerEngine's
-arithmetic. mode "4over6" is TransformerEngine's too, but measures the exact per-tensor error with 1/enc and stores that.
+arithmetic. mode "4over6" is TransformerEngine's too, but measures the exact per-tensor error with 1/enc, and stores
+that.
 """
 
 from __future__ import annotations
@@ -68,11 +69,13 @@ def flashinfer(
     err_mode: str = "MAE",
     fast: bool = False,
 ) -> Contract:
-    """FlashInfer's reference functions. `mode`: ref, te or 4over6. `per_token` presets row scaling, `global_scale` gives
+    """FlashInfer's reference functions. `mode`: ref, te or 4over6. `per_token` presets row scaling, `global_scale` is
     ref's encode factor, `ue8m0` restricts ref to MXFP4 (blocks of 32, power-of-two scales); `e4m3_max`, `err_mode` and
     `fast` preset the 4over6 method."""
     check_name("mode of flashinfer", mode, MODES)
-    check_choice("global_scale and ue8m0 belong to flashinfer's mode 'ref'", mode == "ref" or not (global_scale or ue8m0))
+    check_choice(
+        "global_scale and ue8m0 belong to flashinfer's mode 'ref'", mode == "ref" or not (global_scale or ue8m0)
+    )
     check_choice("flashinfer's mode 'ref' has no per_token form", mode != "ref" or not per_token)
     method: Method = Amax()
     if mode == "4over6":

@@ -55,8 +55,8 @@ MODES: dict[str, tuple[NVFP4Rule, Method]] = {
 
 
 def modelopt(*, mode: str = "nvfp4") -> Contract:
-    """Model-Optimizer. `mode` nvfp4 is the dynamic quantizer; max, four_over_six, fp8_sweep and fp8_sweep_kernel are the
-    static weight paths, which build the block scale by another formula."""
+    """Model-Optimizer. `mode` nvfp4 is the dynamic quantizer; max, four_over_six, fp8_sweep and fp8_sweep_kernel are
+    the static weight paths, which build the block scale by another formula."""
     check_name("mode of modelopt", mode, MODES)
     rule, method = MODES[mode]
     return Contract(

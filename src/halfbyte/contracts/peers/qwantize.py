@@ -1,7 +1,7 @@
 """qwantize, naive: single-level scales, ties to the smaller magnitude.
 
-Codes are magnitudes times sign(x), so zeros of either sign are code 0 whatever the scale, and a NaN element is code 0. A
-block whose E4M3 scale rounds to 0 stores ±6. An MXFP4 block with a NaN has byte 0 and ±6 for its finite elements; a
+Codes are magnitudes times sign(x), so zeros of either sign are code 0 whatever the scale, and a NaN element is code 0.
+A block whose E4M3 scale rounds to 0 stores ±6. An MXFP4 block with a NaN has byte 0 and ±6 for its finite elements; a
 zero block has byte 25.
 """
 
@@ -25,9 +25,7 @@ NVFP4 = NVFP4Rule(
     decode=expressions.decode_single_level,
 )
 
-MX = MXRule(
-    scale=exponents.floor_log2_floored, element=exponents.over, rounding=ROUNDING, decode=exponents.decode_e8m0
-)
+MX = MXRule(scale=exponents.floor_log2_floored, element=exponents.over, rounding=ROUNDING, decode=exponents.decode_e8m0)
 
 MODES = {"nvfp4/naive": "nvfp4", "mxfp4/naive": "mxfp4"}
 

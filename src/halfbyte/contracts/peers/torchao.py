@@ -1,8 +1,8 @@
 """torchao: NVFP4 with one or two levels of scales, MX with four ways to choose the exponent.
 
 NVFP4: E4M3 subnormals are never used; zero blocks carry 0x08 (2**-6). -0.0 keeps its sign (code 8). An all-zero tensor
-with two levels has NaN scales. MX: a NaN block has byte 255 and code 3 for NaN elements; byte 0 divides by 2**-126 but
-reads as 2**-127, so such blocks come back halved.
+with two levels has NaN scales. MX: a NaN block has byte 255 and code 3 (MXFP8: NaN) for NaN elements; byte 0 divides by
+2**-126 but reads as 2**-127, so such blocks come back halved.
 """
 
 from __future__ import annotations
@@ -65,5 +65,5 @@ def torchao(
     if mode != "mx":
         rules["nvfp4"] = TWO_LEVEL if two_level else ONE_LEVEL
     if mode != "nvfp4":
-        rules["mxfp4"] = mx
+        rules["mxfp4"] = rules["mxfp8"] = mx
     return Contract(name="torchao", source="torchao 0.18.0", rules=rules, options=changed(torchao, locals()))

@@ -8,8 +8,6 @@ scale rounds to 0 keeps codes of ±6 beside it (they decode to 0). An all-zero t
 
 from __future__ import annotations
 
-
-
 from halfbyte.contracts import exponents, expressions, reductions
 from halfbyte.contracts.options import changed, check_choice, error_name
 from halfbyte.contracts.spec import Contract, FourSixRule, MXRule, NVFP4Rule, Rounding, ScaleByte, Tile, Transform
@@ -72,7 +70,9 @@ def transformer_engine(
     method: Method = Amax()
     if nvfp4_use_4over6:
         method = FourSix(error_name(nvfp4_4over6_err_mode), nvfp4_e4m3_max, nvfp4_4over6_err_use_fast_math)
-    check_choice("with_rht needs columnwise=True: TransformerEngine rotates that operand only", columnwise or not with_rht)
+    check_choice(
+        "with_rht needs columnwise=True: TransformerEngine rotates that operand only", columnwise or not with_rht
+    )
     return Contract(
         name="transformer_engine",
         source="TransformerEngine 2.20.0.dev0 (2026-08-22), Python reference quantizer",
@@ -84,5 +84,3 @@ def transformer_engine(
         scaling="row" if row_scaled_nvfp4 else "tensor",
         options=options,
     )
-
-

@@ -1,0 +1,1 @@
+"""The conformance suite: golden vectors of eleven peers, drivers for those that run here, and makers of new vectors."""

@@ -1,0 +1,100 @@
+"""What a driver is: a peer, what it can be asked, and a function that asks it.
+
+A driver runs the real package. It holds no arithmetic of its own beyond packing values that a peer returns unpacked;
+otherwise it would test itself. Peers are imported when first run, so that listing their offers costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+Arrays = dict[str, Array]
+Config = Mapping[str, Any]
+
+Operands = Literal["input", "activations", "mx", "codes", "blocks", "floats"]
+"""What a case is made from: an operand; the same with activations; MXFP4 codes and scales; or what a decoder reads."""
+
+LOW_FIRST = "low nibble = even index"
+FLOATS = ("bf16", "fp16", "fp32")
+
+
+@dataclass(frozen=True)
+class Offer:
+    """One thing that a peer can be asked: a format and a config, with the operands it takes."""
+
+    format: str
+    config: Config
+    conventions: Mapping[str, str] = field(default_factory=dict)
+    dtypes: tuple[str, ...] = FLOATS
+    multiple: int = 16
+    """The last axis is a multiple of this (1: any width)."""
+    rows: int = 1
+    """The rows are a multiple of this."""
+    stacked: bool = False
+    """Takes operands of three axes."""
+    operands: Operands = "input"
+    slow: bool = False
+    """Runs in Triton's interpreter, or searches in Python: keep the operands small."""
+
+    @property
+    def label(self) -> str:
+        """A short name for file names and test ids."""
+        return "-".join([self.format, *(_word(key, value) for key, value in self.config.items() if key != "info")])
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A live peer: its offers and its driver."""
+
+    name: str
+    distribution: str
+    """Name of the installed package, for its version."""
+    offers: tuple[Offer, ...]
+    run: Callable[[Arrays, str, Config], Arrays]
+    """Results of the real peer for (operands, format, config), named and shaped as in the golden vectors."""
+    unstable: Callable[[Arrays, str, Config], tuple[str, ...]] = lambda operands, format, config: ()
+    """Results for these operands that derive from NaN in a way the peer does not define."""
+
+    @property
+    def version(self) -> str:
+        return f"{self.distribution} {importlib.metadata.version(self.distribution)}"
+
+
+def _word(key: str, value: object) -> str:
+    """One option as a word: True is its key, False "no_" and its key, the rest key and value."""
+    if isinstance(value, bool):
+        return key if value else f"no_{key}"
+    if isinstance(value, list | tuple):
+        return f"{key}_{'x'.join(map(str, value))}"
+    if key in ("mode", "scaling_mode"):
+        return str(value).split(" (")[0].replace("/", "_").replace(" ", "_")
+    return f"{key}_{value}".replace(" ", "_")
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Import or call a peer without its warnings: the test suite turns warnings into errors, ours and no one else's."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def pack_nibbles(codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """Two codes a byte, the even one in the low nibble: for peers that return values instead of codes."""
+    return (codes[..., 0::2] | (codes[..., 1::2] << 4)).astype(np.uint8)
+
+
+def codes_of(values: Array) -> npt.NDArray[np.uint8]:
+    """E2M1 codes of values that lie on its grid. -0.0 is code 8, NaN (only ever 0/0·sign) code 0."""
+    grid = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    magnitude = np.searchsorted(grid, np.nan_to_num(np.abs(values)))
+    return (magnitude | np.where(np.signbit(values) & ~np.isnan(values), 8, 0)).astype(np.uint8)

@@ -1,0 +1,96 @@
+"""torchao: `NVFP4Tensor.to_nvfp4` with one or two levels of scales, `MXTensor.to_mx` with four scaling modes."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+
+from conformance.peers.spec import LOW_FIRST, Arrays, Config, Offer, Peer, quiet
+from conformance.peers.tensors import to_numpy, to_torch
+
+DTYPES = ("bf16", "fp32")
+MODES = ("floor", "even", "ceil", "rceil")
+
+
+def _nvfp4(two_level: bool, swizzled: bool) -> Offer:
+    return Offer(
+        "nvfp4",
+        {"mode": "nvfp4", "two_level": two_level, **({"swizzled": True} if swizzled else {})},
+        {
+            "nibbles": LOW_FIRST,
+            "scales": "E4M3 blocked 128x4" if swizzled else "E4M3 linear",
+            "tensor_scale": "decode multiplier" if two_level else "none",
+        },
+        DTYPES,
+        # One level for a stack of matrices; with two, to_nvfp4 takes one tensor scale for all of them.
+        stacked=not swizzled,
+    )
+
+
+def _mx(scaling_mode: str, swizzled: bool = False, format: str = "mxfp4") -> Offer:
+    return Offer(
+        format,
+        {"mode": "mx", "scaling_mode": scaling_mode, **({"swizzled": True} if swizzled else {})},
+        {
+            "nibbles": LOW_FIRST,
+            "scales": "E8M0 blocked 128x4" if swizzled else "E8M0 linear",
+            "tensor_scale": "none",
+        },
+        DTYPES,
+        multiple=32,
+        stacked=not swizzled,
+    )
+
+
+OFFERS = (
+    _nvfp4(True, False),
+    _nvfp4(False, False),
+    _nvfp4(True, True),
+    *(_mx(mode) for mode in MODES),
+    _mx("rceil", swizzled=True),
+)
+
+MXFP8_OFFERS = tuple(_mx(mode, format="mxfp8") for mode in MODES)
+"""The same casts with E4M3 elements. Not among OFFERS: no golden case has them, and the contract does not yet either."""
+
+
+def run(operands: Arrays, format: str, config: Config) -> Arrays:
+    """Quantize and decode with torchao. Scale bytes in the order it keeps them, swizzled ones in its own shape."""
+    with quiet():
+        logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)  # torchao 0.18 registers enums in the old way
+        import torch
+        from torchao.prototype.mx_formats.config import ScaleCalculationMode
+        from torchao.prototype.mx_formats.mx_tensor import MXTensor
+        from torchao.prototype.mx_formats.nvfp4_tensor import NVFP4Tensor, per_tensor_amax_to_scale
+
+    x = to_torch(operands["input"])
+    swizzled = bool(config.get("swizzled", False))
+    results: Arrays = {}
+    if config["mode"] == "nvfp4":
+        tensor_scale = per_tensor_amax_to_scale(x.abs().max()) if config["two_level"] else None
+        tensor = NVFP4Tensor.to_nvfp4(x, per_tensor_scale=tensor_scale, is_swizzled_scales=swizzled)
+        if tensor_scale is not None:
+            results["tensor_scale"] = to_numpy(tensor_scale)
+        decoded = tensor.dequantize(torch.float32)
+    else:
+        element = torch.float8_e4m3fn if format == "mxfp8" else torch.float4_e2m1fn_x2
+        mode = ScaleCalculationMode(config["scaling_mode"])
+        tensor = MXTensor.to_mx(x, element, 32, mode, is_swizzled_scales=swizzled)
+        decoded = tensor.dequantize(torch.float32)
+    results["codes"] = to_numpy(tensor.qdata.view(torch.uint8))
+    results["scales"] = to_numpy(tensor.scale)
+    if not (swizzled and config["mode"] == "mx"):  # the golden swizzled MX case holds no decoded tensor
+        results["dequant"] = to_numpy(decoded)
+    return results
+
+
+def unstable(operands: Arrays, format: str, config: Config) -> tuple[str, ...]:
+    """Codes of y = NaN come from the bits of that NaN, which depend on the instruction that made it."""
+    x = operands["input"].astype(np.float32)
+    if config["mode"] != "nvfp4":
+        return ()
+    return ("codes", "dequant") if not np.isfinite(x).all() or (config["two_level"] and not x.any()) else ()
+
+
+PEER = Peer("torchao", "torchao", OFFERS, run, unstable)

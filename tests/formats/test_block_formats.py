@@ -1,0 +1,79 @@
+"""The block formats and the way they are looked up."""
+
+from __future__ import annotations
+
+import pytest
+
+from halfbyte import FORMATS, BlockFormat, UnknownNameError, UnsupportedError, get_format
+from halfbyte.formats import E2M1, E4M3, E8M0
+
+# element, scale, block, global scale, codes a byte, bits a weight
+FACTS = {
+    "nvfp4": (E2M1, E4M3, 16, True, 2, 4.5),
+    "mxfp4": (E2M1, E8M0, 32, False, 2, 4.25),
+    "mxfp8": (E4M3, E8M0, 32, False, 1, 8.25),
+}
+
+BITS = {("nvfp4", 16): 4.5, ("nvfp4", 32): 4.25, ("mxfp4", 16): 4.5, ("mxfp4", 32): 4.25, ("mxfp8", 32): 8.25}
+
+
+def test_every_format_is_tested() -> None:
+    assert set(FACTS) == set(FORMATS)
+    assert {(name, block) for name, format in FORMATS.items() for block in format.blocks} == set(BITS)
+
+
+@pytest.mark.parametrize("name", FACTS)
+def test_facts(name: str) -> None:
+    f = get_format(name)
+    assert f.name == name
+    assert (f.element, f.scale, f.block, f.has_global, f.codes_per_byte, f.bits_per_element) == FACTS[name]
+
+
+@pytest.mark.parametrize(("name", "block"), BITS)
+def test_block_lengths(name: str, block: int) -> None:
+    f = get_format(name, block)
+    assert (f.block, f.bits_per_element) == (block, BITS[name, block])
+    assert f.name == name
+    assert (f == FORMATS[name]) == (block == FORMATS[name].block)
+
+
+def test_own_block_length_gives_the_literal_itself() -> None:
+    assert get_format("nvfp4", 16) is FORMATS["nvfp4"]
+    assert get_format("mxfp4") is FORMATS["mxfp4"]
+
+
+def test_a_format_passes_through() -> None:
+    assert get_format(FORMATS["mxfp4"]) is FORMATS["mxfp4"]
+    assert get_format(get_format("mxfp4", 16)).block == 16
+    assert get_format(FORMATS["mxfp4"], 16).block == 16
+
+
+@pytest.mark.parametrize("name", ["nvfp5", "", "NVFP4", "mx", None])
+def test_unknown_name_lists_the_known(name: str) -> None:
+    with pytest.raises(UnknownNameError, match=r"unknown format .*; known: mxfp4, mxfp8, nvfp4$"):
+        get_format(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "block", "rule"),
+    [
+        ("nvfp4", 8, "nvfp4 has blocks of 16 or 32, not 8"),
+        ("mxfp4", 64, "mxfp4 has blocks of 16 or 32, not 64"),
+        ("mxfp8", 16, "mxfp8 has blocks of 32, not 16"),
+        ("nvfp4", 0, "nvfp4 has blocks of 16 or 32, not 0"),
+        ("nvfp4", -16, "nvfp4 has blocks of 16 or 32, not -16"),
+    ],
+)
+def test_block_not_offered(name: str, block: int, rule: str) -> None:
+    with pytest.raises(UnsupportedError, match=f"^{rule}$"):
+        get_format(name, block)
+
+
+def test_formats_are_frozen() -> None:
+    with pytest.raises(AttributeError):
+        FORMATS["nvfp4"].block = 32  # type: ignore[misc]
+    assert isinstance(hash(FORMATS["nvfp4"]), int)
+
+
+def test_table_is_keyed_by_name() -> None:
+    assert all(isinstance(format, BlockFormat) and key == format.name for key, format in FORMATS.items())
