@@ -55,9 +55,9 @@ def codes_of(packed: U8) -> U8:
 def e2m1(codes: U8) -> F32:
     """Values of E2M1 codes by the typed-out table, sign of zero kept."""
     magnitude = np.array(E2M1_VALUES, np.float32)[codes & 7]
-    return np.where(codes & 8, -magnitude, magnitude).astype(np.float32)
+    return np.asarray(np.where(codes & 8, -magnitude, magnitude), np.float32)
 
 
 def float8(codes: U8, name: str) -> F32:
     """Values of scale bytes by ml_dtypes."""
-    return codes.view(FLOAT8[name]).astype(np.float32)
+    return np.asarray(codes.view(FLOAT8[name]), np.float32)

@@ -50,7 +50,7 @@ def to_numpy(x: Array) -> npt.NDArray[Any]:
         return tensor.view(torch.int16).numpy().view(BFLOAT16)
     if tensor.dtype in (torch.float8_e4m3fn, torch.float8_e8m0fnu):
         return tensor.view(torch.uint8).numpy()
-    return cast("npt.NDArray[Any]", tensor.numpy())
+    return tensor.numpy()
 
 
 def like(array: npt.NDArray[Any], original: object) -> Array:
@@ -74,7 +74,8 @@ def float8_view(scales: Array, name: str) -> Array:
     import ml_dtypes
 
     array = cast("npt.NDArray[Any]", scales)
-    return array.view({"e4m3": ml_dtypes.float8_e4m3fn, "e8m0": ml_dtypes.float8_e8m0fnu}[name])
+    view: npt.NDArray[Any] = array.view({"e4m3": ml_dtypes.float8_e4m3fn, "e8m0": ml_dtypes.float8_e8m0fnu}[name])
+    return view
 
 
 def output_dtype(dtype: object) -> np.dtype[np.generic]:

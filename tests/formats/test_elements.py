@@ -46,7 +46,7 @@ def test_value_of_every_code(name: str) -> None:
 
 @pytest.mark.parametrize("name", PEERS)
 def test_limits_of_ml_dtypes(name: str) -> None:
-    info = ml_dtypes.finfo(PEERS[name])
+    info: Any = ml_dtypes.finfo(PEERS[name])  # type: ignore[no-untyped-call]
     e = ELEMENTS[name]
     assert (e.max, e.bits) == (float(info.max), info.bits)
     assert e.smallest_normal == float(info.smallest_normal)
@@ -63,8 +63,8 @@ def test_magnitudes_ascend_and_are_the_non_negative_finite_values(name: str) -> 
 @pytest.mark.parametrize("name", PEERS)
 def test_nan_codes(name: str) -> None:
     e = ELEMENTS[name]
-    expected = [code for code in ([] if e.nan_code is None else [e.nan_code, e.nan_code | e.sign_code])]
-    assert np.flatnonzero(np.isnan(e.values)).tolist() == sorted(set(expected))
+    expected = {"e2m1": [], "e4m3": [0x7F, 0xFF], "e8m0": [255]}[name]
+    assert np.flatnonzero(np.isnan(e.values)).tolist() == expected
 
 
 def test_e2m1_by_the_specification() -> None:
@@ -79,9 +79,8 @@ def test_e4m3_landmarks(code: int, value: float) -> None:
     assert float(E4M3.values[code]) == value
 
 
-@pytest.mark.parametrize("code", range(255))
-def test_e8m0_is_powers_of_two(code: int) -> None:
-    assert float(E8M0.values[code]) == 2.0 ** (code - 127)
+def test_e8m0_is_powers_of_two() -> None:
+    assert [float(value) for value in E8M0.values[:255]] == [2.0 ** (code - 127) for code in range(255)]
 
 
 def test_e8m0_has_no_zero_and_no_negative() -> None:

@@ -72,7 +72,7 @@ class Reference:
 def block_amax(blocks: F32, tile_rows: int = 1) -> F32:
     """Largest magnitude of each block, or of each tile repeated on its rows: (rows, blocks, 1). NaN wins."""
     if tile_rows == 1:
-        return np.abs(blocks).max(axis=-1, keepdims=True)
+        return np.asarray(np.abs(blocks).max(axis=-1, keepdims=True))
     return repeat_rows(np.abs(over_tiles(blocks, tile_rows)).max(axis=(-2, -1)), tile_rows)
 
 

@@ -133,7 +133,7 @@ def _block(case: Case, name: str, difference: Difference, got: npt.NDArray[Any])
     *rows, column = index
     width = max(1, block * expected.shape[-1] // x.shape[-1])  # elements of this tensor that belong to one block
     first = column // width
-    here = (*rows, slice(first * width, (first + 1) * width))
+    here: tuple[Any, ...] = (*rows, slice(first * width, (first + 1) * width))
     row = int(np.ravel_multi_index(rows, expected.shape[:-1]))
     inputs = x.reshape(-1, x.shape[-1])[row % (x.size // x.shape[-1]), first * block : (first + 1) * block]
     return (

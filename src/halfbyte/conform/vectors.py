@@ -86,7 +86,7 @@ class Vectors:
         """The case of an index entry, tensors loaded."""
         raw = self._read(f"{entry['name']}.safetensors")
         try:
-            tensors = {name: _array(name, part) for name, part in deserialize(raw)}
+            tensors = {name: _array(name, part) for name, part in deserialize(raw)}  # type: ignore[no-untyped-call]
         except SafetensorError as error:
             raise VectorError(f"{entry['name']}.safetensors: {error}") from error
         return Case(

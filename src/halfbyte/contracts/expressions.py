@@ -42,7 +42,7 @@ def reciprocal_product_or_max(amax: F32, top: np.float32, statistics: str) -> F3
 def reciprocal_product_in_statistics(amax: F32, top: np.float32, statistics: str) -> F32:
     """(1/max(A, tiny))·c in the statistics' dtype, NaN and Inf → 1"""
     floored = np.maximum(round_to(amax, statistics), smallest_normal(statistics))
-    factor = round_to(round_to(ONE / floored, statistics) * top, statistics)
+    factor = round_to(round_to(np.divide(ONE, floored), statistics) * top, statistics)
     return np.where(np.isfinite(factor), factor, ONE).astype(np.float32)
 
 
@@ -101,14 +101,15 @@ def divided(v: F32, t: TensorScale) -> F32:
 
 def divided_floored(v: F32, t: TensorScale) -> F32:
     """max(v/6, 1e-12)"""
-    return np.maximum(v / SIX, np.float32(1e-12))
+    return np.asarray(np.maximum(v / SIX, np.float32(1e-12)))
 
 
 def static_scale(v: F32, t: TensorScale) -> F32:
     """((a/6, 0 → 1)·N)/(G/6)"""
     sixth_of_amax = v / SIX
     sixth_of_amax = np.where(sixth_of_amax == 0, ONE, sixth_of_amax).astype(np.float32)
-    return (sixth_of_amax * (t.top / SIX)) / (t.amax / SIX)
+    scale: F32 = (sixth_of_amax * (t.top / SIX)) / (t.amax / SIX)
+    return scale
 
 
 # --- 4. element: (x, S, tensor scale) ---

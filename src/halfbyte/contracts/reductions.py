@@ -35,7 +35,7 @@ def eight_lanes(errors: F32) -> F32:
 
 def maximum(errors: F32) -> F32:
     """the largest"""
-    return errors.max(axis=-1)
+    return np.asarray(errors.max(axis=-1))
 
 
 def rows_then_tree(errors: F32) -> F32:
@@ -54,4 +54,4 @@ def eight_lanes_flat(errors: F32) -> F32:
 
 def maximum_flat(errors: F32) -> F32:
     """the largest of the tile"""
-    return errors.max(axis=(-2, -1))
+    return np.asarray(errors.max(axis=(-2, -1)))

@@ -33,11 +33,13 @@ def search_block_amax(x: F32, v: F32, t: TensorScale, method: Method) -> F32:
         candidates = [v * ONE, v * np.float32(1.5)]
     losses = []
     for amax in candidates:
-        scale = (amax / SIX) if isinstance(method, Sweep) and method.fused else searched_scale(amax, t)
-        difference = x - fake_quantize(x, scale)
+        fused = isinstance(method, Sweep) and method.fused
+        scale: F32 = np.divide(amax, SIX) if fused else searched_scale(amax, t)
+        difference: F32 = np.subtract(x, fake_quantize(x, scale))
         losses.append(eight_lanes(difference * difference)[..., None])
     best = np.argmin(np.stack(losses), axis=0)  # argmin keeps the first of equals, and stops at a NaN
-    return np.take_along_axis(np.stack(candidates), best[None], axis=0)[0].astype(np.float32)
+    chosen: F32 = np.take_along_axis(np.stack(candidates), best[None], axis=0)[0]
+    return chosen
 
 
 def searched_scale(amax: F32, t: TensorScale) -> F32:

@@ -52,7 +52,8 @@ class ElementFormat:
         significand = np.where(subnormal, 0, 1 << self.mantissa_bits) + mantissa
         exponent = np.where(subnormal, 1, field) - self.bias - self.mantissa_bits
         # ldexp in float64, because 2**-127 (E8M0 code 0) is a float32 subnormal: exact either way, but only once.
-        return np.ldexp(significand.astype(np.float64), exponent).astype(np.float32)
+        values: npt.NDArray[np.float32] = np.ldexp(significand.astype(np.float64), exponent).astype(np.float32)
+        return values
 
     @functools.cached_property
     def values(self) -> npt.NDArray[np.float32]:

@@ -23,7 +23,8 @@ def half_split(codes: U8, format: BlockFormat) -> U8:
     """Packed codes with even-odd nibbles (rows, K/2) as half-split nibbles of the same size."""
     rows, width = codes.shape
     elements = unpack(codes, 2 * width, format).reshape(rows, -1, 2, format.block // 2)
-    return (elements[:, :, 0] | (elements[:, :, 1] << 4)).reshape(rows, width)
+    halves: U8 = elements[:, :, 0] | (elements[:, :, 1] << np.uint8(4))
+    return halves.reshape(rows, width)
 
 
 def even_odd(halves: U8, format: BlockFormat) -> U8:

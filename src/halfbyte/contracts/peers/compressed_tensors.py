@@ -43,13 +43,9 @@ def compressed_tensors(*, minmax: str = "input dtype", mode: str | None = None) 
     contract to one format, nvfp4 or mxfp4."""
     check_name("minmax of compressed_tensors", minmax, STATISTICS)
     check_name("mode of compressed_tensors", mode or "nvfp4", MODES)
+    rules: dict[str, NVFP4Rule | MXRule] = {"nvfp4": NVFP4, "mxfp4": MX}
     if minmax == "fp32":
-        rules = {
-            "nvfp4": dataclasses.replace(NVFP4, statistics="fp32"),
-            "mxfp4": dataclasses.replace(MX, statistics="fp32"),
-        }
-    else:
-        rules = {"nvfp4": NVFP4, "mxfp4": MX}
+        rules = {name: dataclasses.replace(rule, statistics="fp32") for name, rule in rules.items()}
     return Contract(
         name="compressed_tensors",
         source="compressed-tensors 0.20.0",

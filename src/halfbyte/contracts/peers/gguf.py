@@ -27,7 +27,7 @@ def first_nearest(x: F32, scale: F32) -> U8:
     """first index of the smallest |(S/2)·k − x| over k = 2q"""
     half = scale * np.float32(0.5)
     distance = np.abs(half[..., None] * DOUBLED - x[..., None])
-    return np.argmin(distance, axis=-1).astype(np.uint8)
+    return np.asarray(np.argmin(distance, axis=-1), np.uint8)
 
 
 def decode_scale_halved(q: F32, byte: U8) -> F32:

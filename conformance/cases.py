@@ -1,0 +1,83 @@
+"""Cases from live peers: draw the operands of an offer, run the peer, and hold both as a `halfbyte.conform.Case`."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from conformance.inputs import make
+from conformance.peers.spec import Arrays, Offer, Peer
+from halfbyte.conform import Case
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How the operand of a case is drawn."""
+
+    distribution: str
+    shape: tuple[int, ...]
+    dtype: str
+    seed: int
+
+    @property
+    def label(self) -> str:
+        return f"{self.distribution}_{self.dtype}_{'x'.join(map(str, self.shape))}_s{self.seed}"
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "distribution": self.distribution,
+            "dtype": self.dtype,
+            "seed": self.seed,
+            "shape": list(self.shape),
+        }
+
+
+def draw(offer: Offer, recipe: Recipe) -> Arrays:
+    """The operands that an offer takes. Those that are not floats ignore the recipe's distribution and dtype."""
+    rng = np.random.default_rng([zlib.crc32(offer.label.encode()), recipe.seed])
+    rows, width = recipe.shape[-2], recipe.shape[-1]
+    match offer.operands:
+        case "input":
+            return {"input": make(recipe.distribution, recipe.shape, recipe.dtype, recipe.seed)}
+        case "activations":
+            tokens = int(offer.config["tokens"])
+            return {
+                "input": make(recipe.distribution, recipe.shape, recipe.dtype, recipe.seed),
+                "activations": make(offer.config["act_dist"], (tokens, width), "fp32", recipe.seed + 1),
+            }
+        case "mx":
+            # Exponents within the range that the closed-form cast keeps exact, or beyond it; a few zero blocks.
+            spread = int(rng.choice([0, 9, 17, 27]))
+            scales = rng.integers(110, 111 + spread, (rows, width // 32)).astype(np.uint8)
+            scales[rng.random(scales.shape) < 0.05] = 0
+            return {"mx_codes": rng.integers(0, 256, (rows, width // 2)).astype(np.uint8), "mx_scales": scales}
+        case "codes":
+            shape = (2, rows, width // 32)
+            # The stable middle of the exponent range, or all of it.
+            low, high = ((100, 140), (0, 256))[recipe.seed % 2]
+            return {
+                "codes": rng.integers(0, 256, (*shape, 16)).astype(np.uint8),
+                "scales": rng.integers(low, high, shape).astype(np.uint8),
+            }
+        case "blocks":
+            return {"blocks": rng.integers(0, 256, (rows, -(-width // 64) * 36)).astype(np.uint8)}
+        case "floats":
+            return {"input": make(recipe.distribution, (rows * width,), "fp32", recipe.seed)}
+
+
+def make_case(peer: Peer, offer: Offer, recipe: Recipe) -> Case:
+    """Run the peer on a fresh operand. What it returned is the case's expectation."""
+    operands = draw(offer, recipe)
+    results = peer.run(operands, offer.format, offer.config)
+    return Case(
+        name=f"{peer.name}/{offer.label}_{recipe.label}",
+        peer=peer.name,
+        format=offer.format,
+        config=dict(offer.config),
+        tensors=operands | results,
+        unstable=tuple(name for name in peer.unstable(operands, offer.format, offer.config) if name in results),
+        conventions=dict(offer.conventions),
+    )

@@ -1,0 +1,239 @@
+"""Operands for tests: what a quantizer gets wrong shows on ties, at the ends of the range, and beside zeros.
+
+`make(name, shape, dtype, seed)` is a pure function of its arguments. Blocks lie along the last axis; a shape that is not
+whole blocks is drawn with whole blocks and cropped. The E2M1 and E4M3 tables are written out once more here, because
+what they test is derived from halfbyte's own.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+F64 = npt.NDArray[np.float64]
+Rng = np.random.Generator
+
+DTYPES: dict[str, np.dtype[Any]] = {
+    "fp32": np.dtype(np.float32),
+    "fp16": np.dtype(np.float16),
+    "bf16": np.dtype(ml_dtypes.bfloat16),
+}
+
+E2M1_TIES = np.array([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0])
+E4M3_VALUES = np.array(
+    [m * 2.0**-9 for m in range(1, 8)] + [(1 + m / 8) * 2.0 ** (e - 7) for e in range(1, 16) for m in range(8)][:-1]
+)
+E4M3_TIES = (E4M3_VALUES[:-1] + E4M3_VALUES[1:]) / 2
+BLOCK, MX_BLOCK = 16, 32
+
+
+def make(name: str, shape: tuple[int, ...], dtype: str, seed: int) -> Array:
+    """The operand of that name, in float32, float16 or ml_dtypes.bfloat16. Finite but for nonfinite, nan and inf."""
+    rng = np.random.default_rng([zlib.crc32(name.encode()), seed, *shape])
+    width = shape[-1] if name in NONFINITE else -(-shape[-1] // MX_BLOCK) * MX_BLOCK  # cropping might lose the few
+    drawn = GENERATORS[name](rng, (*shape[:-1], width), DTYPES[dtype])
+    return np.ascontiguousarray(_cast(drawn, DTYPES[dtype])[..., : shape[-1]])
+
+
+def _cast(x: Array, dtype: np.dtype[Any]) -> Array:
+    """To the operand's dtype; finite values beyond its range become its largest."""
+    if x.dtype == dtype:
+        return x
+    largest = float(ml_dtypes.finfo(dtype).max)
+    return np.where(np.isfinite(x), np.clip(x, -largest, largest), x).astype(dtype)
+
+
+def _signs(rng: Rng, shape: tuple[int, ...]) -> F64:
+    return rng.choice([-1.0, 1.0], shape)
+
+
+def _blocks(x: F64, block: int) -> F64:
+    """A view of shape (..., blocks, block)."""
+    return x.reshape(*x.shape[:-1], -1, block)
+
+
+# --- everyday ---
+
+
+def gauss(rng: Rng, shape: tuple[int, ...], dtype: np.dtype[Any]) -> F64:
+    """Normal, with a standard deviation of its own a tensor, so that the amax's last bits vary."""
+    return rng.normal(size=shape) * np.exp2(rng.uniform(-6, 2))
+
+
+def heavy(rng: Rng, shape: tuple[int, ...], dtype: np.dtype[Any]) -> F64:
+    """Student's t with three degrees of freedom."""
+    return rng.standard_t(3, shape) * np.exp2(rng.uniform(-6, 2))
+
+
+def outlier(rng: Rng, shape: tuple[int, ...], dtype: np.dtype[Any]) -> F64:
+    """Normal, a hundredth of it fifty times larger: most blocks meet small scales."""
+    return gauss(rng, shape, dtype) * np.where(rng.random(shape) < 0.01, 50, 1)
+
+
+def ints(rng: Rng, shape: tuple[int, ...], dtype: np.dtype[Any]) -> F64:
+    """Small whole numbers: sums of them are exact in any order."""
+    return rng.integers(-12, 13, shape).astype(np.float64)
+
+
+# --- decision points ---
+
+
+def _anchored(x: F64, rng: Rng, exponent: float) -> F64:
+    """One element set to 6·448 or 6·256 times a power of two, so that the tensor-level factor is exact."""
+    x.reshape(-1)[rng.integers(x.size)] = 6 * rng.choice([448.0, 256.0]) * exponent
+    return x
+
+
+def _exponent(rng: Rng, dtype: np.dtype[Any]) -> float:
+    """A power of two that keeps 2688 of them, and an eighth of the smallest scale, inside the dtype."""
+    return float(np.exp2(rng.integers(-4, 3) if dtype == np.float16 else rng.integers(-20, 20)))
+
+
+def ties(rng: Rng, shape: tuple[int, ...], dtype: np.dtype[Any]) -> F64:
+    """Every element half-way between two E2M1 values of its block, whose scale is an E4M3 value."""
+    exponent = _exponent(rng, dtype)
+    x = rng.choice(E2M1_TIES, shape) * _signs(rng, shape)
+    blocks = _blocks(x, BLOCK)
+    blocks[..., 0] = 6
+    blocks *= rng.choice(E4M3_VALUES[E4M3_VALUES >= 2.0**-3], blocks.shape[:-1])[..., None] * exponent
+    return _anchored(x, rng, exponent)
+
+
+def e4ties(rng: Rng, shape: tuple[int, ...], dtype: np.dtype[Any]) -> F64:
+    """Every block amax a sixth of which lies half-way between two E4M3 values."""
+    exponent = _exponent(rng, dtype)
+    x = rng.uniform(-1, 1, shape)
+    blocks = _blocks(x, BLOCK)
+    blocks[..., 0] = 1
+    blocks *= 6 * rng.choice(E4M3_TIES[E4M3_TIES >= 2.0**-3], blocks.shape[:-1])[..., None] * exponent
+    return _anchored(x, rng, exponent)
+
+
+def near_ties(rng: Rng, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """`ties` or `e4ties` with each element one unit in the last place up, down, or where it was."""
+    exact = _cast((ties if rng.random() < 0.5 else e4ties)(rng, shape, dtype), dtype)
+    largest = exact == np.abs(exact.astype(np.float64)).max()
+    towards = np.where(rng.random(shape) < 0.5, -np.inf, np.inf).astype(dtype)
+    moved = np.nextafter(exact, towards)
+    return np.where(largest | (rng.random(shape) < 0.2), exact, moved).astype(dtype)
+
+
+def mx_ties(rng: Rng, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """Block amaxes on and within 45 units of the points where an MX exponent changes; elements on E2M1 ties."""
+    x = rng.choice(E2M1_TIES, shape) * _signs(rng, shape) / 8
+    blocks = _blocks(x, MX_BLOCK)
+    span = (-10, 11) if dtype == np.float16 else (-120, 121)
+    scale = np.exp2(rng.integers(*span, blocks.shape[:-1]))
+    peaks = rng.choice([1.0, 1.5, 1.75], scale.shape) * scale
+    blocks *= scale[..., None]
+    blocks[..., 0] = peaks
+    exact = _cast(x, dtype)
+    steps = rng.choice([0, 0, 1, -1, 2, -2, 7, -7, 22, 23, -22, -44, -45], scale.shape)
+    bits = exact.view(np.dtype(f"i{dtype.itemsize}"))
+    _blocks(bits, MX_BLOCK)[..., 0] += steps.astype(bits.dtype)  # neighbours of a positive float are neighbouring integers
+    return exact
+
+
+# --- ends of the range ---
+
+
+def tiny(rng: Rng, shape: tuple[int, ...], dtype: np.dtype[Any]) -> F64:
+    """Normal numbers scaled to the foot of the dtype's range, subnormals among them."""
+    smallest = float(ml_dtypes.finfo(dtype).smallest_normal)
+    return rng.normal(size=shape) * smallest * np.exp2(rng.uniform(-3, 12))
+
+
+def tiny_mixed(rng: Rng, shape: tuple[int, ...], dtype: np.dtype[Any]) -> F64:
+    """Blocks of very different sizes, so that many scales round to zero or to the smallest scale."""
+    x = rng.normal(size=shape)
+    blocks = _blocks(x, BLOCK)
+    blocks *= np.exp2(rng.uniform(-30, 0, blocks.shape[:-1]))[..., None]
+    return x
+
+
+def huge(rng: Rng, shape: tuple[int, ...], dtype: np.dtype[Any]) -> F64:
+    """Up to the dtype's largest number, which is in it."""
+    x = rng.uniform(-1, 1, shape) * float(ml_dtypes.finfo(dtype).max)
+    x.reshape(-1)[rng.integers(x.size)] = float(ml_dtypes.finfo(dtype).max)
+    return x
+
+
+def wide(rng: Rng, shape: tuple[int, ...], dtype: np.dtype[Any]) -> F64:
+    """Every exponent of the dtype's range equally often."""
+    info = ml_dtypes.finfo(dtype)
+    low, high = np.log2(float(info.smallest_subnormal)), np.log2(float(info.max))
+    return _signs(rng, shape) * np.exp2(rng.uniform(low, high, shape))
+
+
+def pow2(rng: Rng, shape: tuple[int, ...], dtype: np.dtype[Any]) -> F64:
+    """Powers of two of either sign."""
+    span = (-14, 15) if dtype == np.float16 else (-40, 41)
+    return _signs(rng, shape) * np.exp2(rng.integers(*span, shape))
+
+
+# --- zeros ---
+
+
+def zeros(rng: Rng, shape: tuple[int, ...], dtype: np.dtype[Any]) -> F64:
+    """Nothing but +0."""
+    return np.zeros(shape)
+
+
+def zero_block(rng: Rng, shape: tuple[int, ...], dtype: np.dtype[Any]) -> F64:
+    """Normal, a third of the blocks zero."""
+    x = gauss(rng, shape, dtype)
+    blocks = _blocks(x, BLOCK)
+    blocks *= (rng.random(blocks.shape[:-1]) > 1 / 3)[..., None]
+    return x + 0.0
+
+
+def signed_zero(rng: Rng, shape: tuple[int, ...], dtype: np.dtype[Any]) -> F64:
+    """Zeros of both signs beside values that round to zero and values that do not."""
+    x = gauss(rng, shape, dtype) * rng.choice([0.0, 0.0, 0.01, 1.0], shape)
+    return np.where(rng.random(shape) < 0.5, -x, x)
+
+
+# --- not numbers ---
+
+
+def _sprinkled(rng: Rng, shape: tuple[int, ...], dtype: np.dtype[Any], values: list[float]) -> F64:
+    """Normal, with a few of the given values, in a few blocks."""
+    x = gauss(rng, shape, dtype)
+    count = max(1, x.size // 200)
+    x.reshape(-1)[rng.choice(x.size, count, replace=False)] = rng.choice(values, count)
+    return x
+
+
+def nan(rng: Rng, shape: tuple[int, ...], dtype: np.dtype[Any]) -> F64:
+    """Normal, with NaNs."""
+    return _sprinkled(rng, shape, dtype, [np.nan])
+
+
+def inf(rng: Rng, shape: tuple[int, ...], dtype: np.dtype[Any]) -> F64:
+    """Normal, with infinities of both signs."""
+    return _sprinkled(rng, shape, dtype, [np.inf, -np.inf])
+
+
+def nonfinite(rng: Rng, shape: tuple[int, ...], dtype: np.dtype[Any]) -> F64:
+    """Normal, with NaNs and infinities."""
+    return _sprinkled(rng, shape, dtype, [np.nan, np.inf, -np.inf])
+
+
+GENERATORS: dict[str, Callable[[Rng, tuple[int, ...], np.dtype[Any]], Array]] = {
+    make.__name__: make
+    for make in (
+        *(gauss, heavy, outlier, ints),
+        *(ties, e4ties, near_ties, mx_ties),
+        *(tiny, tiny_mixed, huge, wide, pow2),
+        *(zeros, zero_block, signed_zero),
+        *(nonfinite, nan, inf),
+    )
+}
+NONFINITE = ("nonfinite", "nan", "inf")
+FINITE = tuple(name for name in GENERATORS if name not in NONFINITE)

@@ -1,0 +1,64 @@
+"""Generated pages are what the generator writes, the README's figures are what a run gives, the demo runs."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from docs import generate
+from halfbyte.conform import load_vectors, run_vectors
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_contract_tables_are_current() -> None:
+    page = generate.PAGE.read_text()
+    assert generate.render(page) == page, "run `make docs`"
+
+
+def test_a_changed_table_is_noticed() -> None:
+    page = generate.PAGE.read_text().replace("| vllm | encode factor |", "| vllm | multiplier |")
+    assert generate.render(page) != page
+
+
+def test_readme_counts_are_what_a_run_gives() -> None:
+    vectors = load_vectors(ROOT / "conformance" / "vectors.zip")
+    report = run_vectors(vectors)
+    rows = re.findall(r"^\| (\S+) ?.*? \| (\d+) \| (\d+) \|", (ROOT / "README.md").read_text(), flags=re.MULTILINE)
+    names = {
+        "Model-Optimizer": "modelopt",
+        "compressed-tensors": "compressed_tensors",
+        "TransformerEngine": "transformer_engine",
+    }
+    shown = {names.get(name, name.lower()): (int(cases), int(agree)) for name, cases, agree in rows}
+    counts = {
+        peer: (sum(result.peer == peer for result in report.results), report.count("agree", peer))
+        for peer in report.peers
+    }
+    assert shown == counts
+
+
+def test_readme_map_names_real_places() -> None:
+    block = re.search(r"## Map\n\n```\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    assert block is not None
+    for line in block[1].splitlines():
+        name = line.split()[0]
+        base = ROOT / "src" / "halfbyte" if line.startswith("  ") else ROOT
+        assert (base / name).exists(), name
+
+
+def test_demo_runs_and_every_peer_agrees() -> None:
+    result = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / "demo.py")], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert "703 of 743 golden cases agree bit for bit" in result.stdout
+    assert "differ" not in result.stdout
+
+
+def test_commands_shown_in_the_readme_are_make_targets() -> None:
+    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    shown = set(re.findall(r"make (\w+)", (ROOT / "README.md").read_text()))
+    assert shown >= {"demo", "test", "check"}
+    assert shown <= targets
