@@ -3,7 +3,7 @@
 from halfbyte import contracts
 from halfbyte.errors import HalfbyteError, InputError, UnknownNameError, UnsupportedError, VectorError
 from halfbyte.formats import FORMATS, BlockFormat, ElementFormat, get_format
-from halfbyte.methods import METHODS, Amax, FourSix, Sweep
+from halfbyte.methods import METHODS, Amax, FourSix, Hessian, Optimal, Sweep, hessian_from_activations
 from halfbyte.quantize import dequantize, quantize
 from halfbyte.types import QuantizedTensor
 
@@ -17,7 +17,9 @@ __all__ = [
     "ElementFormat",
     "FourSix",
     "HalfbyteError",
+    "Hessian",
     "InputError",
+    "Optimal",
     "QuantizedTensor",
     "Sweep",
     "UnknownNameError",
@@ -26,5 +28,6 @@ __all__ = [
     "contracts",
     "dequantize",
     "get_format",
+    "hessian_from_activations",
     "quantize",
 ]

@@ -15,7 +15,7 @@ from halfbyte.contracts.hadamard import GROUP, rotate
 from halfbyte.contracts.spec import Rule, Scaling, Tile, defined_methods
 from halfbyte.errors import InputError, UnsupportedError, unknown_name
 from halfbyte.formats import BlockFormat, get_format
-from halfbyte.methods import FourSix, Method, check_method_name
+from halfbyte.methods import FourSix, Hessian, Method, Optimal, check_method_name
 from halfbyte.types import QuantizedTensor
 
 SCALINGS = ("tensor", "row")
@@ -68,6 +68,7 @@ def quantize(
         dtype=name,
         global_amax=_check_global_amax(global_amax, rule, block_format, matrix.shape[0], row_scaling),
     )
+    _check_search(request, matrix.shape[1])
     parts = choose_backend(backend, request).quantize(matrix, request)
     leading = shape[:-1]
 
@@ -152,12 +153,16 @@ def _resolve_method(method: str | Method | None, contract: Contract, rule: Rule,
     known = defined_methods(rule)
     if isinstance(method, str):
         kind = check_method_name(method)
+        if kind is Hessian:
+            raise UnsupportedError("method 'hessian' needs its matrices: give hb.Hessian(h), h from activations")
         named = [candidate for candidate in known if isinstance(candidate, kind)]
         if not named:
             raise _undefined(method, contract, format, known)
         return named[0]
     if not isinstance(method, Method):
-        raise unknown_name("method", method, ["a name", "hb.Amax()", "hb.FourSix(...)", "hb.Sweep(...)"])
+        raise unknown_name("method", method, ["a name", "hb.Amax()", "hb.FourSix(...)", "hb.Optimal(...)"])
+    if isinstance(method, Optimal | Hessian):
+        return method
     if isinstance(method, FourSix) and isinstance(rule, NVFP4Rule) and rule.four_six is not None:
         four_six = rule.four_six
         if (
@@ -174,6 +179,22 @@ def _resolve_method(method: str | Method | None, contract: Contract, rule: Rule,
     if method not in known:
         raise _undefined(method, contract, format, known)
     return method
+
+
+def _check_search(request: Request, width: int) -> None:
+    """Whether an exact search fits the operand: one-dimensional blocks, weights and Hessians of its width."""
+    method, block = request.method, request.format.block
+    if not isinstance(method, Optimal | Hessian):
+        return
+    if request.tile[0] != 1:
+        raise UnsupportedError(f"method {method.name} searches blocks of one row; tile {request.tile} spans several")
+    if isinstance(method, Optimal) and method.channel_weights is not None and method.channel_weights.size != width:
+        raise InputError(f"Optimal has {method.channel_weights.size} weights, but the last axis has {width} elements")
+    if isinstance(method, Hessian) and (method.matrices.shape[0] * block != width or method.matrices.shape[1] != block):
+        raise InputError(
+            f"h has shape {method.matrices.shape}, but a last axis of {width} with blocks of {block} needs "
+            f"({width / block:g}, {block}, {block})"
+        )
 
 
 def _undefined(method: object, contract: Contract, format: BlockFormat, known: list[Method]) -> UnsupportedError:

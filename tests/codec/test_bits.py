@@ -30,15 +30,15 @@ def test_widen_bf16_shifts_the_bits() -> None:
     every = np.arange(65536, dtype=np.uint16)
     with np.errstate(invalid="ignore"):  # signalling NaNs
         widened = bits.widen(every.view(ml_dtypes.bfloat16))
-    assert_same_bits(widened, every_bf16(), any_nan=True)
+        assert_same_bits(widened, every_bf16(), any_nan=True)
 
 
 def test_widen_fp16_is_exact() -> None:
     every = np.arange(65536, dtype=np.uint16)
     with np.errstate(invalid="ignore"):
-        widened = bits.widen(every.view(np.float16))
+        widened = bits.widen(every.view(np.float16)).astype(np.float64)
     expected = np.array([struct.unpack("<e", code.tobytes())[0] for code in every], np.float64)
-    assert_same_bits(widened.astype(np.float64), expected, any_nan=True)
+    assert_same_bits(widened, expected, any_nan=True)
 
 
 def test_widen_float32_copies_nothing() -> None:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from halfbyte.backends.protocol import Parts, Request
 from halfbyte.backends.reference_four_six import choose_four_six
+from halfbyte.backends.reference_search import exponent_of, search_scales
 from halfbyte.codec.bits import F32, U8, widen
 from halfbyte.codec.blocks import join, over_tiles, repeat_rows, split
 from halfbyte.codec.element import decode, encode
@@ -17,8 +18,8 @@ from halfbyte.codec.pack import pack, unpack
 from halfbyte.contracts.rounding import round_elements
 from halfbyte.contracts.spec import DecodeRule, MXRule, NVFP4Rule, ScaleByte, TensorScale
 from halfbyte.errors import UnsupportedError
-from halfbyte.formats import E4M3
-from halfbyte.methods import FourSix
+from halfbyte.formats import E4M3, E8M0
+from halfbyte.methods import FourSix, Hessian, Optimal
 
 
 class Reference:
@@ -106,25 +107,46 @@ def _quantize_nvfp4(blocks: F32, rule: NVFP4Rule, request: Request) -> tuple[U8,
     """The six slots in order; a search replaces the amax (slot 2) or tries two scales (4over6)."""
     t = tensor_scale(blocks, rule, request)
     v = block_amax(blocks, request.tile[0])
+
+    def encode_with(byte: U8) -> U8:
+        y = rule.element(blocks, decode(byte, E4M3), t)
+        return round_elements(blocks, y, request.format.element, rule.rounding)[0]
+
     if isinstance(request.method, FourSix) and rule.four_six is not None:
         codes, byte = choose_four_six(blocks, v, t, rule, request, scale_byte)
     else:
         if rule.block_search is not None and request.method in rule.searches:
             v = rule.block_search(blocks, v, t, request.method)
         byte = scale_byte(rule.pre_scale(v, t), rule.scale_byte)
-        y = rule.element(blocks, decode(byte, E4M3), t)
-        codes, _ = round_elements(blocks, y, request.format.element, rule.rounding)
+        codes = encode_with(byte)
     stored = None if rule.stored is None else rule.stored(t).reshape(-1)
     multiplier = np.ones(1, np.float32) if stored is None else rule.multiplier(stored, t.top)
+    if isinstance(request.method, Optimal | Hessian):
+        g = multiplier.reshape(-1, 1, 1)
+        smallest = int(np.searchsorted(E4M3.magnitudes, max(rule.scale_byte.smallest, E4M3.smallest)))
+        candidates = range(smallest, E4M3.magnitudes.size)
+        codes, byte = search_scales(
+            blocks, (codes, byte), candidates, encode_with, E4M3.values, g, exponent_of(g), request.format.element,
+            request.method,
+        )  # fmt: skip
     return codes, byte, stored, multiplier
 
 
 def _quantize_mx(blocks: F32, rule: MXRule, request: Request) -> tuple[U8, U8]:
     """Power-of-two scales: exponent rule, division, rounding."""
     statistics = request.dtype if rule.statistics == "input" else "fp32"
-    byte, scale = rule.scale(block_amax(blocks), statistics, request.format.element)
-    if rule.nearest is not None:
-        return rule.nearest(blocks, scale), byte
-    y = rule.element(blocks, scale)
-    codes, _ = round_elements(blocks, y, request.format.element, rule.rounding)
+    v, element = block_amax(blocks), request.format.element
+
+    def encode_with_scale(scale: F32) -> U8:
+        if rule.nearest is not None:
+            return rule.nearest(blocks, scale)
+        return round_elements(blocks, rule.element(blocks, scale), element, rule.rounding)[0]
+
+    byte, scale = rule.scale(v, statistics, element)
+    codes = encode_with_scale(scale)
+    if isinstance(request.method, Optimal | Hessian):
+        codes, byte = search_scales(
+            blocks, (codes, byte), range(E8M0.magnitudes.size), lambda byte: encode_with_scale(E8M0.values[byte]),
+            E8M0.values, np.ones((1, 1, 1), np.float32), exponent_of(v), element, request.method,
+        )  # fmt: skip
     return codes, byte

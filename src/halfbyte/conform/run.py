@@ -126,8 +126,8 @@ def _compare(case: Case, name: str, got: npt.NDArray[Any]) -> Difference | None:
 def _block(case: Case, name: str, difference: Difference, got: npt.NDArray[Any]) -> str:
     """The block of the first difference in hex: both results, and the inputs that led to it."""
     expected, index = case.tensors[name], difference.index
-    x = case.tensors.get("input")
-    if not index or x is None or name.endswith("_t") or expected.ndim < 2 or _swizzled(case):
+    x = _operand_of(case, name)
+    if not index or x is None or expected.ndim < 2 or _swizzled(case):
         return ""
     block = FORMATS[case.format].block
     *rows, column = index
@@ -135,8 +135,19 @@ def _block(case: Case, name: str, difference: Difference, got: npt.NDArray[Any])
     first = column // width
     here: tuple[Any, ...] = (*rows, slice(first * width, (first + 1) * width))
     row = int(np.ravel_multi_index(rows, expected.shape[:-1]))
-    inputs = x.reshape(-1, x.shape[-1])[row % (x.size // x.shape[-1]), first * block : (first + 1) * block]
+    inputs = x[row % x.shape[0], first * block : (first + 1) * block]
     return (
         f"\n  block {first} of row {row}\n  got      {hex_rows(got[here])}\n  expected {hex_rows(expected[here])}"
         f"\n  inputs   {hex_rows(inputs)}"
     )
+
+
+def _operand_of(case: Case, name: str) -> npt.NDArray[Any] | None:
+    """The (rows, K) matrix that an output was made from: the input, or the columnwise operand."""
+    if "input" not in case.tensors:
+        return None
+    x = case.tensors["input"]
+    matrix = x.reshape(-1, x.shape[-1])
+    if name.endswith("_t"):
+        return case.tensors.get("rht_out", matrix.T)
+    return case.tensors.get("rht_out", matrix) if case.peer == "fouroversix" else matrix

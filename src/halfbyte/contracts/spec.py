@@ -27,7 +27,7 @@ from halfbyte.codec.bits import F32, U8
 from halfbyte.codec.element import Tie
 from halfbyte.errors import UnsupportedError
 from halfbyte.formats.spec import BlockFormat, ElementFormat
-from halfbyte.methods import Amax, FourSix, Method
+from halfbyte.methods import Amax, FourSix, Method, Optimal
 
 Scaling = Literal["tensor", "row"]
 Stored = Literal["amax", "multiplier", "encode factor", "none"]
@@ -174,7 +174,7 @@ def defined_methods(rule: Rule) -> list[Method]:
     """The methods that a rule defines, with the options it uses when they are asked for by name."""
     if isinstance(rule, DecodeRule):
         return []
-    methods: list[Method] = [Amax()]
+    methods: list[Method] = [Amax(), Optimal()]
     if isinstance(rule, NVFP4Rule):
         methods += (rule.search_rule or rule).searches
         if rule.four_six is not None:

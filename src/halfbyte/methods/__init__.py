@@ -8,12 +8,24 @@ from __future__ import annotations
 from halfbyte.errors import unknown_name
 from halfbyte.methods.amax import Amax
 from halfbyte.methods.four_six import FourSix
+from halfbyte.methods.hessian import Hessian, hessian_from_activations
+from halfbyte.methods.optimal import Optimal
 from halfbyte.methods.spec import Method
 from halfbyte.methods.sweep import Sweep
 
-METHODS: dict[str, type[Method]] = {method.name: method for method in (Amax, FourSix, Sweep)}
+METHODS: dict[str, type[Method]] = {method.name: method for method in (Amax, FourSix, Sweep, Optimal, Hessian)}
 
-__all__ = ["METHODS", "Amax", "FourSix", "Method", "Sweep", "check_method_name"]
+__all__ = [
+    "METHODS",
+    "Amax",
+    "FourSix",
+    "Hessian",
+    "Method",
+    "Optimal",
+    "Sweep",
+    "check_method_name",
+    "hessian_from_activations",
+]
 
 
 def check_method_name(name: str) -> type[Method]:

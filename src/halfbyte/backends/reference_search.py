@@ -1,0 +1,130 @@
+"""The exact searches in the reference: every scale of the format is tried on every block, in ascending order.
+
+One objective for every backend, so that they agree bit for bit. With g the multiplier of the block scales (1 for MX) and
+k = floor(log2 g) (MX: of the block's amax), everything is first scaled by 2**-k, which is exact and keeps squares in
+range:
+
+    x' = |x|·2**-k            s' = scale·(g·2**-k)         r_i = q_i·s' − x'_i
+    Optimal: Σ r_i·r_i, or Σ w_i·(r_i·r_i), added in index order
+    Hessian: Σ_i r_i·(Σ_j h_ij·r_j), both sums in index order, with signed x and q
+
+q is what the contract's own element formula and rounding give for that scale. All operations are float32, rounded once,
+never fused. Weights and Hessians are scaled by a power of two that brings the largest entry into [1, 2). A candidate wins
+if its error is smaller: the smaller scale of equals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from halfbyte.codec.bits import F32, U8
+from halfbyte.codec.element import decode
+from halfbyte.contracts.reductions import sequential
+from halfbyte.formats.spec import ElementFormat
+from halfbyte.methods import Hessian, Method, Optimal
+
+Encode = Callable[[U8], U8]
+"""Scale bytes (rows, blocks, 1) to element codes (rows, blocks, block) under the contract."""
+
+
+def exponent_of(x: F32) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]]:
+    """floor(log2 x) of positive numbers, exact; 0 for zero, NaN and Inf."""
+    usable = np.isfinite(x) & (x > 0)
+    return np.where(usable, np.frexp(np.where(usable, x, 1).astype(np.float32))[1] - 1, 0).astype(np.int32)
+
+
+def search_scales(
+    blocks: F32,
+    start: tuple[U8, U8],
+    candidates: Iterable[int],
+    encode: Encode,
+    scale_values: F32,
+    multiplier: F32,
+    exponent: np.ndarray[tuple[int, ...], np.dtype[np.int32]],
+    element: ElementFormat,
+    method: Method,
+) -> tuple[U8, U8]:
+    """Codes and scale bytes with the smallest objective, for every block.
+
+    `start`: codes and bytes of the amax method, kept where there is nothing to search. `multiplier` and `exponent`: g and
+    k of the module's formula, broadcastable to (rows, blocks, 1).
+    """
+    codes, byte = start[0].copy(), np.broadcast_to(start[1], (*blocks.shape[:2], 1)).copy()
+    amax = np.abs(blocks).max(axis=-1, keepdims=True)
+    searched = np.isfinite(amax) & (amax > 0) & np.isfinite(multiplier) & (multiplier > 0)
+    scaled = np.ldexp(blocks, -exponent).astype(np.float32)
+    measure = _objective(method, blocks.shape)
+    best = np.full(byte.shape, np.inf, np.float32)
+    for candidate in candidates:
+        tried = np.full(byte.shape, candidate, np.uint8)
+        scale = scale_values[candidate] * np.ldexp(multiplier, -exponent).astype(np.float32)
+        tried_codes = encode(tried)
+        error = measure(decode(tried_codes, element) * scale - scaled)[..., None]
+        better = searched & (error < best)
+        best = np.where(better, error, best)
+        byte, codes = np.where(better, tried, byte), np.where(better, tried_codes, codes)
+    if isinstance(method, Hessian) and method.codes == "descent":
+        scale = scale_values[byte] * np.ldexp(multiplier, -exponent).astype(np.float32)
+        codes = np.where(searched, descend(codes, scale, scaled, measure, element), codes)
+    return codes.astype(np.uint8), byte.astype(np.uint8)
+
+
+def _objective(method: Method, shape: tuple[int, ...]) -> Callable[[F32], F32]:
+    """The error of each block from its differences (rows, blocks, block)."""
+    if isinstance(method, Hessian):
+        matrices = method.matrices
+        matrices = np.ldexp(matrices, -exponent_of(np.abs(matrices).max())).astype(np.float32)
+        return lambda r: _quadratic(r, matrices)
+    weights = method.channel_weights if isinstance(method, Optimal) else None
+    if weights is None:
+        return lambda r: sequential(r * r)
+    padded = np.zeros(shape[1] * shape[2], np.float32)
+    padded[: weights.size] = np.ldexp(weights, -exponent_of(weights.max()))
+    by_block = padded.reshape(shape[1:])
+    return lambda r: sequential(by_block * (r * r))
+
+
+def _quadratic(r: F32, matrices: F32) -> F32:
+    """rᵀHr, inner and outer sum in index order."""
+    size = r.shape[-1]
+    total = np.zeros_like(r[..., 0])
+    for i in range(size):
+        inner = np.zeros_like(total)
+        for j in range(size):
+            inner = inner + matrices[:, i, j] * r[..., j]
+        total = total + r[..., i] * inner
+    return total
+
+
+def descend(codes: U8, scale: F32, scaled: F32, measure: Callable[[F32], F32], element: ElementFormat) -> U8:
+    """Move single codes by one step of the grid while the objective falls: index order, the lower neighbour first.
+
+    A pass visits every element once; passes go on until one changes nothing. A zero that is reached is code 0.
+    """
+    grid = np.unique(element.values[np.isfinite(element.values)] + np.float32(0))  # ascending, one zero
+    grid_codes = np.array([_code_of(value, element) for value in grid], np.uint8)
+    position = np.searchsorted(grid, decode(codes, element) + np.float32(0))
+    best = measure(grid[position] * scale - scaled)
+    moved = np.zeros(codes.shape, bool)
+    changed = True
+    while changed:
+        changed = False
+        for index in range(codes.shape[-1]):
+            for step in (-1, 1):
+                tried = position.copy()
+                tried[..., index] = np.clip(tried[..., index] + step, 0, grid.size - 1)
+                error = measure(grid[tried] * scale - scaled)
+                better = error < best
+                if better.any():
+                    changed = True
+                    best = np.where(better, error, best)
+                    position = np.where(better[..., None], tried, position)
+                    moved[..., index] |= better
+    return np.where(moved, grid_codes[position], codes).astype(np.uint8)
+
+
+def _code_of(value: np.float32, element: ElementFormat) -> int:
+    magnitude = int(np.searchsorted(element.magnitudes, abs(value)))
+    return magnitude | (element.sign_code if value < 0 else 0)

@@ -1,0 +1,66 @@
+"""The best scale for what a layer computes: the error of its output, through a Hessian, decides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from halfbyte.errors import InputError, unknown_name
+from halfbyte.methods.spec import Method
+
+CODES = ("nearest", "descent")
+
+
+@dataclass(frozen=True, eq=False)
+class Hessian(Method):
+    """The scale that minimises rᵀHr, r the rounding error of a block, among all that the format has.
+
+    `h`: shape (K/block, block, block), one symmetric matrix for each block of columns; `hessian_from_activations` makes
+    it from a layer's inputs. `codes`: "nearest" keeps the nearest codes; "descent" then moves single codes by one step
+    while rᵀHr falls, so it is never worse. All-zero blocks, and blocks with NaN or Inf, keep the scale of `amax`.
+    """
+
+    h: object
+    codes: Literal["nearest", "descent"] = "nearest"
+    name: ClassVar[str] = "hessian"
+
+    def __post_init__(self) -> None:
+        matrices = self.matrices
+        if matrices.ndim != 3 or matrices.shape[1] != matrices.shape[2] or matrices.size == 0:
+            raise InputError(f"h has shape {matrices.shape}; it must be (K/block, block, block)")
+        if not np.isfinite(matrices).all():
+            raise InputError("h holds NaN or Inf")
+        if self.codes not in CODES:
+            raise unknown_name("codes of Hessian", self.codes, CODES)
+
+    @property
+    def matrices(self) -> npt.NDArray[np.float32]:
+        """The matrices as float32."""
+        return np.asarray(self.h, dtype=np.float32)
+
+
+def hessian_from_activations(
+    x: npt.NDArray[np.generic] | Iterable[npt.NDArray[np.generic]], block: int = 16
+) -> npt.NDArray[np.float32]:
+    """XᵀX for each block of columns: (K/block, block, block), from activations (tokens, K) or chunks of them.
+
+    Sums run in float64, chunk by chunk in the order given; the result is rounded to float32 once.
+    """
+    chunks: Iterable[npt.NDArray[np.generic]] = [x] if isinstance(x, np.ndarray) else x
+    total: npt.NDArray[np.float64] | None = None
+    for chunk in chunks:
+        width = chunk.shape[-1] if chunk.ndim else 0
+        if chunk.size == 0 or width % block:
+            raise InputError(f"activations of shape {chunk.shape}: the last axis must be a multiple of {block}")
+        columns = chunk.reshape(-1, width // block, block).astype(np.float64)
+        part = np.einsum("tki,tkj->kij", columns, columns)
+        if total is not None and total.shape != part.shape:
+            raise InputError(f"activation chunks differ in width: {total.shape[0] * block} and {width}")
+        total = part if total is None else total + part
+    if total is None:
+        raise InputError("no activations: give an array (tokens, K) or at least one chunk")
+    return total.astype(np.float32)

@@ -1,0 +1,41 @@
+"""The best scale a block can have: every representable one is tried, by definition."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from halfbyte.errors import InputError
+from halfbyte.methods.spec import Method
+
+
+def checked_weights(weights: object, what: str) -> npt.NDArray[np.float32]:
+    """Weights as float32: finite and not negative."""
+    array = np.asarray(weights, dtype=np.float32)
+    if array.size == 0 or not np.isfinite(array).all() or (array < 0).any():
+        raise InputError(f"{what} must be finite, not negative and not empty")
+    return array
+
+
+@dataclass(frozen=True, eq=False)
+class Optimal(Method):
+    """The scale with the least squared error among all that the format has; the smaller of equals.
+
+    `weights`: one non-negative weight for each position of the last axis (a diagonal Hessian, an importance matrix):
+    then the weighted squared error is minimised. All-zero blocks, and blocks with NaN or Inf, keep the scale of `amax`.
+    """
+
+    weights: object = None
+    name: ClassVar[str] = "optimal"
+
+    def __post_init__(self) -> None:
+        if self.weights is not None and checked_weights(self.weights, "weights of Optimal").ndim != 1:
+            raise InputError("weights of Optimal are one-dimensional: one for each position of the last axis")
+
+    @property
+    def channel_weights(self) -> npt.NDArray[np.float32] | None:
+        """The weights as an array."""
+        return None if self.weights is None else np.asarray(self.weights, dtype=np.float32)
