@@ -71,13 +71,33 @@ def draw(offer: Offer, recipe: Recipe) -> Arrays:
 def make_case(peer: Peer, offer: Offer, recipe: Recipe) -> Case:
     """Run the peer on a fresh operand. What it returned is the case's expectation."""
     operands = draw(offer, recipe)
-    results = peer.run(operands, offer.format, offer.config)
+    config = dict(offer.config)
+    if str(config.get("mode")).endswith("lossless"):
+        # This cast is given the largest exponent of all blocks that are not zero, so that tensors may share it.
+        config["k_max"] = int(operands["mx_scales"].max() or 127) - 127
+    results = peer.run(operands, offer.format, config)
     return Case(
         name=f"{peer.name}/{offer.label}_{recipe.label}",
         peer=peer.name,
         format=offer.format,
-        config=dict(offer.config),
+        config=config,
         tensors=operands | results,
-        unstable=tuple(name for name in peer.unstable(operands, offer.format, offer.config) if name in results),
+        unstable=tuple(name for name in peer.unstable(operands, offer.format, config) if name in results),
         conventions=dict(offer.conventions),
     )
+
+
+def shapes(offer: Offer) -> tuple[tuple[int, ...], ...]:
+    """Operand shapes that suit an offer: whole blocks, one row, ragged widths and stacks where it takes them."""
+    width = max(offer.multiple, 16)
+    if offer.slow:
+        return ((2, 2 * width), (1, 3 * width))
+    if offer.config.get("swizzled"):
+        return ((130, 5 * width), (3, 7 * width))
+    if offer.rows > 1:
+        found: tuple[tuple[int, ...], ...] = ((2 * offer.rows, 64), (offer.rows, 40), (3 * offer.rows, 16))
+    elif offer.multiple == 1:
+        found = ((32, 64), (30, 40), (17, 16), (1, 48), (33, 50))
+    else:
+        found = ((16, 6 * width), (8, 4 * width), (1, width), (37, 3 * width))
+    return (*found, (2, 16, 4 * width)) if offer.stacked else found

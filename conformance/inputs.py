@@ -1,8 +1,8 @@
 """Operands for tests: what a quantizer gets wrong shows on ties, at the ends of the range, and beside zeros.
 
-`make(name, shape, dtype, seed)` is a pure function of its arguments. Blocks lie along the last axis; a shape that is not
-whole blocks is drawn with whole blocks and cropped. The E2M1 and E4M3 tables are written out once more here, because
-what they test is derived from halfbyte's own.
+`make(name, shape, dtype, seed)` is a pure function of its arguments. Blocks lie along the last axis; a shape that is
+not whole blocks is drawn with whole blocks and cropped. The E2M1 and E4M3 tables are written out once more here,
+because what they test is derived from halfbyte's own.
 """
 
 from __future__ import annotations
@@ -45,17 +45,23 @@ def _cast(x: Array, dtype: np.dtype[Any]) -> Array:
     """To the operand's dtype; finite values beyond its range become its largest."""
     if x.dtype == dtype:
         return x
-    largest = float(ml_dtypes.finfo(dtype).max)
+    largest = _limit(dtype, "max")
     return np.where(np.isfinite(x), np.clip(x, -largest, largest), x).astype(dtype)
 
 
+def _limit(dtype: np.dtype[Any], name: str) -> float:
+    """max, smallest_normal or smallest_subnormal of a dtype."""
+    return float(getattr(ml_dtypes.finfo(dtype), name))  # type: ignore[no-untyped-call]
+
+
 def _signs(rng: Rng, shape: tuple[int, ...]) -> F64:
-    return rng.choice([-1.0, 1.0], shape)
+    return np.where(rng.random(shape) < 0.5, -1.0, 1.0)
 
 
 def _blocks(x: F64, block: int) -> F64:
     """A view of shape (..., blocks, block)."""
-    return x.reshape(*x.shape[:-1], -1, block)
+    view: F64 = x.reshape(*x.shape[:-1], -1, block)
+    return view
 
 
 # --- everyday ---
@@ -63,12 +69,12 @@ def _blocks(x: F64, block: int) -> F64:
 
 def gauss(rng: Rng, shape: tuple[int, ...], dtype: np.dtype[Any]) -> F64:
     """Normal, with a standard deviation of its own a tensor, so that the amax's last bits vary."""
-    return rng.normal(size=shape) * np.exp2(rng.uniform(-6, 2))
+    return rng.normal(scale=2 ** rng.uniform(-6, 2), size=shape)
 
 
 def heavy(rng: Rng, shape: tuple[int, ...], dtype: np.dtype[Any]) -> F64:
     """Student's t with three degrees of freedom."""
-    return rng.standard_t(3, shape) * np.exp2(rng.uniform(-6, 2))
+    return 2 ** rng.uniform(-6, 2) * rng.standard_t(3, shape)
 
 
 def outlier(rng: Rng, shape: tuple[int, ...], dtype: np.dtype[Any]) -> F64:
@@ -136,7 +142,9 @@ def mx_ties(rng: Rng, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     exact = _cast(x, dtype)
     steps = rng.choice([0, 0, 1, -1, 2, -2, 7, -7, 22, 23, -22, -44, -45], scale.shape)
     bits = exact.view(np.dtype(f"i{dtype.itemsize}"))
-    _blocks(bits, MX_BLOCK)[..., 0] += steps.astype(bits.dtype)  # neighbours of a positive float are neighbouring integers
+    _blocks(bits, MX_BLOCK)[..., 0] += steps.astype(
+        bits.dtype
+    )  # neighbours of a positive float are neighbouring integers
     return exact
 
 
@@ -145,8 +153,7 @@ def mx_ties(rng: Rng, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
 
 def tiny(rng: Rng, shape: tuple[int, ...], dtype: np.dtype[Any]) -> F64:
     """Normal numbers scaled to the foot of the dtype's range, subnormals among them."""
-    smallest = float(ml_dtypes.finfo(dtype).smallest_normal)
-    return rng.normal(size=shape) * smallest * np.exp2(rng.uniform(-3, 12))
+    return rng.normal(scale=_limit(dtype, "smallest_normal") * 2 ** rng.uniform(-3, 12), size=shape)
 
 
 def tiny_mixed(rng: Rng, shape: tuple[int, ...], dtype: np.dtype[Any]) -> F64:
@@ -159,15 +166,15 @@ def tiny_mixed(rng: Rng, shape: tuple[int, ...], dtype: np.dtype[Any]) -> F64:
 
 def huge(rng: Rng, shape: tuple[int, ...], dtype: np.dtype[Any]) -> F64:
     """Up to the dtype's largest number, which is in it."""
-    x = rng.uniform(-1, 1, shape) * float(ml_dtypes.finfo(dtype).max)
-    x.reshape(-1)[rng.integers(x.size)] = float(ml_dtypes.finfo(dtype).max)
+    largest = _limit(dtype, "max")
+    x = largest * rng.uniform(-1, 1, shape)
+    x.reshape(-1)[rng.integers(x.size)] = largest
     return x
 
 
 def wide(rng: Rng, shape: tuple[int, ...], dtype: np.dtype[Any]) -> F64:
     """Every exponent of the dtype's range equally often."""
-    info = ml_dtypes.finfo(dtype)
-    low, high = np.log2(float(info.smallest_subnormal)), np.log2(float(info.max))
+    low, high = np.log2([_limit(dtype, "smallest_subnormal"), _limit(dtype, "max")])
     return _signs(rng, shape) * np.exp2(rng.uniform(low, high, shape))
 
 
@@ -190,13 +197,15 @@ def zero_block(rng: Rng, shape: tuple[int, ...], dtype: np.dtype[Any]) -> F64:
     x = gauss(rng, shape, dtype)
     blocks = _blocks(x, BLOCK)
     blocks *= (rng.random(blocks.shape[:-1]) > 1 / 3)[..., None]
-    return x + 0.0
+    x += 0.0  # no -0.0: that is signed_zero's matter
+    return x
 
 
 def signed_zero(rng: Rng, shape: tuple[int, ...], dtype: np.dtype[Any]) -> F64:
     """Zeros of both signs beside values that round to zero and values that do not."""
-    x = gauss(rng, shape, dtype) * rng.choice([0.0, 0.0, 0.01, 1.0], shape)
-    return np.where(rng.random(shape) < 0.5, -x, x)
+    x = gauss(rng, shape, dtype)
+    x *= rng.choice([0.0, 0.0, 0.01, 1.0], shape)
+    return x * _signs(rng, shape)
 
 
 # --- not numbers ---

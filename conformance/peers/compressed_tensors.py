@@ -1,7 +1,7 @@
 """compressed-tensors: observed minima and maxima to scales, then its packed compressors, then decompression.
 
-The observers live in llm-compressor; what they hand over is a minimum and a maximum a group, in the weight's dtype or in
-float32. The driver takes both with torch and leaves the rest to compressed-tensors.
+The observers live in llm-compressor; what they hand over is a minimum and a maximum a group, in the weight's dtype or
+in float32. The driver takes both with torch and leaves the rest to compressed-tensors.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def run(operands: Arrays, format: str, config: Config) -> Arrays:
     compressor = NVFP4PackedCompressor if nvfp4 else MXFP4PackedCompressor
     weight = to_torch(operands["input"])
     observed = weight.float() if config["minmax"] == "fp32" else weight
-    groups = observed.unflatten(-1, (-1, scheme.weights.group_size))
+    groups = observed.reshape(*observed.shape[:-1], -1, scheme.weights.group_size)
     state = {"weight": weight}
     if nvfp4:
         state["weight_global_scale"] = generate_gparam(*observed.aminmax())
@@ -63,10 +63,17 @@ def run(operands: Arrays, format: str, config: Config) -> Arrays:
 
 
 def unstable(operands: Arrays, format: str, config: Config) -> tuple[str, ...]:
-    """NaN is converted to an integer on the way to codes and MX bytes; C leaves that value open."""
-    return (
-        () if np.isfinite(operands["input"].astype(np.float32)).all() else ("codes", "dequant", "scale_float", "scales")
-    )
+    """The sign of a NaN decides its code, and that differs by dtype.
+
+    A NaN among an MX block's statistics has other bits in torch's vector loops than in its scalar ones, and the
+    exponent is cut from those bits.
+    """
+    x = operands["input"].astype(np.float32)
+    if np.isfinite(x).all():
+        return ()
+    if format == "nvfp4":
+        return ("codes",)
+    return ("codes", "dequant", "scale_float", "scales") if np.isnan(x).any() else ("codes", "dequant")
 
 
 PEER = Peer("compressed_tensors", "compressed-tensors", OFFERS, run, unstable)

@@ -24,10 +24,11 @@ OFFERS = (
         "nvfp4",
         {"mode": DECODE_NVFP4},
         {
-            "nibbles": "64-element block: 4 scale bytes, then 4x8 code bytes; byte j of a 16-group holds element j (low) "
-            "and j+8 (high)",
+            "nibbles": "64-element block: 4 scale bytes, then 4x8 code bytes; "
+            "byte j of a 16-group holds element j (low) and j+8 (high)",
             "tensor_scale": "none",
         },
+        multiple=64,
         operands="blocks",
     ),
     Offer("nvfp4", {"mode": SCALE_TABLE}, operands="floats"),
@@ -42,11 +43,11 @@ def run(operands: Arrays, format: str, config: Config) -> Arrays:
         from gguf import GGMLQuantizationType
         from gguf.quants import NVFP4, dequantize, quantize
 
-    if config["mode"] == SCALE_TABLE:
-        return {"scales": NVFP4.fp32_to_ue4m3(operands["input"])}
     if config["mode"] == DECODE_NVFP4:
         return {"dequant": dequantize(operands["blocks"], GGMLQuantizationType.NVFP4)}
     with np.errstate(all="ignore"), quiet():
+        if config["mode"] == SCALE_TABLE:
+            return {"scales": NVFP4.fp32_to_ue4m3(operands["input"])}
         blocks: Array = quantize(operands["input"].astype(np.float32), GGMLQuantizationType.MXFP4)
         decoded: Array = dequantize(blocks, GGMLQuantizationType.MXFP4)
     rows = blocks.shape[0]

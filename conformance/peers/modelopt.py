@@ -1,7 +1,8 @@
 """Model-Optimizer: dynamic NVFP4, static NVFP4 weights with its searches, MXFP4, and MXFP4 to NVFP4.
 
-The static paths fake-quantize with Triton kernels. Without a GPU they run in Triton's interpreter, which has to be chosen
-before triton is imported and would then hold for everyone in the process. So the peer lives in a process of its own.
+The static paths fake-quantize with Triton kernels. Without a GPU they run in Triton's interpreter, which has to be
+chosen before triton is imported and would then hold for everyone in the process. So the peer lives in a process of its
+own.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ OFFERS = (
     Offer("nvfp4", {"mode": "nvfp4"}, NVFP4_CONVENTIONS, multiple=1, stacked=True),
     Offer("mxfp4", {"mode": "mxfp4"}, MXFP4_CONVENTIONS, multiple=32, stacked=True),
     *(Offer("nvfp4", {"mode": mode}, NVFP4_CONVENTIONS, slow=True) for mode in STATIC_MODES),
-    Offer("mxfp4->nvfp4", {"mode": LOSSY}, CAST_CONVENTIONS, operands="mx"),
-    Offer("mxfp4->nvfp4", {"mode": LOSSLESS}, CAST_CONVENTIONS, operands="mx"),
+    Offer("mxfp4->nvfp4", {"mode": LOSSY}, CAST_CONVENTIONS, multiple=32, operands="mx"),
+    Offer("mxfp4->nvfp4", {"mode": LOSSLESS}, CAST_CONVENTIONS, multiple=32, operands="mx"),
 )
 
 
@@ -56,7 +57,7 @@ def run(operands: Arrays, format: str, config: Config) -> Arrays:
 def _run(operands: Arrays, format: str, config: Config) -> Arrays:
     mode = config["mode"]
     if format == "mxfp4->nvfp4":
-        return _cast(operands, mode)
+        return _cast(operands, config)
     if mode in STATIC_MODES:
         return _static(operands, mode)
     return _dynamic(operands) if mode == "nvfp4" else _mxfp4(operands)
@@ -152,7 +153,7 @@ def _kernels() -> SimpleNamespace:
 
     def on_cpu() -> ExitStack:
         stack = ExitStack()
-        stack.enter_context(mock.patch.object(torch.cuda, "device", lambda device: nullcontext()))
+        stack.enter_context(mock.patch.object(torch.cuda, "device", return_value=nullcontext()))
         stack.enter_context(quiet())
         stack.enter_context(np.errstate(all="ignore"))
         return stack
@@ -165,7 +166,7 @@ def _kernels() -> SimpleNamespace:
         count = blocks.shape[0]
         best = torch.empty(count, dtype=torch.float32)
         candidates = nvfp4_fp8_sweep.fp8_scale_candidates(blocks.device).float()
-        tile = 16  # the smallest tile of its autotuner, which would have to time all three on a GPU; blocks are independent
+        tile = 16  # the first of three that the autotuner would time on a GPU; blocks are independent of it
         with on_cpu():
             nvfp4_fp8_sweep._fp8_scale_sweep_kernel.fn[(-(-count // tile),)](
                 blocks.contiguous().view(-1),
@@ -182,21 +183,21 @@ def _kernels() -> SimpleNamespace:
     return SimpleNamespace(fake_quantize=fake_quantize, sweep=sweep)
 
 
-def _cast(operands: Arrays, mode: str) -> Arrays:
+def _cast(operands: Arrays, config: Config) -> Arrays:
     """MXFP4 checkpoints to NVFP4: through bfloat16 again, or in closed form."""
     with quiet():
         from modelopt.torch.export import shard_cast_utils
         from modelopt.torch.quantization.utils import numeric_utils
 
     codes, scales = to_torch(operands["mx_codes"]), to_torch(operands["mx_scales"])
-    if mode == LOSSY:
+    if config["mode"] == LOSSY:
         packed, byte, tensor_scale, _ = shard_cast_utils.quantize_mxfp4_to_nvfp4(codes, scales, None, "cpu")
         return {"codes": to_numpy(packed), "scales": to_numpy(byte), "tensor_scale": to_numpy(tensor_scale)}
     global_amax, info = numeric_utils.mxfp4_to_nvfp4_global_amax(scales)
     packed, byte, tensor_scale, blocks, lossless = shard_cast_utils.quantize_mxfp4_to_nvfp4_lossless(
-        codes, scales, info["k_max"], "cpu"
+        codes, scales, config.get("k_max", info["k_max"]), "cpu"
     )
-    per_block = numeric_utils.mxfp4_to_nvfp4_per_block_amax(codes.unflatten(-1, (-1, 16)), scales)
+    per_block = numeric_utils.mxfp4_to_nvfp4_per_block_amax(codes.reshape(*scales.shape, 16), scales)
     return {
         "codes": to_numpy(packed),
         "scales": to_numpy(byte),

@@ -1,8 +1,8 @@
-"""numpy to torch and back, bit for bit. Kept apart from `halfbyte.arrays`, so that the oracle shares no code with it."""
+"""numpy to torch and back, bit for bit. Apart from `halfbyte.arrays`, so that the oracle shares no code with it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import ml_dtypes
 import numpy as np
@@ -34,5 +34,5 @@ def to_numpy(x: torch.Tensor) -> Array:
     elif tensor.dtype in (torch.float8_e4m3fn, torch.float8_e8m0fnu):
         array = tensor.view(torch.uint8).numpy()
     else:
-        array = cast(Array, tensor.numpy())
+        array = tensor.numpy()
     return np.array(array.reshape(array.shape or (1,)))

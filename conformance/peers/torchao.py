@@ -23,7 +23,6 @@ def _nvfp4(two_level: bool, swizzled: bool) -> Offer:
             "tensor_scale": "decode multiplier" if two_level else "none",
         },
         DTYPES,
-        # One level for a stack of matrices; with two, to_nvfp4 takes one tensor scale for all of them.
         stacked=not swizzled,
     )
 
@@ -52,7 +51,7 @@ OFFERS = (
 )
 
 MXFP8_OFFERS = tuple(_mx(mode, format="mxfp8") for mode in MODES)
-"""The same casts with E4M3 elements. Not among OFFERS: no golden case has them, and the contract does not yet either."""
+"""The same casts with E4M3 elements. Not among OFFERS: neither the golden vectors nor the contract have them yet."""
 
 
 def run(operands: Arrays, format: str, config: Config) -> Arrays:
@@ -86,11 +85,23 @@ def run(operands: Arrays, format: str, config: Config) -> Arrays:
 
 
 def unstable(operands: Arrays, format: str, config: Config) -> tuple[str, ...]:
-    """Codes of y = NaN come from the bits of that NaN, which depend on the instruction that made it."""
-    x = operands["input"].astype(np.float32)
-    if config["mode"] != "nvfp4":
-        return ()
-    return ("codes", "dequant") if not np.isfinite(x).all() or (config["two_level"] and not x.any()) else ()
+    """Codes of y = NaN come from the bits of that NaN, which depend on the instruction that made it.
+
+    Beside a NaN scale the decoded values are NaN whatever the code. With two levels, a tensor so small that 1/p
+    overflows turns its zeros into 0·Inf, beside a scale that is a number. MX takes the code of a NaN from the input,
+    which is defined; but an Inf in the same block becomes Inf/Inf.
+    """
+    x = np.abs(operands["input"].astype(np.float32))
+    if config["mode"] == "mx":
+        blocks = x.reshape(-1, 32)
+        return ("codes",) if (np.isnan(blocks).any(axis=1) & np.isinf(blocks).any(axis=1)).any() else ()
+    if not config["two_level"]:
+        return ("codes",) if np.isnan(x).any() else ()
+    amax = x.max()
+    if not np.isfinite(amax) or amax == 0:
+        return ("codes",)
+    overflows = float(np.float32(amax / np.float32(2688))) * float(np.finfo(np.float32).max) < 1
+    return ("codes", "dequant") if overflows and not x.all() else ()
 
 
 PEER = Peer("torchao", "torchao", OFFERS, run, unstable)

@@ -1,8 +1,8 @@
 """TransformerEngine: its Python reference quantizer, loaded as a file.
 
 `import transformer_engine` needs the compiled CUDA library. The reference quantizer itself is plain torch and imports
-three of the package's modules, two of which serve only as base classes and annotations; stand-ins take their place while
-the file is loaded, and leave `sys.modules` again (Model-Optimizer would mistake them for an installation).
+three of the package's modules, two of which serve only as base classes and annotations; stand-ins take their place
+while the file is loaded, and leave `sys.modules` again (Model-Optimizer would mistake them for an installation).
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
-
-from conformance.peers.spec import LOW_FIRST, Array, Arrays, Config, Offer, Peer, quiet
+from conformance.peers.spec import LOW_FIRST, Arrays, Config, Offer, Peer, quiet
 from conformance.peers.tensors import to_numpy, to_torch
 
 RECIPES = "transformer_engine.pytorch.custom_recipes"
@@ -120,7 +118,7 @@ def _load(name: str, folder: Path) -> ModuleType:
 
 
 def run(operands: Arrays, format: str, config: Config) -> Arrays:
-    """Quantize with the reference quantizer; the MXFP4 block routine is called directly, because its public call fails."""
+    """Quantize with the reference quantizer; its MXFP4 block routine is called directly: the public call fails."""
     module = reference()
     x = to_torch(operands["input"])
     options = {key: config[key] for key in QUANTIZER_KEYS if key in config}
@@ -147,10 +145,6 @@ def run(operands: Arrays, format: str, config: Config) -> Arrays:
     if config.get("with_rht"):
         results["rht_out"] = to_numpy(quantizer._apply_rht(x.reshape(-1, x.shape[-1]).t().contiguous()))
     return results
-
-
-def has_nan(x: Array) -> bool:
-    return bool(np.isnan(x.astype(np.float32)).any())
 
 
 PEER = Peer("transformer_engine", "transformer_engine", OFFERS, run)

@@ -13,6 +13,7 @@ OFFERS = tuple(
             "layout": "codes [experts, rows, groups, 16]; result [experts, groups*32, rows] (transposed)",
             "nibbles": LOW_FIRST,
         },
+        multiple=32,
         operands="codes",
     )
     for dtype in ("bf16", "fp16", "fp32")

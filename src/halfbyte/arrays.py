@@ -45,6 +45,8 @@ def to_numpy(x: Array) -> npt.NDArray[Any]:
         return x
     import torch
 
+    if x.layout != torch.strided:
+        raise InputError(f"expected a dense torch tensor, got layout {x.layout}; call .to_dense() first")
     tensor = x.detach().cpu()
     if tensor.dtype == torch.bfloat16:
         return tensor.view(torch.int16).numpy().view(BFLOAT16)
@@ -85,7 +87,10 @@ def output_dtype(dtype: object) -> np.dtype[np.generic]:
     elif type(dtype).__module__ == "torch":
         name = str(dtype).removeprefix("torch.")
     else:
-        name = np.dtype(cast("Any", dtype)).name
+        try:
+            name = np.dtype(cast("Any", dtype)).name
+        except TypeError:
+            name = str(dtype)
     if name not in DTYPE_NAMES:
         raise unknown_name("output dtype", name, DTYPE_NAMES)
     return DTYPES[DTYPE_NAMES[name]]

@@ -10,15 +10,16 @@ import numpy.typing as npt
 from halfbyte.arrays import Array, is_torch, like, output_dtype, to_numpy
 from halfbyte.backends import Request, choose_backend
 from halfbyte.codec.bits import F32, dtype_name, widen
-from halfbyte.contracts import Contract, DecodeRule, NVFP4Rule, get_contract
+from halfbyte.contracts import CONTRACTS, Contract, DecodeRule, MXRule, NVFP4Rule, get_contract
 from halfbyte.contracts.hadamard import GROUP, rotate
 from halfbyte.contracts.spec import Rule, Scaling, Tile, defined_methods
 from halfbyte.errors import InputError, UnsupportedError, unknown_name
 from halfbyte.formats import BlockFormat, get_format
-from halfbyte.methods import FourSix, Hessian, Method, Optimal, check_method_name
+from halfbyte.methods import Amax, FourSix, Hessian, Method, Optimal, check_method_name
 from halfbyte.types import QuantizedTensor
 
 SCALINGS = ("tensor", "row")
+PADDING_CONTRACTS = [name for name, make in CONTRACTS.items() if make().ragged == "pad"]
 
 
 def quantize(
@@ -57,6 +58,9 @@ def quantize(
     chosen = get_contract(contract, block_format)
     matrix, shape, name = _operand(x, block_format, chosen)
     rule = chosen.rule(block_format)
+    if isinstance(rule, MXRule) and rule.blocks is not None and block_format.block not in rule.blocks:
+        listed = ", ".join(map(str, rule.blocks))
+        raise UnsupportedError(f"contract {chosen.name} has blocks of {listed}, not {block_format.block}")
     resolved = _resolve_method(method, chosen, rule, block_format)
     row_scaling = _resolve_scaling(scaling, chosen, rule, block_format)
     request = Request(
@@ -139,7 +143,7 @@ def _operand(x: Array, format: BlockFormat, contract: Contract) -> tuple[npt.NDA
     if contract.ragged == "refuse" and width % format.block:
         raise InputError(
             f"shape {shape}: contract {contract.name} needs a last axis that is a multiple of {format.block}, not "
-            f"{width}; pad the tensor, or choose a contract that pads (transformer_engine, modelopt, fouroversix, ocp)"
+            f"{width}; pad the tensor, or choose a contract that pads ({', '.join(PADDING_CONTRACTS)})"
         )
     return matrix, shape, name
 
@@ -148,8 +152,9 @@ def _resolve_method(method: str | Method | None, contract: Contract, rule: Rule,
     """The method as an instance that this contract defines for this format."""
     if isinstance(rule, DecodeRule):
         raise UnsupportedError(f"contract {contract.name} decodes {format.name} only: it has no quantizer for it")
-    if method is None:
-        method = contract.method
+    if method is None:  # presets such as 4over6 concern NVFP4; the MX formats of such a contract stay plain
+        preset_fits = isinstance(rule, NVFP4Rule) or isinstance(contract.method, Optimal | Hessian)
+        method = contract.method if preset_fits else Amax()
     known = defined_methods(rule)
     if isinstance(method, str):
         kind = check_method_name(method)
@@ -213,7 +218,9 @@ def _resolve_scaling(scaling: Scaling | None, contract: Contract, rule: Rule, fo
         if not isinstance(rule, NVFP4Rule):
             raise UnsupportedError(f"{format.name} has no global scale, so scaling='row' has no meaning; leave it out")
         if not rule.row_scaling:
-            raise UnsupportedError(f"contract {contract.name} has no row scaling; transformer_engine and flashinfer do")
+            raise UnsupportedError(
+                f"contract {contract} has no row scaling; transformer_engine and flashinfer's modes te and 4over6 have it"
+            )
     return scaling
 
 
@@ -221,9 +228,11 @@ def _resolve_tile(
     tile: tuple[int, int] | None, contract: Contract, rule: Rule, format: BlockFormat, scaling: Scaling
 ) -> Tile:
     """One row of a block, or a square tile where the contract has one."""
-    if tile is None:
+    if tile is None and isinstance(rule, NVFP4Rule):
         tile = contract.tile
     plain = (1, format.block)
+    if tile is not None and not (isinstance(tile, tuple | list) and len(tile) == 2):
+        raise UnsupportedError(f"tile is a pair such as {plain} or (16, 16), not {tile!r}")
     if tile is None or tuple(tile) == plain:
         return plain
     tiles = tuple(known for known in rule.tiles if known[1] == format.block) if isinstance(rule, NVFP4Rule) else ()
@@ -246,11 +255,15 @@ def _check_global_amax(global_amax: object, rule: Rule, format: BlockFormat, row
         return None
     if not isinstance(rule, NVFP4Rule) or rule.stored is None:
         raise UnsupportedError(f"{format.name} under this contract has no global scale; leave global_amax out")
+    if rule.constant_factor is not None:
+        raise UnsupportedError("this contract was made with a global_scale of its own; leave global_amax out")
     raw = to_numpy(cast("Any", global_amax)) if is_torch(global_amax) else np.asarray(global_amax)
-    try:
-        amax = np.asarray(raw, dtype=np.float32)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"global_amax must be a number or an array of numbers, got {global_amax!r}") from error
+    if raw.dtype.kind not in "iufbV" or raw.size == 0:  # ml_dtypes report kind V
+        raise InputError(f"global_amax must be a number or an array of numbers, got {global_amax!r}")
+    with np.errstate(over="ignore"):
+        amax = raw.astype(np.float32)
+    if (np.isinf(amax) & np.isfinite(raw.astype(np.float64))).any():
+        raise InputError("global_amax does not fit into float32")
     if np.isnan(amax).any() or (amax < 0).any():
         raise InputError(
             "global_amax must not be negative or NaN: it is the largest magnitude of the tensors that share it"

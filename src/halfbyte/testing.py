@@ -35,7 +35,8 @@ def find_difference(got: Array, expected: Array, *, any_nan: bool = False, e4m3:
         return Difference(f"shape {a.shape} where {b.shape} is expected")
     different = _bits(a) != _bits(b)
     if any_nan and a.dtype.kind in "fV":  # ml_dtypes report kind V
-        different &= ~(np.isnan(a.astype(np.float64)) & np.isnan(b.astype(np.float64)))
+        with np.errstate(invalid="ignore"):
+            different &= ~(np.isnan(a.astype(np.float64)) & np.isnan(b.astype(np.float64)))
     if e4m3:
         different &= (a & 0x7F != 0x7F) | (b & 0x7F != 0x7F)
     if not different.any():
@@ -52,17 +53,25 @@ def assert_same_bits(
 ) -> None:
     """Raise AssertionError unless two arrays have the same dtype, shape and bits.
 
-    `inputs`: the tensor both were made from; its row at the first difference is printed in hex.
+    `inputs`: the tensor both were made from; what led to the first difference is printed in hex.
     """
     difference = find_difference(got, expected, any_nan=any_nan, e4m3=e4m3)
     if difference is None:
         return
     message = difference.reason
     if inputs is not None and difference.index:
-        matrix = to_numpy(inputs).reshape(-1, to_numpy(inputs).shape[-1])
-        row = matrix[difference.index[0] % matrix.shape[0]]
-        message += "\ninputs of that row: " + " ".join(_hex(value) for value in row)
+        message += "\n" + _inputs_there(to_numpy(inputs), difference.index, to_numpy(expected).shape)
     raise AssertionError(message)
+
+
+def _inputs_there(inputs: npt.NDArray[Any], index: tuple[int, ...], shape: tuple[int, ...]) -> str:
+    """The 32 inputs around the place that an element of a result stands for (results may be narrower than inputs)."""
+    *leading, column = index
+    row = int(np.ravel_multi_index(leading, shape[:-1])) if leading else 0
+    matrix = inputs.reshape(-1, inputs.shape[-1])
+    start = column * matrix.shape[1] // shape[-1] // 32 * 32
+    there = matrix[row % matrix.shape[0], start : start + 32]
+    return f"inputs of row {row} from {start} on: " + hex_rows(there)
 
 
 def _bits(a: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -18,7 +18,7 @@ def choose_backend(name: str, request: Request) -> Backend:
     """
     if name == "auto":
         return next(backend for backend in BACKENDS.values() if backend.supports(request) is None)
-    if name not in BACKENDS:
+    if not isinstance(name, str) or name not in BACKENDS:
         raise unknown_name("backend", name, ["auto", *BACKENDS])
     backend = BACKENDS[name]
     if (reason := backend.supports(request)) is not None:

@@ -28,6 +28,8 @@ class Request:
     """Short name of the operand's dtype; statistics may be held in it."""
     global_amax: F32 | None = None
     """Given in place of the operand's own amax: shape () or (rows,)."""
+    threads: int | None = None
+    """How many threads may work; None: the backend's own choice. Never changes a bit."""
 
 
 @dataclass(frozen=True)

@@ -10,16 +10,16 @@ import numpy.typing as npt
 
 from halfbyte.backends.protocol import Parts, Request
 from halfbyte.backends.reference_four_six import choose_four_six
-from halfbyte.backends.reference_search import exponent_of, search_scales
+from halfbyte.backends.reference_search import Encode, exponent_of, search_scales
 from halfbyte.codec.bits import F32, U8, widen
 from halfbyte.codec.blocks import join, over_tiles, repeat_rows, split
 from halfbyte.codec.element import decode, encode
 from halfbyte.codec.pack import pack, unpack
 from halfbyte.contracts.rounding import round_elements
-from halfbyte.contracts.spec import DecodeRule, MXRule, NVFP4Rule, ScaleByte, TensorScale
+from halfbyte.contracts.spec import DecodeRule, MXRule, NVFP4Rule, ScaleByte, ScaleSearch, TensorScale
 from halfbyte.errors import UnsupportedError
 from halfbyte.formats import E4M3, E8M0
-from halfbyte.methods import FourSix, Hessian, Optimal
+from halfbyte.methods import FourSix, Hessian, Method, Optimal
 
 
 class Reference:
@@ -85,6 +85,7 @@ def tensor_scale(blocks: F32, rule: NVFP4Rule, request: Request) -> TensorScale:
         amax = np.abs(blocks).max(axis=(1, 2), keepdims=True)
     else:
         amax = np.abs(blocks).max(axis=(0, 1, 2), keepdims=True)
+    amax = np.where(np.isnan(amax), np.float32(np.nan), amax).astype(np.float32)  # one NaN, whatever its payload was
     statistics = request.dtype if rule.statistics == "input" else "fp32"
     top = rule.anchor(request.method)
     factor = (
@@ -121,7 +122,9 @@ def _quantize_nvfp4(blocks: F32, rule: NVFP4Rule, request: Request) -> tuple[U8,
         codes = encode_with(byte)
     stored = None if rule.stored is None else rule.stored(t).reshape(-1)
     multiplier = np.ones(1, np.float32) if stored is None else rule.multiplier(stored, t.top)
-    if isinstance(request.method, Optimal | Hessian):
+    if rule.scale_search is not None and isinstance(request.method, Optimal | Hessian):
+        codes, byte = _search_as_peer(blocks, (codes, byte), rule.scale_search, encode_with, request.method)
+    elif isinstance(request.method, Optimal | Hessian):
         g = multiplier.reshape(-1, 1, 1)
         smallest = int(np.searchsorted(E4M3.magnitudes, max(rule.scale_byte.smallest, E4M3.smallest)))
         candidates = range(smallest, E4M3.magnitudes.size)
@@ -142,11 +145,25 @@ def _quantize_mx(blocks: F32, rule: MXRule, request: Request) -> tuple[U8, U8]:
             return rule.nearest(blocks, scale)
         return round_elements(blocks, rule.element(blocks, scale), element, rule.rounding)[0]
 
+    def encode_with(byte: U8) -> U8:
+        return encode_with_scale(E8M0.values[byte])
+
     byte, scale = rule.scale(v, statistics, element)
     codes = encode_with_scale(scale)
-    if isinstance(request.method, Optimal | Hessian):
+    if rule.scale_search is not None and isinstance(request.method, Optimal | Hessian):
+        codes, byte = _search_as_peer(blocks, (codes, byte), rule.scale_search, encode_with, request.method)
+    elif isinstance(request.method, Optimal | Hessian):
         codes, byte = search_scales(
-            blocks, (codes, byte), range(E8M0.magnitudes.size), lambda byte: encode_with_scale(E8M0.values[byte]),
+            blocks, (codes, byte), range(E8M0.magnitudes.size), encode_with,
             E8M0.values, np.ones((1, 1, 1), np.float32), exponent_of(v), element, request.method,
         )  # fmt: skip
     return codes, byte
+
+
+def _search_as_peer(
+    blocks: F32, start: tuple[U8, U8], search: ScaleSearch, encode_with: Encode, method: Method
+) -> tuple[U8, U8]:
+    """Codes and bytes of the peer's own search. Where it keeps the byte the codes stay too: a NaN scale has no byte."""
+    codes, byte = start
+    chosen = search(blocks, byte, method)
+    return np.where(chosen == byte, codes, encode_with(chosen)), chosen

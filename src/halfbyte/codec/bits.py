@@ -29,10 +29,11 @@ def dtype_name(dtype: object) -> str:
         if dtype == known:
             return name
     raise InputError(
-        f"cannot quantize dtype {dtype}: give float32, float16 or bfloat16 (convert first: x.astype(numpy.float32))"
+        f"cannot quantize dtype {dtype}: give float32, float16 or bfloat16, or convert it to one of them first"
     )
 
 
+@np.errstate(invalid="ignore")  # a signalling NaN becomes a quiet one
 def widen(x: npt.NDArray[np.generic]) -> F32:
     """Float16, bfloat16 or float32 as float32. Exact; subnormals, -0.0, Inf and NaN are kept."""
     return np.asarray(x, dtype=np.float32)

@@ -13,6 +13,7 @@ from halfbyte.formats.spec import ElementFormat
 Tie = Literal["even", "down", "up"]
 
 
+@np.errstate(invalid="ignore")
 def encode_magnitude(magnitude: F32, element: ElementFormat, tie: Tie = "even") -> U8:
     """Code of the value nearest to a non-negative number; the largest finite code above the range, Inf included.
 
@@ -34,6 +35,7 @@ def encode_magnitude(magnitude: F32, element: ElementFormat, tie: Tie = "even") 
     return code.astype(np.uint8)
 
 
+@np.errstate(invalid="ignore")
 def encode(x: F32, element: ElementFormat, *, tie: Tie = "even", saturate: bool = True) -> U8:
     """Code of the nearest value, with the sign bit of x (so -0.0 keeps its sign).
 
@@ -54,8 +56,10 @@ def encode(x: F32, element: ElementFormat, *, tie: Tie = "even", saturate: bool 
         if not saturate:
             last_step = float(element.magnitudes[-1]) - float(element.magnitudes[-2])
             step = element.max if element.mantissa_bits == 0 else last_step
-            bound = element.max + step / 2
-            nan |= (magnitude > bound) if tie == "even" and element.mantissa_bits else (magnitude >= bound)
+            bound = np.float64(element.max + step / 2)
+            last_is_even = len(element.magnitudes) % 2 == 1
+            tie_stays = tie == "down" or (tie == "even" and last_is_even)
+            nan |= (magnitude > bound) if tie_stays else (magnitude >= bound)
         if not element.signed:
             nan |= x <= 0
         code = np.where(nan, element.nan_code, code).astype(np.uint8)

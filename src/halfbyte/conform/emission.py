@@ -17,12 +17,12 @@ from halfbyte.codec.element import decode
 from halfbyte.conform import extras
 from halfbyte.conform.vectors import Case
 from halfbyte.contracts import CONTRACTS, Contract
-from halfbyte.contracts.options import make_contract
 from halfbyte.contracts.peers.gguf import scale_from_float
 from halfbyte.errors import UnsupportedError, VectorError
 from halfbyte.formats import E8M0, get_format
 from halfbyte.layouts import gguf as gguf_layout
 from halfbyte.layouts.swizzle import swizzle
+from halfbyte.methods import Hessian
 from halfbyte.quantize import dequantize, quantize
 from halfbyte.types import QuantizedTensor
 
@@ -33,7 +33,7 @@ Matrix = npt.NDArray[Any]
 def contract_of(case: Case, *, leave_out: tuple[str, ...] = (), **changes: object) -> Contract:
     """The contract that a case's config asks for; an unknown key raises."""
     options = {key: value for key, value in case.config.items() if key not in leave_out} | changes
-    return make_contract(CONTRACTS[case.peer], options)
+    return CONTRACTS[case.peer](**options)
 
 
 def pad_to(x: Matrix, rows: int, columns: int) -> Matrix:
@@ -115,7 +115,7 @@ def fouroversix(case: Case, backend: str) -> Outputs:
 
 
 def modelopt(case: Case, backend: str) -> Outputs:
-    """The last axis stays padded to whole blocks. Static weights add the chosen block amax and a copy quantized with it."""
+    """The last axis stays padded to whole blocks. Static weights add the chosen block amax and its quantized copy."""
     if case.format == "mxfp4->nvfp4":
         raise UnsupportedError("this format of case is not a quantization")
     contract, format = contract_of(case), get_format(case.format)
@@ -140,6 +140,16 @@ def torchao(case: Case, backend: str) -> Outputs:
     if case.config.get("swizzled"):
         outputs["scales"] = swizzle(outputs["scales"].reshape(-1, outputs["scales"].shape[-1]))
     return outputs
+
+
+def qwantize(case: Case, backend: str) -> Outputs:
+    """The Hessian searches take it from the case's activations; how those were drawn is no option of the contract."""
+    if "activations" not in case.tensors:
+        return simple(case, backend)
+    contract, format = contract_of(case, leave_out=("act_dist", "act_seed", "tokens")), get_format(case.format)
+    method = Hessian(extras.fused_hessian(case.tensors["activations"], format.block))
+    q = quantize(case.tensors["input"], format, contract, method, backend=backend)
+    return parts(q) | decoded(q, case)
 
 
 def flashinfer(case: Case, backend: str) -> Outputs:
@@ -205,7 +215,7 @@ EMISSIONS: dict[str, Callable[[Case, str], Outputs]] = {
     "modelopt": modelopt,
     "compressed_tensors": compressed_tensors,
     "torchao": torchao,
-    "qwantize": simple,
+    "qwantize": qwantize,
     "flashinfer": flashinfer,
     "vllm": simple,
     "miles": miles,

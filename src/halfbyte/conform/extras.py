@@ -13,9 +13,11 @@ from halfbyte.codec.bits import F32, dtype_name, widen
 from halfbyte.codec.blocks import join, split
 from halfbyte.codec.element import decode
 from halfbyte.contracts import Contract, MXRule, NVFP4Rule
+from halfbyte.contracts.qwantize_search import fused_multiply_add
 from halfbyte.contracts.static_search import fake_quantize, searched_scale
 from halfbyte.errors import UnsupportedError
 from halfbyte.formats import E4M3, BlockFormat
+from halfbyte.methods import Method
 from halfbyte.types import QuantizedTensor
 
 Outputs = dict[str, npt.NDArray[Any]]
@@ -23,6 +25,8 @@ Outputs = dict[str, npt.NDArray[Any]]
 
 def _request(x: npt.NDArray[Any], format: BlockFormat, contract: Contract) -> tuple[F32, Request]:
     """Blocks of x, and the request that `quantize` would have made of a contract's presets."""
+    if not isinstance(contract.method, Method):
+        raise UnsupportedError(f"{contract} has no method of its own")
     request = Request(format, contract, contract.method, (1, format.block), contract.scaling, dtype_name(x.dtype))
     return split(widen(x), format.block), request
 
@@ -68,3 +72,16 @@ def four_six_choice(x: npt.NDArray[Any], q: QuantizedTensor) -> Outputs:
     six = scale_byte(rule.four_six.pre_scale(block_amax(blocks), t), rule.scale_byte)
     picked = (six[..., 0].reshape(q.scales.shape) != np.asarray(q.scales)).astype(np.uint8)
     return {"amax": t.amax.reshape(-1), "picked_four": picked}
+
+
+@np.errstate(all="ignore")
+def fused_hessian(activations: npt.NDArray[Any], block: int) -> F32:
+    """qwantize: XᵀX of each block of columns, (K/block, block, block): fused multiply-adds, token after token.
+
+    The peer leaves this sum to its BLAS; MKL adds up to 192 tokens in this order, and more in several parts.
+    """
+    columns = widen(activations).reshape(len(activations), -1, block)
+    total = np.zeros((columns.shape[1], block, block), np.float32)
+    for token in columns:
+        total = fused_multiply_add(token[:, :, None], token[:, None, :], total)
+    return total

@@ -18,10 +18,6 @@ from halfbyte.testing import Difference, find_difference, hex_rows
 Status = Literal["agree", "differ", "pending"]
 
 PENDING = {
-    ("qwantize", "nvfp4/optimal"): "qwantize's scale search",
-    ("qwantize", "nvfp4/optimal_hessian"): "qwantize's Hessian search",
-    ("qwantize", "mxfp4/optimal"): "qwantize's scale search",
-    ("qwantize", "mxfp4/optimal_hessian"): "qwantize's Hessian search",
     ("modelopt", "quantize_mxfp4_to_nvfp4"): "Model-Optimizer's MXFP4 to NVFP4 cast",
     ("modelopt", "quantize_mxfp4_to_nvfp4_lossless"): "Model-Optimizer's MXFP4 to NVFP4 cast",
     ("miles", "convert_hf_to_nvfp4"): "conversion of whole checkpoints",

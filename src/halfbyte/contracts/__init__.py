@@ -73,6 +73,6 @@ def get_contract(contract: str | Contract | None, format: BlockFormat) -> Contra
     if isinstance(contract, Contract):
         return contract
     name = DEFAULTS[format.name] if contract is None else contract
-    if name not in CONTRACTS:
+    if not isinstance(name, str) or name not in CONTRACTS:
         raise unknown_name("contract", name, CONTRACTS)
     return CONTRACTS[name]()

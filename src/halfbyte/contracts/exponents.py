@@ -56,7 +56,7 @@ def ceil_log2_clamped(v: F32, statistics: str, element: ElementFormat) -> Scale:
 
 
 def ceil_log2_or_none(v: F32, statistics: str, element: ElementFormat) -> Scale:
-    """ceil(max(log2(v/max), −127)); Inf and NaN blocks byte 0 beside an infinite scale"""
+    """ceil(max(log2(v/max), −127)); Inf and NaN blocks byte 0 beside a NaN scale"""
     finite = np.isfinite(v)
     exponent = np.maximum(_ceil_log2_of_share(np.where(finite, v, 0).astype(np.float32), element.max), -127)
     byte = np.where(finite, exponent + 127, 0).astype(np.uint8)

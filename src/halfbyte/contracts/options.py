@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping
-from typing import cast
+from typing import ParamSpec, cast
+
+import numpy as np
 
 from halfbyte.contracts.spec import Contract
-from halfbyte.errors import UnknownNameError, UnsupportedError, unknown_name
+from halfbyte.errors import InputError, UnsupportedError, unknown_name
 from halfbyte.methods.four_six import BlockError
+
+P = ParamSpec("P")
 
 
 def check_choice(rule: str, holds: bool) -> None:
@@ -17,30 +22,53 @@ def check_choice(rule: str, holds: bool) -> None:
 
 
 def check_name(kind: str, name: object, known: Iterable[object]) -> None:
-    """Raise with the known names where an option's value is none of them."""
-    if name not in (listed := list(known)):
+    """Raise with the known names where an option's value is none of them; None stands for no choice."""
+    if name is not None and name not in (listed := list(known)):
         raise unknown_name(kind, name, listed)
 
 
 def error_name(mode: str) -> BlockError:
     """A peer's spelling of an error measure (MAE, MSE) as ours."""
-    check_name("4over6 error mode", mode.upper(), ("MAE", "MSE"))
+    check_name("4over6 error mode", str(mode).upper(), ("MAE", "MSE"))
     return cast(BlockError, mode.lower())
 
 
 def changed(make: Callable[..., Contract], given: Mapping[str, object]) -> tuple[tuple[str, object], ...]:
-    """The options that differ from the defaults of a contract function, for its repr."""
+    """The options that differ from the defaults of a contract function, for its repr; hashable."""
     defaults = make.__kwdefaults__ or {}
-    return tuple((key, value) for key, value in given.items() if key in defaults and value != defaults[key])
+    return tuple((key, frozen(value)) for key, value in given.items() if key in defaults and value != defaults[key])
 
 
-def make_contract(make: Callable[..., Contract], options: Mapping[str, object]) -> Contract:
-    """Call a contract function with options read from a file; an unknown key raises with the known ones."""
-    known = make.__kwdefaults__ or {}
-    for key in options:
-        if key not in known:
-            raise unknown_name(f"option of {make.__name__}", key, known or ["none"])
+def frozen(value: object) -> object:
+    """Lists and mappings as tuples."""
+    if isinstance(value, Mapping):
+        return tuple(sorted(value.items()))
+    return tuple(value) if isinstance(value, list) else value
+
+
+def encode_factor(value: object) -> np.float32 | None:
+    """A global scale given as an encode factor: positive and finite, or None."""
+    if value is None:
+        return None
     try:
-        return make(**options)
-    except TypeError as error:
-        raise UnknownNameError(f"{make.__name__}: {error}") from error
+        factor = np.float32(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError) as error:
+        raise InputError(f"global_scale must be a number, not {value!r}") from error
+    if not (np.isfinite(factor) and factor > 0):
+        raise InputError(f"global_scale must be positive and finite, not {value!r}")
+    return factor
+
+
+def listing_options(make: Callable[P, Contract]) -> Callable[P, Contract]:
+    """Make a contract function refuse an option that it does not have by naming those that it has."""
+
+    @functools.wraps(make)
+    def checked(*arguments: P.args, **options: P.kwargs) -> Contract:
+        known = make.__kwdefaults__ or {}
+        for key in options:
+            if key not in known:
+                raise unknown_name(f"option of {make.__name__}", key, known or ["none"])
+        return make(*arguments, **options)
+
+    checked.__kwdefaults__ = make.__kwdefaults__  # type: ignore[attr-defined]
+    return checked

@@ -32,6 +32,8 @@ from halfbyte.methods import Amax, FourSix, Method, Optimal
 Scaling = Literal["tensor", "row"]
 Stored = Literal["amax", "multiplier", "encode factor", "none"]
 Tile = tuple[int, int]
+ScaleSearch = Callable[[F32, U8, Method], U8]
+"""The peer's own search: blocks (rows, blocks, block), naive scale bytes (rows, blocks, 1), method → chosen bytes."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,8 @@ class NVFP4Rule:
     """The methods `block_search` defines."""
     search_rule: NVFP4Rule | None = None
     """The rule that takes over when one of its searches is asked for (Model-Optimizer's static weights)."""
+    scale_search: ScaleSearch | None = None
+    """Takes the place of the exact searches of Optimal and Hessian; codes still come from `element` and `rounding`."""
     negative_zero: bool = True
     """Whether code 8 decodes to -0.0; otherwise to +0.0."""
     constant_factor: np.float32 | None = None
@@ -157,6 +161,8 @@ class MXRule:
     negative_zero: bool = True
     blocks: tuple[int, ...] | None = None
     """The only block lengths this contract has; None: whatever the format allows."""
+    scale_search: ScaleSearch | None = None
+    """Takes the place of the exact searches of Optimal and Hessian; codes still come from `element` and `rounding`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,8 +211,8 @@ class Contract:
     ragged: Literal["pad", "refuse"] = "refuse"
     """A last axis that is not whole blocks: padded with zeros (and cropped again), or refused."""
     transform: Transform = Transform()
-    method: Method = Amax()
-    """Used when the caller names no method; likewise `tile` and `scaling`."""
+    method: Method | Literal["hessian"] = Amax()
+    """Used when the caller names no method; likewise `tile` and `scaling`. "hessian": the caller has to give one."""
     tile: Tile | None = None
     scaling: Scaling = "tensor"
     options: tuple[tuple[str, object], ...] = ()

@@ -26,7 +26,7 @@ def get_format(name: str | BlockFormat, block: int | None = None) -> BlockFormat
     """
     if isinstance(name, BlockFormat):
         format = name
-    elif name in FORMATS:
+    elif isinstance(name, str) and name in FORMATS:
         format = FORMATS[name]
     else:
         raise unknown_name("format", name, FORMATS)

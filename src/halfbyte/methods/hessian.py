@@ -34,6 +34,8 @@ class Hessian(Method):
             raise InputError(f"h has shape {matrices.shape}; it must be (K/block, block, block)")
         if not np.isfinite(matrices).all():
             raise InputError("h holds NaN or Inf")
+        if not np.array_equal(matrices, matrices.swapaxes(1, 2)):
+            raise InputError("h is not symmetric; give (h + hᵀ)/2, which has the same rᵀHr")
         if self.codes not in CODES:
             raise unknown_name("codes of Hessian", self.codes, CODES)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 
 from halfbyte.contracts import exponents, expressions
-from halfbyte.contracts.options import changed, check_name
+from halfbyte.contracts.options import changed, check_name, listing_options
 from halfbyte.contracts.spec import Contract, MXRule, NVFP4Rule, Rounding, ScaleByte
 
 NVFP4 = NVFP4Rule(
@@ -38,11 +38,12 @@ MODES = ("nvfp4", "mxfp4")
 STATISTICS = ("input dtype", "fp32")
 
 
+@listing_options
 def compressed_tensors(*, minmax: str = "input dtype", mode: str | None = None) -> Contract:
     """compressed-tensors. `minmax`: the dtype of the statistics, "input dtype" or "fp32". `mode` only restricts the
     contract to one format, nvfp4 or mxfp4."""
     check_name("minmax of compressed_tensors", minmax, STATISTICS)
-    check_name("mode of compressed_tensors", mode or "nvfp4", MODES)
+    check_name("mode of compressed_tensors", mode, MODES)
     rules: dict[str, NVFP4Rule | MXRule] = {"nvfp4": NVFP4, "mxfp4": MX}
     if minmax == "fp32":
         rules = {name: dataclasses.replace(rule, statistics="fp32") for name, rule in rules.items()}

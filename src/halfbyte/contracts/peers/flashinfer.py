@@ -14,7 +14,7 @@ import numpy as np
 
 from halfbyte.codec.bits import F32, U8, exponent_field, from_bits
 from halfbyte.contracts import exponents, expressions
-from halfbyte.contracts.options import changed, check_choice, check_name, error_name
+from halfbyte.contracts.options import changed, check_choice, check_name, encode_factor, error_name, listing_options
 from halfbyte.contracts.peers.transformer_engine import FOUR_SIX as TE_FOUR_SIX
 from halfbyte.contracts.peers.transformer_engine import NVFP4 as TE_NVFP4
 from halfbyte.contracts.spec import Contract, MXRule, NVFP4Rule, Rounding, ScaleByte
@@ -59,6 +59,18 @@ def ceil_bits_of_factor(v: F32, statistics: str, element: ElementFormat, *, fact
     return exponent_field(rounded_up).astype(np.uint8), rounded_up * (expressions.ONE / factor)
 
 
+@functools.cache  # one rule a factor, so that contracts with the same options are equal
+def ue8m0_rule(factor: float) -> MXRule:
+    """MXFP4 with an encode factor g."""
+    return MXRule(
+        scale=functools.partial(ceil_bits_of_factor, factor=np.float32(factor)),
+        element=exponents.times_reciprocal_zeroed,
+        rounding=Rounding(),
+        decode=exponents.decode_e8m0,
+    )
+
+
+@listing_options
 def flashinfer(
     *,
     mode: str = "ref",
@@ -83,17 +95,11 @@ def flashinfer(
     nvfp4 = MODES[mode]
     if per_token and mode == "4over6":
         nvfp4 = dataclasses.replace(nvfp4, stored=expressions.store_reciprocal_or_zero)
-    given = None if global_scale is None else np.float32(global_scale)
+    given = encode_factor(global_scale)
     nvfp4 = dataclasses.replace(nvfp4, constant_factor=given)
     rules: dict[str, NVFP4Rule | MXRule] = {} if ue8m0 else {"nvfp4": nvfp4}
     if mode == "ref":
-        factor = np.float32(1) if given is None else given
-        rules["mxfp4"] = MXRule(
-            scale=functools.partial(ceil_bits_of_factor, factor=factor),
-            element=exponents.times_reciprocal_zeroed,
-            rounding=Rounding(),
-            decode=exponents.decode_e8m0,
-        )
+        rules["mxfp4"] = ue8m0_rule(1.0 if given is None else float(given))
     return Contract(
         name="flashinfer",
         source="FlashInfer (2026-08-22), reference functions",

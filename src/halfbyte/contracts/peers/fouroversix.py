@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 
 from halfbyte.contracts import exponents, expressions, reductions
-from halfbyte.contracts.options import changed, check_name
+from halfbyte.contracts.options import changed, check_name, listing_options
 from halfbyte.contracts.spec import Contract, FourSixRule, MXRule, NVFP4Rule, Rounding, ScaleByte, Transform
 from halfbyte.methods import Amax, FourSix, Method
 
@@ -55,6 +55,7 @@ RULES: dict[str, Method] = {
 }
 
 
+@listing_options
 def fouroversix(
     *,
     rule: str = "static_6",
@@ -68,10 +69,10 @@ def fouroversix(
     16x16 tiles; `transpose` quantizes the transpose, `rht` puts the random Hadamard transform before. `dtype` only
     restricts the contract to nvfp4 or mxfp4; `dequant` changes no byte."""
     check_name("rule of fouroversix", rule, RULES)
-    check_name("dtype of fouroversix", dtype or "nvfp4", ("nvfp4", "mxfp4"))
+    check_name("dtype of fouroversix", dtype, ("nvfp4", "mxfp4"))
     nvfp4, mx = NVFP4, MX
     if rule == "static_4":
-        nvfp4 = dataclasses.replace(NVFP4, element_max=4)
+        nvfp4 = dataclasses.replace(NVFP4, element_max=4, four_six=None)
         mx = dataclasses.replace(MX, scale=exponents.ceil_bits_of_four)
     rules: dict[str, NVFP4Rule | MXRule] = {"nvfp4": nvfp4, "mxfp4": mx}
     return Contract(

@@ -11,7 +11,7 @@ import numpy as np
 
 from halfbyte.codec.bits import F32, U8
 from halfbyte.contracts import exponents
-from halfbyte.contracts.options import changed, check_name
+from halfbyte.contracts.options import changed, check_name, listing_options
 from halfbyte.contracts.spec import Contract, DecodeRule, MXRule, Rounding
 from halfbyte.formats.elements import E2M1, E4M3
 
@@ -66,9 +66,10 @@ MODES = {
 }
 
 
+@listing_options
 def gguf(*, mode: str | None = None) -> Contract:
     """gguf's Python package: MXFP4, and decoding of NVFP4. `mode` only restricts the contract to one of them."""
-    check_name("mode of gguf", mode or "mxfp4", MODES)
+    check_name("mode of gguf", mode, MODES)
     rules: dict[str, MXRule | DecodeRule] = {
         "mxfp4": MX,
         "nvfp4": DecodeRule(decode=decode_scale_halved, negative_zero=False),

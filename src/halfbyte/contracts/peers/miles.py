@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from halfbyte.contracts import expressions
-from halfbyte.contracts.options import changed, check_name, error_name
+from halfbyte.contracts.options import changed, check_name, error_name, listing_options
 from halfbyte.contracts.peers.transformer_engine import FOUR_SIX
 from halfbyte.contracts.peers.transformer_engine import NVFP4 as TE_NVFP4
 from halfbyte.contracts.spec import Contract
@@ -32,6 +32,7 @@ VARIABLES = ("NVTE_NVFP4_4OVER6", "NVTE_NVFP4_4OVER6_E4M3_USE_256", "NVTE_NVFP4_
 ON = ("weights", "all")
 
 
+@listing_options
 def miles(*, env: Mapping[str, str] | None = None) -> Contract:
     """miles' converter. `env`: the environment variables that it reads; they preset the method.
 

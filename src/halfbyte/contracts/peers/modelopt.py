@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 
 from halfbyte.contracts import exponents, expressions
-from halfbyte.contracts.options import changed, check_name
+from halfbyte.contracts.options import changed, check_name, listing_options
 from halfbyte.contracts.spec import Contract, MXRule, NVFP4Rule, Rounding, ScaleByte
 from halfbyte.contracts.static_search import search_block_amax
 from halfbyte.methods import Amax, FourSix, Method, Sweep
@@ -54,6 +54,7 @@ MODES: dict[str, tuple[NVFP4Rule, Method]] = {
 }
 
 
+@listing_options
 def modelopt(*, mode: str = "nvfp4") -> Contract:
     """Model-Optimizer. `mode` nvfp4 is the dynamic quantizer; max, four_over_six, fp8_sweep and fp8_sweep_kernel are
     the static weight paths, which build the block scale by another formula."""

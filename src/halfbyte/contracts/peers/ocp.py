@@ -8,6 +8,7 @@ specification leaves NaN and Inf to the implementation: here a block with a NaN 
 from __future__ import annotations
 
 from halfbyte.contracts import exponents
+from halfbyte.contracts.options import listing_options
 from halfbyte.contracts.spec import Contract, MXRule, Rounding
 
 MX = MXRule(
@@ -15,6 +16,7 @@ MX = MXRule(
 )
 
 
+@listing_options
 def ocp() -> Contract:
     """The MX specification (MXFP4, MXFP8)."""
     return Contract(

@@ -1,4 +1,4 @@
-"""qwantize, naive: single-level scales, ties to the smaller magnitude.
+"""qwantize: single-level scales, ties to the smaller magnitude; naive, or searched (contracts/qwantize_search.py).
 
 Codes are magnitudes times sign(x), so zeros of either sign are code 0 whatever the scale, and a NaN element is code 0.
 A block whose E4M3 scale rounds to 0 stores ±6. An MXFP4 block with a NaN has byte 0 and ±6 for its finite elements; a
@@ -7,9 +7,14 @@ zero block has byte 25.
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Literal
+
 from halfbyte.contracts import exponents, expressions
-from halfbyte.contracts.options import changed, check_name
+from halfbyte.contracts.options import changed, check_name, listing_options
+from halfbyte.contracts.qwantize_search import search_e4m3, search_e8m0
 from halfbyte.contracts.spec import Contract, MXRule, NVFP4Rule, Rounding, ScaleByte
+from halfbyte.methods import Amax, Method, Optimal
 
 ROUNDING = Rounding(tie="down", nan_code=7, zero_input=True)
 
@@ -27,16 +32,33 @@ NVFP4 = NVFP4Rule(
 
 MX = MXRule(scale=exponents.floor_log2_floored, element=exponents.over, rounding=ROUNDING, decode=exponents.decode_e8m0)
 
-MODES = {"nvfp4/naive": "nvfp4", "mxfp4/naive": "mxfp4"}
+NAIVE: dict[str, NVFP4Rule | MXRule] = {"nvfp4": NVFP4, "mxfp4": MX}
+SEARCHED: dict[str, NVFP4Rule | MXRule] = {
+    "nvfp4": dataclasses.replace(NVFP4, scale_search=search_e4m3),
+    "mxfp4": dataclasses.replace(MX, scale_search=search_e8m0),
+}
+
+METHODS: dict[str, Method | Literal["hessian"]] = {"naive": Amax(), "optimal": Optimal(), "optimal_hessian": "hessian"}
+MODES = [f"{format}/{name}" for format in NAIVE for name in METHODS]
 
 
+@listing_options
 def qwantize(*, mode: str | None = None) -> Contract:
-    """qwantize's naive quantizers. `mode` only restricts the contract to nvfp4/naive or mxfp4/naive."""
-    check_name("mode of qwantize", mode or "nvfp4/naive", MODES)
-    rules: dict[str, NVFP4Rule | MXRule] = {"nvfp4": NVFP4, "mxfp4": MX}
+    """qwantize's quantizers: "nvfp4/" or "mxfp4/" and naive, optimal or optimal_hessian; None: naive, both formats.
+
+    The optimal modes run the peer's own pruned searches: optimal presets `Optimal()`, optimal_hessian needs a
+    `method=Hessian(h)` with h = XᵀX. Without a mode, and in the naive ones, these methods try every scale as elsewhere.
+    """
+    options = changed(qwantize, {"mode": mode})
+    if mode is None:
+        return Contract(name="qwantize", source="qwantize 0.1.1", rules=NAIVE, options=options)
+    check_name("mode of qwantize", mode, MODES)
+    format, name = mode.split("/")
+    rules = NAIVE if name == "naive" else SEARCHED
     return Contract(
         name="qwantize",
         source="qwantize 0.1.1",
-        rules={name: rule for name, rule in rules.items() if mode is None or MODES[mode] == name},
-        options=changed(qwantize, {"mode": mode}),
+        rules={format: rules[format]},
+        method=METHODS[name],
+        options=options,
     )

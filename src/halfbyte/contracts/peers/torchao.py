@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from halfbyte.codec.bits import F32, U8
 from halfbyte.contracts import exponents, expressions
-from halfbyte.contracts.options import changed, check_name
+from halfbyte.contracts.options import changed, check_name, listing_options
 from halfbyte.contracts.spec import Contract, MXRule, NVFP4Rule, Rounding, ScaleByte
 from halfbyte.formats.elements import E4M3
 from halfbyte.formats.spec import ElementFormat
@@ -47,6 +47,7 @@ SCALES: dict[str, Callable[[F32, str, ElementFormat], tuple[U8, F32]]] = {
 }
 
 
+@listing_options
 def torchao(
     *, mode: str | None = None, two_level: bool = True, scaling_mode: str = "floor", swizzled: bool = False
 ) -> Contract:
@@ -54,7 +55,7 @@ def torchao(
     restricts the contract to "nvfp4" or "mx"; `swizzled` concerns the peer's output order, not a byte's value: put
     `halfbyte.layouts.swizzle` behind it."""
     check_name("scaling_mode of torchao", scaling_mode, SCALES)
-    check_name("mode of torchao", mode or "nvfp4", ("nvfp4", "mx"))
+    check_name("mode of torchao", mode, ("nvfp4", "mx"))
     mx = MXRule(
         scale=SCALES[scaling_mode],
         element=exponents.times_reciprocal if scaling_mode == "rceil" else exponents.over,

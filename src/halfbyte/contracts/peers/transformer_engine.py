@@ -9,7 +9,7 @@ scale rounds to 0 keeps codes of ±6 beside it (they decode to 0). An all-zero t
 from __future__ import annotations
 
 from halfbyte.contracts import exponents, expressions, reductions
-from halfbyte.contracts.options import changed, check_choice, error_name
+from halfbyte.contracts.options import changed, check_choice, error_name, listing_options
 from halfbyte.contracts.spec import Contract, FourSixRule, MXRule, NVFP4Rule, Rounding, ScaleByte, Tile, Transform
 from halfbyte.methods import Amax, FourSix, Method
 
@@ -46,6 +46,7 @@ MX = MXRule(
 )
 
 
+@listing_options
 def transformer_engine(
     *,
     tile: Tile | None = None,
@@ -73,6 +74,7 @@ def transformer_engine(
     check_choice(
         "with_rht needs columnwise=True: TransformerEngine rotates that operand only", columnwise or not with_rht
     )
+    check_choice(f"tile is a pair such as (1, 16) or (16, 16), not {tile!r}", tile is None or len(tuple(tile)) == 2)
     return Contract(
         name="transformer_engine",
         source="TransformerEngine 2.20.0.dev0 (2026-08-22), Python reference quantizer",

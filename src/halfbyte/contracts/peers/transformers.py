@@ -1,17 +1,18 @@
 """transformers' gpt-oss MXFP4 loader: decoding only.
 
-Byte 255 is 2**128, not NaN, and code 8 is -0.0. The peer returns its result transposed; see `halfbyte.layouts.gpt_oss`.
+Byte 255 is 2**128, not NaN, and code 8 is -0.0. The peer returns its result transposed: [experts, columns, rows].
 """
 
 from __future__ import annotations
 
 from halfbyte.contracts import exponents
-from halfbyte.contracts.options import changed, check_name
+from halfbyte.contracts.options import changed, check_name, listing_options
 from halfbyte.contracts.spec import Contract, DecodeRule
 
 MODE = "convert_moe_packed_tensors"
 
 
+@listing_options
 def transformers(*, mode: str = MODE, dtype: str = "bf16") -> Contract:
     """transformers' MXFP4 decoder. `dtype` is what the peer was asked for; here it is `dequantize`'s argument."""
     check_name("mode of transformers", mode, (MODE,))

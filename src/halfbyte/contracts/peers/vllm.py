@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 
-import numpy as np
-
 from halfbyte.contracts import expressions
-from halfbyte.contracts.options import changed, check_name
+from halfbyte.contracts.options import changed, check_name, encode_factor, listing_options
 from halfbyte.contracts.peers.flashinfer import REF
 from halfbyte.contracts.spec import Contract
 
@@ -23,10 +21,11 @@ NVFP4 = dataclasses.replace(
 )
 
 
+@listing_options
 def vllm(*, mode: str = "ref", global_scale: float | None = None) -> Contract:
     """vLLM's CPU emulation. `global_scale`: an encode factor given in place of 2688/A. The only `mode` is ref."""
     check_name("mode of vllm", mode, ("ref",))
-    given = None if global_scale is None else np.float32(global_scale)
+    given = encode_factor(global_scale)
     return Contract(
         name="vllm",
         source="vLLM (2026-08-22), CPU emulation",

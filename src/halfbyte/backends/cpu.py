@@ -1,0 +1,204 @@
+"""The compiled CPU backend: checks, tables, ranges. The bits are the reference's, by tables made from its formulas.
+
+Blocks that no table describes (NaN, Inf, a contract's odd corners) are listed by the kernel and quantized by the
+reference; so are whole tensors whose numbers leave the range in which a kernel's shortcut is exact.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from halfbyte.backends.cpu_library import (
+    DTYPE_CODES,
+    Tables,
+    choose_isa,
+    load_library,
+    over_ranges,
+    pointer,
+)
+from halfbyte.backends.cpu_search import choose_bytes, search_reason
+from halfbyte.backends.cpu_tables import build_mx_tables, build_nvfp4_tables, decode_table, magnitude_values, one_scale
+from halfbyte.backends.protocol import Parts, Request
+from halfbyte.backends.reference import Reference, tensor_scale
+from halfbyte.codec.bits import F32, U8
+from halfbyte.codec.blocks import ceil_div
+from halfbyte.contracts import MXRule, NVFP4Rule
+from halfbyte.formats import E2M1
+from halfbyte.methods import Amax
+
+REFERENCE = Reference()
+
+
+class Cpu:
+    """The C++ kernels."""
+
+    name = "cpu"
+
+    def supports(self, request: Request) -> str | None:
+        if load_library() is None:
+            return "the compiled kernels are not installed"
+        rule = request.contract.rules.get(request.format.name)
+        if isinstance(rule, MXRule):
+            return None if isinstance(request.method, Amax) else f"{request.format.name} has no compiled search"
+        if isinstance(rule, NVFP4Rule):
+            return search_reason(request, rule.for_method(request.method))
+        return None
+
+    def quantize(self, x: npt.NDArray[np.generic], request: Request) -> Parts:
+        """Quantize a (rows, K) matrix; strided input is copied first."""
+        rows, width = x.shape
+        block = request.format.block
+        padding = ((0, -rows % request.tile[0]), (0, -width % block))
+        matrix = np.pad(x, padding) if padding[0][1] or padding[1][1] else np.ascontiguousarray(x)
+        rule = request.contract.rule(request.format)
+        if isinstance(rule, MXRule):
+            parts = _quantize_mx(matrix, rule, request)
+        elif isinstance(rule, NVFP4Rule):
+            parts = _quantize_nvfp4(matrix, rule.for_method(request.method), request)
+        else:
+            raise TypeError(f"{request.contract} has no quantizer")
+        return parts if parts.codes.shape == matrix.shape and not padding[1][1] else _crop(parts, x.shape, request)
+
+    def dequantize(
+        self,
+        codes: U8,
+        scales: U8,
+        stored_scale: F32 | None,
+        shape: tuple[int, int],
+        request: Request,
+        dtype: np.dtype[np.generic] = np.dtype(np.float32),
+    ) -> npt.NDArray[Any]:
+        """Decode a (rows, K) matrix by a table of the contract's own values, straight to the output dtype."""
+        rows, width = shape
+        block = request.format.block
+        if (stored_scale is not None and stored_scale.size > 1) or width % block:
+            return REFERENCE.dequantize(codes, scales, stored_scale, shape, request).astype(dtype)
+        rule = request.contract.rule(request.format)
+        top = rule.for_method(request.method).anchor(request.method) if isinstance(rule, NVFP4Rule) else np.float32(1)
+        stored = None if stored_scale is None else stored_scale.reshape(())
+        table = decode_table(request.contract, request.format, stored, top, dtype)
+        return _decode(np.ascontiguousarray(codes), np.ascontiguousarray(scales), table, shape, request)
+
+
+def native() -> tuple[ctypes.CDLL, int]:
+    """The library and the instruction set to use. `supports` has made sure that there is one."""
+    library = load_library()
+    if library is None:
+        raise ImportError("the compiled kernels are not installed")
+    return library, choose_isa(library)
+
+
+def tensor_amax(x: npt.NDArray[Any], request: Request) -> F32:
+    """Largest magnitude of a contiguous matrix, or of each row, as float32 of shape (1,) or (rows,). NaN wins."""
+    library, isa = native()
+    dtype, size = DTYPE_CODES[request.dtype], x.dtype.itemsize
+    if request.scaling == "row":
+        bits = np.empty(x.shape[0], np.uint32)
+
+        def rows(start: int, stop: int) -> None:
+            library.hb_amax_rows(
+                isa, pointer(x, start * x.shape[1] * size), ctypes.c_int64(stop - start), ctypes.c_int64(x.shape[1]), dtype,
+                pointer(bits, start * 4),
+            )  # fmt: skip
+
+        over_ranges(rows, x.shape[0], x.shape[1] * size, request.threads)
+    else:
+
+        def part(start: int, stop: int) -> int:
+            return int(library.hb_amax(isa, pointer(x, start * size), ctypes.c_int64(stop - start), dtype))
+
+        bits = np.array([max(over_ranges(part, x.size, size, request.threads))], np.uint32)
+    return magnitude_values(bits.astype(np.int64), request.dtype)
+
+
+def _quantize_nvfp4(x: npt.NDArray[Any], rule: NVFP4Rule, request: Request) -> Parts:
+    amax = tensor_amax(x, request) if request.global_amax is None else request.global_amax
+    request = dataclasses.replace(request, global_amax=amax)
+    with np.errstate(all="ignore"):
+        t = tensor_scale(np.zeros((1, 1, 1), np.float32), rule, request)
+        stored = None if rule.stored is None else rule.stored(t).reshape(-1)
+        multiplier = np.ones(1, np.float32) if stored is None else rule.multiplier(stored, t.top)
+    blocks = (x.shape[0], x.shape[1] // request.format.block)
+    codes, scales = np.empty((x.shape[0], x.shape[1] // 2), np.uint8), np.empty(blocks, np.uint8)
+    if request.scaling == "row" or not isinstance(request.method, Amax):
+        done = choose_bytes(x, rule, t, multiplier, request, codes, scales)
+        if not done:
+            return REFERENCE.quantize(x, request)
+    else:
+        tables = build_nvfp4_tables(rule, one_scale(t), request.dtype) if request.tile[0] == 1 else None
+        if tables is None:
+            return REFERENCE.quantize(x, request)
+        _run_tables(x, tables, request, codes, scales)
+    return Parts(codes, scales, stored, multiplier)
+
+
+def _quantize_mx(x: npt.NDArray[Any], rule: MXRule, request: Request) -> Parts:
+    tables = build_mx_tables(rule, request.format.element, request.dtype)
+    codes = np.empty((x.shape[0], x.shape[1] // request.format.codes_per_byte), np.uint8)
+    scales = np.empty((x.shape[0], x.shape[1] // request.format.block), np.uint8)
+    _run_tables(x, tables, request, codes, scales)
+    return Parts(codes, scales, None, None)
+
+
+def _run_tables(x: npt.NDArray[Any], tables: Tables, request: Request, codes: U8, scales: U8) -> None:
+    """Every block by table; then the blocks that no table describes by the reference."""
+    library, isa = native()
+    block, dtype = request.format.block, DTYPE_CODES[request.dtype]
+    size, code_bytes = block * x.dtype.itemsize, block // request.format.codes_per_byte
+    irregular = np.empty(scales.size, np.int64)
+
+    def run(start: int, stop: int) -> npt.NDArray[np.int64]:
+        count = ctypes.c_int64(stop - start)
+        outputs = pointer(codes, start * code_bytes), pointer(scales, start), pointer(irregular, start * 8)
+        if request.format.element == E2M1:
+            found = library.hb_plain(isa, pointer(x, start * size), count, block, dtype, ctypes.byref(tables), *outputs)
+        else:
+            found = library.hb_mxfp8(isa, pointer(x, start * size), count, dtype, ctypes.byref(tables), *outputs)
+        return irregular[start : start + found] + start
+
+    listed = np.concatenate(over_ranges(run, scales.size, size, request.threads))
+    if listed.size:
+        patch = dataclasses.replace(request, tile=(1, block))
+        parts = REFERENCE.quantize(x.reshape(-1, block)[listed], patch)
+        codes.reshape(-1, code_bytes)[listed] = parts.codes
+        scales.reshape(-1)[listed] = parts.scales[:, 0]
+
+
+def _decode(
+    codes: U8, scales: U8, table: npt.NDArray[Any], shape: tuple[int, int], request: Request
+) -> npt.NDArray[Any]:
+    library, isa = native()
+    block, width = request.format.block, table.dtype.itemsize
+    code_bytes = block // request.format.codes_per_byte
+    out = np.empty(shape, table.dtype)
+    if request.format.element == E2M1 and width == 2:  # sixteen low bytes, then sixteen high bytes
+        table = np.ascontiguousarray(table.view(np.uint8).reshape(256, 16, 2).swapaxes(1, 2))
+
+    def run(start: int, stop: int) -> None:
+        inputs = pointer(codes, start * code_bytes), pointer(scales, start), ctypes.c_int64(stop - start)
+        at = pointer(out, start * block * width)
+        if request.format.element == E2M1:
+            library.hb_decode(isa, *inputs, block, pointer(table), width, at)
+        else:
+            library.hb_decode_mxfp8(isa, *inputs, pointer(table), width, at)
+
+    over_ranges(run, scales.size, block * width, request.threads)
+    return out
+
+
+def _crop(parts: Parts, shape: tuple[int, ...], request: Request) -> Parts:
+    """Parts of a padded matrix, cropped to the operand's own shape; an odd row ends in a zero nibble."""
+    rows, width = shape
+    codes = np.ascontiguousarray(parts.codes[:rows, : ceil_div(width, request.format.codes_per_byte)])
+    if width % request.format.codes_per_byte:
+        codes[:, -1] &= 0xF
+    scales = np.ascontiguousarray(parts.scales[:rows, : ceil_div(width, request.format.block)])
+    per_row = request.scaling == "row"
+    stored = parts.stored_scale[:rows] if per_row and parts.stored_scale is not None else parts.stored_scale
+    multiplier = parts.global_scale[:rows] if per_row and parts.global_scale is not None else parts.global_scale
+    return Parts(codes, scales, stored, multiplier)

@@ -1,0 +1,213 @@
+"""The compiled searches: 4over6, the exact scale, the Hessian, and rows with their own global scale.
+
+A kernel picks the scale bytes; codes then come from the tables of the contract (or, for row scaling, by arithmetic).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from halfbyte.backends.cpu_library import DTYPE_CODES, choose_isa, load_library, over_ranges, pointer
+from halfbyte.backends.cpu_tables import (
+    PRE_SCALES,
+    build_nvfp4_tables,
+    build_search_tables,
+    exponent_of_largest,
+    inf_bits,
+    one_scale,
+    triangle,
+)
+from halfbyte.backends.protocol import Request
+from halfbyte.codec.bits import F32, U8
+from halfbyte.contracts import NVFP4Rule, expressions, reductions
+from halfbyte.contracts.spec import FourSixRule, Rounding, TensorScale
+from halfbyte.methods import Amax, FourSix, Hessian, Optimal
+
+ERRORS: list[Callable[[F32, F32, F32, TensorScale], F32]] = [
+    expressions.error_by_amax,
+    expressions.error_by_reciprocal,
+    expressions.error_scaled,
+]
+"""Error formulas of 4over6 by the number that native/search.inc knows them by."""
+
+IN_RANGE = (2.0**-60, 2.0**60)
+"""Amaxes for which no product of the searches under- or overflows, so that powers of two may be factored out."""
+
+
+def search_reason(request: Request, rule: NVFP4Rule) -> str | None:
+    """Why the compiled kernels cannot serve an NVFP4 request; None if they can."""
+    method = request.method
+    if isinstance(method, Amax):
+        if request.tile[0] != 1:
+            return "16x16 tiles without 4over6 have no compiled kernel"
+        if request.scaling == "row" and rule.element is not expressions.times_clamped_reciprocal:
+            return "row scaling is compiled for TransformerEngine's formulas only"
+        if request.scaling == "row" and request.format.block != 16:
+            return "row scaling is compiled for blocks of 16"
+        return None if rule.pre_scale in PRE_SCALES else "its scale formula has no compiled table"
+    if request.format.block != 16:
+        return "searches are compiled for blocks of 16"
+    if isinstance(method, FourSix):
+        four_six = rule.four_six
+        if four_six is None or four_six.block_sum is not reductions.sequential:
+            return "4over6 is compiled for errors added in index order"
+        return None
+    if isinstance(method, Optimal | Hessian):
+        if rule.rounding != Rounding() and rule.rounding != Rounding(nan_code=7):
+            return "the exact search is compiled for ties to even and signs by y < 0"
+        if request.scaling == "row":
+            return "the exact search is compiled for one global scale"
+        if isinstance(method, Hessian) and method.codes == "descent":
+            return "descent on the codes has no compiled kernel"
+        return None
+    return f"method {method.name} has no compiled kernel"
+
+
+def choose_bytes(
+    x: npt.NDArray[Any], rule: NVFP4Rule, t: TensorScale, multiplier: F32, request: Request, codes: U8, scales: U8
+) -> bool:
+    """Fill codes and scales of a contiguous matrix; False where the numbers leave the compiled range."""
+    low, high = IN_RANGE
+    finite = _all_finite(x, request)
+    in_range = bool(((t.amax >= low) & (t.amax <= high)).all())
+    if not finite or not in_range:
+        return False
+    if request.scaling == "row":
+        if isinstance(request.method, FourSix) and rule.four_six is not None:
+            _four_six(x, rule.four_six, request.method, t, request, scales)
+        _direct_rows(x, t, request, codes, scales)
+        return True
+    tables = build_nvfp4_tables(rule, one_scale(t), request.dtype)
+    if tables is None:
+        return False
+    library, isa = _native()
+    block, size, dtype = 16, 16 * x.dtype.itemsize, DTYPE_CODES[request.dtype]
+    if isinstance(request.method, FourSix) and rule.four_six is not None:
+        _four_six(x, rule.four_six, request.method, t, request, scales)
+    else:
+        irregular = np.empty(scales.size, np.int64)
+
+        def start_bytes(start: int, stop: int) -> int:
+            return int(
+                library.hb_plain(
+                    isa, pointer(x, start * size), ctypes.c_int64(stop - start), block, dtype, ctypes.byref(tables),
+                    pointer(codes, start * 8), pointer(scales, start), pointer(irregular, start * 8),
+                )
+            )  # fmt: skip
+
+        if sum(over_ranges(start_bytes, scales.size, size, request.threads)):
+            return False
+        _exact(x, rule, t, multiplier, request, scales)
+
+    def emit(start: int, stop: int) -> None:
+        library.hb_emit(
+            isa, pointer(x, start * size), ctypes.c_int64(stop - start), block, dtype, ctypes.byref(tables),
+            pointer(codes, start * 8), pointer(scales, start),
+        )  # fmt: skip
+
+    over_ranges(emit, scales.size, size, request.threads)
+    return True
+
+
+def _native() -> tuple[ctypes.CDLL, int]:
+    library = load_library()
+    if library is None:
+        raise ImportError("the compiled kernels are not installed")
+    return library, choose_isa(library)
+
+
+def _all_finite(x: npt.NDArray[Any], request: Request) -> bool:
+    library, isa = _native()
+    size, dtype = x.dtype.itemsize, DTYPE_CODES[request.dtype]
+
+    def part(start: int, stop: int) -> int:
+        return int(library.hb_amax(isa, pointer(x, start * size), ctypes.c_int64(stop - start), dtype))
+
+    return bool(max(over_ranges(part, x.size, size, request.threads)) < inf_bits(request.dtype))
+
+
+def _four_six(
+    x: npt.NDArray[Any], four_six: FourSixRule, method: FourSix, t: TensorScale, request: Request, scales: U8
+) -> None:
+    """Scale bytes of 4over6: for blocks, for tiles of sixteen rows, or with one global scale a row."""
+    library, isa = _native()
+    error = four_six.exact_error
+    if request.scaling == "row" and four_six.exact_row_error is not None:
+        error = four_six.exact_row_error
+    if method.fast_error and four_six.fast_error is not None:
+        error = four_six.fast_error
+    kind, squared = ERRORS.index(error), int(method.error == "mse")
+    factor = t.factor.reshape(-1)
+    numbers = np.stack(
+        [factor, np.float32(1) / factor, t.amax.reshape(-1), np.full_like(factor, t.top)], axis=-1
+    ).astype(np.float32)
+    rows, columns = scales.shape
+    row_bytes, dtype = x.shape[1] * x.dtype.itemsize, DTYPE_CODES[request.dtype]
+    per_row = request.scaling == "row"
+
+    def blocks(start: int, stop: int) -> None:
+        library.hb_four_six(
+            isa, pointer(x, start * row_bytes), ctypes.c_int64(stop - start), ctypes.c_int64(columns), dtype, kind,
+            squared, pointer(numbers, start * 16 if per_row else 0), int(per_row), pointer(scales, start * columns),
+        )  # fmt: skip
+
+    def tiles(start: int, stop: int) -> None:
+        library.hb_four_six_tiles(
+            isa, pointer(x, start * 16 * row_bytes), ctypes.c_int64(stop - start), ctypes.c_int64(columns), dtype, kind,
+            squared, pointer(numbers), pointer(scales, start * 16 * columns),
+        )  # fmt: skip
+
+    if request.tile[0] == 16:
+        over_ranges(tiles, rows // 16, 16 * row_bytes, request.threads)
+    else:
+        over_ranges(blocks, rows, row_bytes, request.threads)
+
+
+def _direct_rows(x: npt.NDArray[Any], t: TensorScale, request: Request, codes: U8, scales: U8) -> None:
+    """Codes of rows with their own global scale; scale bytes too, unless a search has chosen them."""
+    library, isa = _native()
+    factors = np.ascontiguousarray(t.factor.reshape(-1), np.float32)
+    columns, row_bytes = scales.shape[1], x.shape[1] * x.dtype.itemsize
+    fixed = int(isinstance(request.method, FourSix))
+
+    def run(start: int, stop: int) -> None:
+        library.hb_direct_rows(
+            isa, pointer(x, start * row_bytes), ctypes.c_int64(stop - start), ctypes.c_int64(columns),
+            DTYPE_CODES[request.dtype], fixed, pointer(factors, start * 4), pointer(codes, start * columns * 8),
+            pointer(scales, start * columns),
+        )  # fmt: skip
+
+    over_ranges(run, scales.shape[0], row_bytes, request.threads)
+
+
+def _exact(x: npt.NDArray[Any], rule: NVFP4Rule, t: TensorScale, multiplier: F32, request: Request, scales: U8) -> None:
+    """Scale bytes of least squared, weighted or Hessian error; zero blocks keep theirs."""
+    library, isa = _native()
+    tables = build_search_tables(rule, one_scale(t), multiplier.reshape(()))
+    rows, columns = scales.shape
+    row_bytes, dtype = x.shape[1] * x.dtype.itemsize, DTYPE_CODES[request.dtype]
+    method = request.method
+    matrices = weights = None
+    if isinstance(method, Hessian):
+        scaled = np.ldexp(method.matrices, -exponent_of_largest(np.abs(method.matrices))).astype(np.float32)
+        matrices = triangle(scaled)
+    elif isinstance(method, Optimal) and method.channel_weights is not None:
+        given = method.channel_weights
+        weights = np.zeros(x.shape[1], np.float32)
+        weights[: given.size] = np.ldexp(given, -exponent_of_largest(given))
+
+    def run(start: int, stop: int) -> None:
+        inputs = pointer(x, start * row_bytes), ctypes.c_int64(stop - start), ctypes.c_int64(columns), dtype
+        outputs = pointer(scales, start * columns)
+        if matrices is not None:
+            library.hb_hessian(isa, *inputs, ctypes.byref(tables), pointer(matrices), outputs)
+        else:
+            given = None if weights is None else pointer(weights)
+            library.hb_search(isa, *inputs, ctypes.byref(tables), given, outputs)
+
+    over_ranges(run, rows, row_bytes, request.threads)

@@ -1,0 +1,95 @@
+// The C ABI that Python loads with ctypes: picks an instruction set, forwards to its kernels.
+#include "kernels.h"
+
+extern const Kernels hb_base;
+#if defined(HB_X86)
+extern const Kernels hb_avx2;
+extern const Kernels hb_avx512;
+#endif
+
+static const Kernels* tables_of(int isa) {
+#if defined(HB_X86)
+    if (isa == 1) return &hb_avx2;
+    if (isa == 2) return &hb_avx512;
+#endif
+    (void)isa;
+    return &hb_base;
+}
+
+extern "C" {
+
+#define HB_STRING_OF(x) #x
+#define HB_STRING(x) HB_STRING_OF(x)
+const char* hb_build_flags() { return HB_STRING(HB_FLAGS); }
+
+// The widest instruction set that this machine has: 0 portable, 1 AVX2, 2 AVX-512.
+int hb_best_isa() {
+#if defined(HB_X86)
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) return 2;
+    if (__builtin_cpu_supports("avx2")) return 1;
+#endif
+    return 0;
+}
+
+int64_t hb_sizeof_tables() { return sizeof(Tables); }
+int64_t hb_sizeof_rule() { return sizeof(Rule); }
+int64_t hb_sizeof_search() { return sizeof(SearchTables); }
+
+// a·b + c in float32 with two roundings: a build that fuses them gives another number.
+float hb_multiply_add(float a, float b, float c) { return a * b + c; }
+
+int64_t hb_plain(int isa, const void* x, int64_t blocks, int block, int dtype, const Tables* t, uint8_t* codes, uint8_t* scales, int64_t* irregular) {
+    return tables_of(isa)->plain(x, blocks, block, dtype, t, codes, scales, irregular);
+}
+void hb_emit(int isa, const void* x, int64_t blocks, int block, int dtype, const Tables* t, uint8_t* codes, uint8_t* scales) {
+    tables_of(isa)->emit(x, blocks, block, dtype, t, codes, scales);
+}
+// Rows with a global scale each; `fixed`: the scale bytes are given.
+void hb_direct_rows(int isa, const void* x, int64_t rows, int64_t blocks, int dtype, int fixed, const float* factors, uint8_t* codes, uint8_t* scales) {
+    const Kernels* k = tables_of(isa);
+    const int64_t bytes = blocks * 16 * (dtype == FP32 ? 4 : 2);
+    for (int64_t row = 0; row < rows; ++row)
+        (fixed ? k->direct_emit : k->direct)((const uint8_t*)x + row * bytes, blocks, dtype, factors[row], codes + row * blocks * 8, scales + row * blocks);
+}
+int64_t hb_mxfp8(int isa, const void* x, int64_t blocks, int dtype, const Tables* t, uint8_t* codes, uint8_t* scales, int64_t* irregular) {
+    return tables_of(isa)->mxfp8(x, blocks, dtype, t, codes, scales, irregular);
+}
+uint32_t hb_amax(int isa, const void* x, int64_t n, int dtype) { return tables_of(isa)->amax(x, n, dtype); }
+void hb_amax_rows(int isa, const void* x, int64_t rows, int64_t n, int dtype, uint32_t* out) {
+    for (int64_t row = 0; row < rows; ++row)
+        out[row] = tables_of(isa)->amax((const uint8_t*)x + row * n * (dtype == FP32 ? 4 : 2), n, dtype);
+}
+void hb_decode(int isa, const uint8_t* codes, const uint8_t* scales, int64_t blocks, int block, const void* table, int width, void* out) {
+    tables_of(isa)->decode(codes, scales, blocks, block, table, width, out);
+}
+void hb_decode_mxfp8(int isa, const uint8_t* codes, const uint8_t* scales, int64_t blocks, const void* table, int width, void* out) {
+    tables_of(isa)->decode_mxfp8(codes, scales, blocks, table, width, out);
+}
+// Rows of blocks; one FourSixScale for all of them, or one a row.
+void hb_four_six(int isa, const void* x, int64_t rows, int64_t blocks, int dtype, int kind, int squared, const FourSixScale* s, int per_row, uint8_t* scales) {
+    const int64_t bytes = blocks * 16 * (dtype == FP32 ? 4 : 2);
+    if (!per_row) return tables_of(isa)->four_six(x, rows * blocks, dtype, kind, squared, s, scales);
+    for (int64_t row = 0; row < rows; ++row)
+        tables_of(isa)->four_six((const uint8_t*)x + row * bytes, blocks, dtype, kind, squared, s + row, scales + row * blocks);
+}
+void hb_four_six_tiles(int isa, const void* x, int64_t tile_rows, int64_t columns, int dtype, int kind, int squared, const FourSixScale* s, uint8_t* scales) {
+    const int64_t stride = columns * 16 * (dtype == FP32 ? 4 : 2);
+    for (int64_t row = 0; row < tile_rows; ++row)
+        tables_of(isa)->four_six_tiles((const uint8_t*)x + row * 16 * stride, columns, stride, dtype, kind, squared, s, scales + row * 16 * columns);
+}
+// weights: columns * 16 of them, or null.
+void hb_search(int isa, const void* x, int64_t rows, int64_t columns, int dtype, const SearchTables* t, const float* weights, uint8_t* scales) {
+    const int64_t size = 16 * (dtype == FP32 ? 4 : 2);
+    if (!weights) return tables_of(isa)->search(x, size, rows * columns, dtype, t, nullptr, scales, 1);
+    for (int64_t c = 0; c < columns; ++c)
+        tables_of(isa)->search((const uint8_t*)x + c * size, columns * size, rows, dtype, t, weights + c * 16, scales + c, columns);
+}
+// h: 136 numbers a column.
+void hb_hessian(int isa, const void* x, int64_t rows, int64_t columns, int dtype, const SearchTables* t, const float* h, uint8_t* scales) {
+    const int64_t size = 16 * (dtype == FP32 ? 4 : 2);
+    for (int64_t c = 0; c < columns; ++c)
+        tables_of(isa)->hessian((const uint8_t*)x + c * size, columns * size, rows, dtype, t, h + c * 136, scales + c, columns);
+}
+
+}  // extern "C"

@@ -1,0 +1,122 @@
+// One instruction set's kernels: this file is compiled once for each, with HB_NAME set to the name of its table.
+#include "kernels.h"
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#include "plain.inc"
+#include "search.inc"
+
+namespace {
+
+int64_t plain(const void* x, int64_t blocks, int block, int dtype, const Tables* t, uint8_t* codes, uint8_t* scales, int64_t* irregular) {
+    if (dtype == FP32) {
+        if (block == 16) return plain_blocks<true, 1, false>(x, blocks, *t, codes, scales, irregular);
+        return plain_blocks<true, 2, false>(x, blocks, *t, codes, scales, irregular);
+    }
+    if (block == 16) return plain_blocks<false, 1, false>(x, blocks, *t, codes, scales, irregular);
+    return plain_blocks<false, 2, false>(x, blocks, *t, codes, scales, irregular);
+}
+
+void emit(const void* x, int64_t blocks, int block, int dtype, const Tables* t, uint8_t* codes, uint8_t* scales) {
+    if (dtype == FP32) {
+        if (block == 16) plain_blocks<true, 1, true>(x, blocks, *t, codes, scales, nullptr);
+        else plain_blocks<true, 2, true>(x, blocks, *t, codes, scales, nullptr);
+    } else {
+        if (block == 16) plain_blocks<false, 1, true>(x, blocks, *t, codes, scales, nullptr);
+        else plain_blocks<false, 2, true>(x, blocks, *t, codes, scales, nullptr);
+    }
+}
+
+template <bool FIXED>
+void direct(const void* x, int64_t blocks, int dtype, float factor, uint8_t* codes, uint8_t* scales) {
+    if (dtype == BF16) direct_blocks<BF16, FIXED>(x, blocks, factor, codes, scales);
+    else if (dtype == FP16) direct_blocks<FP16, FIXED>(x, blocks, factor, codes, scales);
+    else direct_blocks<FP32, FIXED>(x, blocks, factor, codes, scales);
+}
+
+int64_t mxfp8(const void* x, int64_t blocks, int dtype, const Tables* t, uint8_t* codes, uint8_t* scales, int64_t* irregular) {
+    if (dtype == BF16) return mxfp8_blocks<BF16>(x, blocks, *t, codes, scales, irregular);
+    if (dtype == FP16) return mxfp8_blocks<FP16>(x, blocks, *t, codes, scales, irregular);
+    return mxfp8_blocks<FP32>(x, blocks, *t, codes, scales, irregular);
+}
+
+uint32_t amax(const void* x, int64_t n, int dtype) {
+    return dtype == FP32 ? amax_bits((const uint32_t*)x, n) : amax_bits((const uint16_t*)x, n);
+}
+
+void decode(const uint8_t* codes, const uint8_t* scales, int64_t blocks, int block, const void* table, int width, void* out) {
+    if (width == 2) {
+        if (block == 16) decode16<1>(codes, scales, blocks, (const uint8_t*)table, (uint16_t*)out);
+        else decode16<2>(codes, scales, blocks, (const uint8_t*)table, (uint16_t*)out);
+    } else {
+        if (block == 16) decode32<1>(codes, scales, blocks, (const float*)table, (float*)out);
+        else decode32<2>(codes, scales, blocks, (const float*)table, (float*)out);
+    }
+}
+
+void decode_mxfp8(const uint8_t* codes, const uint8_t* scales, int64_t blocks, const void* table, int width, void* out) {
+    if (width == 2) decode_bytes(codes, scales, blocks, (const uint16_t*)table, (uint16_t*)out);
+    else decode_bytes(codes, scales, blocks, (const uint32_t*)table, (uint32_t*)out);
+}
+
+template <template <int, bool> class Call, class... Arguments>
+auto by_error(int kind, int squared, Arguments... arguments) {
+    switch (kind * 2 + squared) {
+        case 0: return Call<0, false>::run(arguments...);
+        case 1: return Call<0, true>::run(arguments...);
+        case 2: return Call<1, false>::run(arguments...);
+        case 3: return Call<1, true>::run(arguments...);
+        case 4: return Call<2, false>::run(arguments...);
+        default: return Call<2, true>::run(arguments...);
+    }
+}
+
+template <int KIND, bool SQUARED>
+struct Bytes {
+    static void run(const uint8_t* x, int64_t blocks, int dtype, const FourSixScale* s, uint8_t* scales) {
+        four_six_blocks<KIND, SQUARED>(x, blocks, dtype, *s, scales);
+    }
+};
+
+template <int KIND, bool SQUARED>
+struct TileRow {
+    // One row of tiles: `columns` tiles side by side, sixteen rows of `stride` bytes each.
+    static void run(const uint8_t* x, int64_t columns, int64_t stride, int dtype, const FourSixScale* s, uint8_t* scales) {
+        const int64_t size = 16 * (dtype == FP32 ? 4 : 2);
+        for (int64_t c = 0; c < columns; ++c) {
+            const uint8_t byte = (uint8_t)four_six_tile<KIND, SQUARED>(x + c * size, stride, dtype, *s);
+            for (int r = 0; r < 16; ++r) scales[r * columns + c] = byte;
+        }
+    }
+};
+
+void four_six(const void* x, int64_t blocks, int dtype, int kind, int squared, const FourSixScale* s, uint8_t* scales) {
+    by_error<Bytes>(kind, squared, (const uint8_t*)x, blocks, dtype, s, scales);
+}
+
+void four_six_tiles(const void* x, int64_t columns, int64_t stride, int dtype, int kind, int squared, const FourSixScale* s, uint8_t* scales) {
+    by_error<TileRow>(kind, squared, (const uint8_t*)x, columns, stride, dtype, s, scales);
+}
+
+void search(const void* x, int64_t stride, int64_t blocks, int dtype, const SearchTables* t, const float* weights, uint8_t* scales, int64_t scale_stride) {
+    const uint8_t* at = (const uint8_t*)x;
+    if (weights) {
+        if (t->divides) search_blocks<true, true>(at, stride, blocks, dtype, *t, weights, scales, scale_stride);
+        else search_blocks<false, true>(at, stride, blocks, dtype, *t, weights, scales, scale_stride);
+    } else {
+        if (t->divides) search_blocks<true, false>(at, stride, blocks, dtype, *t, weights, scales, scale_stride);
+        else search_blocks<false, false>(at, stride, blocks, dtype, *t, weights, scales, scale_stride);
+    }
+}
+
+void hessian(const void* x, int64_t stride, int64_t rows, int dtype, const SearchTables* t, const float* h, uint8_t* scales, int64_t scale_stride) {
+    if (t->divides) hessian_column<true>((const uint8_t*)x, stride, rows, dtype, *t, h, scales, scale_stride);
+    else hessian_column<false>((const uint8_t*)x, stride, rows, dtype, *t, h, scales, scale_stride);
+}
+
+}  // namespace
+
+extern const Kernels HB_NAME;
+const Kernels HB_NAME = {plain, emit, direct<false>, direct<true>, mxfp8, amax, decode, decode_mxfp8, four_six, four_six_tiles, search, hessian, LANES};

@@ -1,0 +1,38 @@
+// The kernels of one instruction set, and the numbers they take.
+#pragma once
+#include "common.h"
+
+// One tensor's (or row's) numbers for 4over6.
+struct FourSixScale {
+    float factor;   // enc
+    float inverse;  // 1/enc
+    float amax;     // A
+    float top;      // 6 * e4m3_max
+};
+
+// A contract's numbers for every scale byte, after the power-of-two pre-scale of the whole tensor.
+struct SearchTables {
+    float multiplier[128];  // element formula: y = x' * multiplier, or x' / multiplier where `divides`
+    float scale[128];       // s' = E4M3 value * g'
+    float half_reach[128];  // 7 times the s' of half this scale; negative where half of it is no scale
+    int32_t divides;
+    int32_t first;          // smallest candidate byte
+    float prescale;         // x' = x * prescale, a power of two
+};
+
+// Every pointer covers what its counts say; callers check shapes and strides before a pointer gets here.
+struct Kernels {
+    int64_t (*plain)(const void* x, int64_t blocks, int block, int dtype, const Tables*, uint8_t* codes, uint8_t* scales, int64_t* irregular);
+    void (*emit)(const void* x, int64_t blocks, int block, int dtype, const Tables*, uint8_t* codes, uint8_t* scales);
+    void (*direct)(const void* x, int64_t blocks, int dtype, float factor, uint8_t* codes, uint8_t* scales);
+    void (*direct_emit)(const void* x, int64_t blocks, int dtype, float factor, uint8_t* codes, uint8_t* scales);
+    int64_t (*mxfp8)(const void* x, int64_t blocks, int dtype, const Tables*, uint8_t* codes, uint8_t* scales, int64_t* irregular);
+    uint32_t (*amax)(const void* x, int64_t n, int dtype);
+    void (*decode)(const uint8_t* codes, const uint8_t* scales, int64_t blocks, int block, const void* table, int width, void* out);
+    void (*decode_mxfp8)(const uint8_t* codes, const uint8_t* scales, int64_t blocks, const void* table, int width, void* out);
+    void (*four_six)(const void* x, int64_t blocks, int dtype, int kind, int squared, const FourSixScale*, uint8_t* scales);
+    void (*four_six_tiles)(const void* x, int64_t columns, int64_t stride, int dtype, int kind, int squared, const FourSixScale*, uint8_t* scales);
+    void (*search)(const void* x, int64_t stride, int64_t blocks, int dtype, const SearchTables*, const float* weights, uint8_t* scales, int64_t scale_stride);
+    void (*hessian)(const void* x, int64_t stride, int64_t rows, int dtype, const SearchTables*, const float* h, uint8_t* scales, int64_t scale_stride);
+    int lanes;
+};

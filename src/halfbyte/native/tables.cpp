@@ -1,0 +1,171 @@
+// Tables of one NVFP4 tensor, found by asking the contract's own formulas where each byte and each code begins.
+#include "common.h"
+
+static float round_to_half(float x) {
+    // Nearest even to float16, as a float; only non-negative x.
+    if (x != x || x >= 65520.0f) return x != x ? x : std::numeric_limits<float>::infinity();
+    if (x < 0x1p-14f) return (x + 0.5f) - 0.5f;  // one unit of 0.5 is 2**-24
+    uint32_t bits = as_bits(x);
+    bits += 0xFFF + ((bits >> 13) & 1);
+    return as_float(bits & ~0x1FFFu);
+}
+
+static float round_to_bfloat(float x) {
+    if (x != x) return x;
+    uint32_t bits = as_bits(x);
+    bits += 0x7FFF + ((bits >> 16) & 1);
+    return as_float(bits & 0xFFFF0000u);
+}
+
+// contracts.expressions, slot 2, in the order of PRE_SCALES in backends/cpu_tables.py.
+static float pre_scale(const Rule& r, float v) {
+    const float sixth = 1.0f / 6.0f;
+    switch (r.pre_scale) {
+        case 0: return v * (r.factor * sixth);
+        case 1: return r.factor * (v * sixth);
+        case 2: return r.amax == 0.0f ? 0.0f : (v / r.largest) * r.factor;
+        case 3: return v / (6.0f * r.factor);
+        case 4: {
+            float share = v / 6.0f;
+            if (r.statistics == FP16) share = round_to_half(share);
+            if (r.statistics == BF16) share = round_to_bfloat(share);
+            return r.factor * share;
+        }
+        case 5: return (v / 6.0f) / r.factor;
+        case 6: return v / 6.0f;
+        case 7: return v / 6.0f > 1e-12f ? v / 6.0f : 1e-12f;
+        default:
+            // Without the replacement of a zero share, which `for_zero` holds: so the scale never falls as v grows.
+            return ((v / 6.0f) * (r.top / 6.0f)) / (r.amax / 6.0f);
+    }
+}
+
+// Whether `for_zero` applies: the scale (Model-Optimizer's static weights: v/6) is exactly 0.
+static bool is_zero(const Rule& r, float v) { return (r.pre_scale == 8 ? v / 6.0f : pre_scale(r, v)) == 0.0f; }
+
+// Slot 3 without its exceptions for zero, so that it never falls as v grows.
+static int byte_of(const Rule& r, float v) {
+    float scale = pre_scale(r, v);
+    return e4m3_encode(scale > r.smallest ? scale : r.smallest);
+}
+
+// Smallest bits in [0, end] for which a predicate that turns true once is true; end + 1 if it never is.
+template <class Predicate>
+static uint32_t first_true(Predicate holds, uint32_t guess, uint32_t end) {
+    if (guess > end) guess = end;
+    uint32_t low, high, step = 1;  // holds(low) is false (or low is before the start), holds(high) is true
+    if (holds(guess)) {
+        high = guess;
+        for (;;) {
+            if (high == 0) return 0;
+            low = high > step ? high - step : 0;
+            if (!holds(low)) break;
+            high = low;
+            step *= 2;
+        }
+    } else {
+        low = guess;
+        for (;;) {
+            if (low == end) return end + 1;
+            high = end - low > step ? low + step : end;
+            if (holds(high)) break;
+            low = high;
+            step *= 2;
+        }
+    }
+    while (high - low > 1) {
+        uint32_t middle = low + (high - low) / 2;
+        if (holds(middle)) high = middle; else low = middle;
+    }
+    return high;
+}
+
+// Bits of a magnitude near a float value: where the search for a threshold starts.
+static uint32_t bits_near(float value, int dtype) {
+    if (!(value > 0.0f)) return 0;
+    if (dtype == FP32) return as_bits(value);
+    if (dtype == BF16) return as_bits(value) >> 16;
+    if (value >= 65504.0f) return 0x7BFF;
+    if (value < 0x1p-14f) return (uint32_t)(value * 0x1p24f);
+    return (as_bits(value) - (112u << 23)) >> 13;
+}
+
+static const float MIDDLES[7] = {0.25f, 0.75f, 1.25f, 1.75f, 2.5f, 3.5f, 5.0f};
+
+// 16-bit kernels compare 16-bit lanes: both halves of the word hold the threshold.
+static int32_t in_lanes(int32_t threshold, int dtype) {
+    return dtype == FP32 ? threshold : (int32_t)((uint32_t)(threshold & 0xFFFF) * 0x10001u);
+}
+
+static void fill_thresholds(const Rule& r, int dtype, int byte, Tables* t) {
+    const uint32_t end = inf_bits(dtype) - 1;
+    const float constant = r.constant[byte];
+    auto y = [&](uint32_t bits) {
+        float x = magnitude_value(bits, dtype);
+        return r.divides ? x / constant : x * constant;
+    };
+    for (int k = 0; k < 7; ++k) {
+        const bool closed = r.tie == TIE_EVEN && (k & 1);  // .75, 1.75 and 3.5 go up to the even code
+        const float middle = MIDDLES[k];
+        auto reached = [&](uint32_t bits) { return closed ? y(bits) >= middle : y(bits) > middle; };
+        float near = r.divides ? middle * constant : middle / constant;
+        t->threshold[byte][k] = in_lanes((int32_t)first_true(reached, bits_near(near, dtype), end) - 1, dtype);
+    }
+    auto not_zero = [&](uint32_t bits) { return y(bits) > 0.0f; };
+    int32_t first = (int32_t)first_true(not_zero, 1, end);
+    t->threshold[byte][7] = in_lanes(r.sign == SIGN_BELOW_ZERO ? first - 1 : -1, dtype);
+    t->positive_sign[byte] = r.sign == SIGN_NOT_ABOVE_ZERO ? first : 0;
+    if (t->positive_sign[byte]) t->has_positive_sign = 1;
+}
+
+// Whether y is a number for every x under this byte.
+static bool regular_constant(const Rule& r, int byte) {
+    return byte < 127 && std::isfinite(r.constant[byte]) && !(r.divides && r.constant[byte] == 0.0f);
+}
+
+// Returns 0; tables of a factor that is NaN or Inf are refused with 1 (the caller asks the reference).
+extern "C" int hb_build_tables(const Rule* rule, int dtype, Tables* t) {
+    const Rule& r = *rule;
+    if (!std::isfinite(r.factor) || !std::isfinite(r.amax)) return 1;
+    const uint32_t end = inf_bits(dtype) - 1, shift = dtype == FP32 ? 16 : 0;
+    t->has_positive_sign = 0;
+    // Where each byte begins, as an amax; a byte that is never reached begins at Inf.
+    uint32_t* starts = t->starts;
+    starts[0] = 0;
+    const float ratio = pre_scale(r, 1.0f);
+    for (int byte = 1; byte < 127; ++byte) {
+        float near = (e4m3_decode(byte) + e4m3_decode(byte - 1)) * 0.5f / ratio;
+        auto reached = [&](uint32_t bits) { return byte_of(r, magnitude_value(bits, dtype)) >= byte; };
+        uint32_t guess = bits_near(near, dtype);
+        starts[byte] = first_true(reached, guess < starts[byte - 1] ? starts[byte - 1] : guess, end);
+    }
+    for (int byte = 127; byte <= 256; ++byte) starts[byte] = end + 1;
+    for (int byte = 0; byte < 127; ++byte) fill_thresholds(r, dtype, byte, t);
+    for (int byte = 0; byte < 127; ++byte) {
+        const int written = byte == 0 && r.for_zero_byte >= 0 ? r.for_zero_byte : byte;
+        const float c = r.constant[written];
+        bool regular = regular_constant(r, written);
+        if (r.wraps && starts[byte + 1] > starts[byte]) {  // beyond 7 the code is no step function of x
+            float x = magnitude_value(starts[byte + 1] - 1, dtype);
+            regular = regular && (r.divides ? x / c : x * c) < 7.0f;
+        }
+        t->written[byte] = regular ? (uint8_t)written : IRREGULAR;
+    }
+    for (int byte = 127; byte < 256; ++byte) t->written[byte] = IRREGULAR;
+    int raw = 0;
+    for (uint32_t index = 0; index < 32768; ++index) {
+        const uint32_t bits = index << shift;
+        while (raw < 127 && bits >= starts[raw + 1]) ++raw;
+        t->lut[index] = shift ? (uint8_t)raw : t->written[raw];
+    }
+    t->zero_below = 0;
+    if (r.for_zero >= 0.0f) {
+        auto not_zero = [&](uint32_t bits) { return !is_zero(r, magnitude_value(bits, dtype)); };
+        t->zero_below = first_true(not_zero, 1, end);
+        t->zero_byte = (uint32_t)e4m3_encode(r.for_zero > r.smallest ? r.for_zero : r.smallest);
+        if (!regular_constant(r, (int)t->zero_byte)) t->zero_byte = IRREGULAR;
+        if (!shift)
+            for (uint32_t index = 0; index < t->zero_below; ++index) t->lut[index] = (uint8_t)t->zero_byte;
+    }
+    return 0;
+}

@@ -1,0 +1,55 @@
+"""The 128x4 scale tile against its address formula, byte by byte."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from halfbyte.errors import InputError
+from halfbyte.layouts.swizzle import swizzle, unswizzle
+from halfbyte.testing import assert_same_bits
+from tests.samples import U8
+
+SHAPES = [(1, 1), (128, 4), (129, 5), (127, 3), (300, 9), (256, 8), (5, 40)]
+
+
+def by_formula(scales: U8) -> U8:
+    """Scale (r, c) goes to ((r div 128)·(C/4) + c div 4)·512 + (r mod 32)·16 + ((r mod 128) div 32)·4 + c mod 4."""
+    rows, columns = -(-scales.shape[0] // 128) * 128, -(-scales.shape[1] // 4) * 4
+    flat = np.zeros(rows * columns, np.uint8)
+    for (r, c), byte in np.ndenumerate(scales):
+        flat[((r // 128) * (columns // 4) + c // 4) * 512 + (r % 32) * 16 + (r % 128 // 32) * 4 + c % 4] = byte
+    return flat
+
+
+def scales(shape: tuple[int, int]) -> U8:
+    return np.random.default_rng(0).integers(1, 256, shape).astype(np.uint8)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_swizzle_by_the_formula(shape: tuple[int, int]) -> None:
+    assert_same_bits(swizzle(scales(shape)), by_formula(scales(shape)))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_unswizzle_inverts(shape: tuple[int, int]) -> None:
+    assert_same_bits(unswizzle(swizzle(scales(shape)), shape), scales(shape))
+
+
+def test_padding_is_zero() -> None:
+    flat = swizzle(scales((129, 5)))
+    assert flat.size == 256 * 8
+    assert np.count_nonzero(flat) == 129 * 5
+
+
+def test_one_tile_by_hand() -> None:
+    """Row 32 starts four bytes after row 0; row 1 sixteen."""
+    tile = np.zeros((128, 4), np.uint8)
+    tile[0, 1], tile[32, 0], tile[1, 0], tile[127, 3] = 1, 2, 3, 4
+    flat = swizzle(tile)
+    assert [int(flat[index]) for index in (1, 4, 16, 511)] == [1, 2, 3, 4]
+
+
+def test_wrong_size() -> None:
+    with pytest.raises(InputError, match="swizzled scales of a 129x5 matrix take 2048 bytes, got 100"):
+        unswizzle(np.zeros(100, np.uint8), (129, 5))

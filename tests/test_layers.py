@@ -1,0 +1,190 @@
+"""The direction of imports, read from the source; and that `import halfbyte` loads no framework."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import halfbyte
+
+SOURCE = Path(halfbyte.__file__).parent
+
+LAYERS = [
+    "errors",
+    "formats",
+    "codec",
+    "methods",
+    "contracts",
+    "arrays",
+    "types",
+    "backends",
+    "quantize",
+    "halfbyte",  # the package itself: its public names
+    "layouts",
+    "testing",
+    "conform",
+    "cli",
+]
+"""From left to right. A module imports only from its left or its own package."""
+
+NARROW = {"layouts": {"errors", "formats", "codec"}, "testing": {"errors", "arrays"}}
+"""Layers that need less than all to their left, and should go on doing so."""
+
+FRAMEWORKS = ("torch", "triton", "ray", "plotly", "transformers", "typer", "rich")
+
+
+def layer(parts: tuple[str, ...]) -> str:
+    """The layer of a module given as the parts of its name after `halfbyte`."""
+    return parts[0] if parts else "halfbyte"
+
+
+def imports(tree: ast.Module, parts: tuple[str, ...]) -> Iterator[tuple[int, str]]:
+    """(line, layer) of every import from halfbyte, in functions and under TYPE_CHECKING as well."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for name in (alias.name.split(".") for alias in node.names):
+                if name[0] == "halfbyte":
+                    yield node.lineno, layer(tuple(name[1:]))
+        elif isinstance(node, ast.ImportFrom):
+            base = (node.module or "").split(".") if node.module else []
+            if node.level:
+                base = ["halfbyte", *parts[: len(parts) - node.level], *base]
+            if base == ["halfbyte"]:
+                # `from halfbyte import contracts` is the layer contracts; any other name is the package's own
+                for alias in node.names:
+                    yield node.lineno, alias.name if alias.name in LAYERS else "halfbyte"
+            elif base[:1] == ["halfbyte"]:
+                yield node.lineno, layer(tuple(base[1:]))
+
+
+def violations(source: str, parts: tuple[str, ...]) -> list[str]:
+    """What a module imports and should not; parts is its name after `halfbyte`."""
+    own = layer(parts)
+    if own not in LAYERS:
+        return [f"{own} is no layer: put it into LAYERS where it belongs"]
+    allowed = NARROW.get(own, set(LAYERS[: LAYERS.index(own)])) | {own}
+    return [
+        f"{'.'.join(('halfbyte', *parts))}:{line} imports {found}, which is not to the left of {own}"
+        for line, found in imports(ast.parse(source), parts)
+        if found not in allowed
+    ]
+
+
+def modules() -> dict[str, tuple[str, ...]]:
+    """Path of every module to the parts of its name. An __init__ counts as the package."""
+    found = {}
+    for path in sorted(SOURCE.rglob("*.py")):
+        parts = path.relative_to(SOURCE).with_suffix("").parts
+        found[str(path)] = parts[:-1] if parts[-1] == "__init__" else parts
+    return found
+
+
+MODULES = modules()
+
+
+@pytest.mark.parametrize("path", MODULES, ids=[".".join(parts) or "halfbyte" for parts in MODULES.values()])
+def test_imports_go_one_way(path: str) -> None:
+    assert violations(Path(path).read_text(), MODULES[path]) == []
+
+
+def test_every_layer_exists() -> None:
+    assert {layer(parts) for parts in MODULES.values()} >= set(LAYERS)
+    assert set(NARROW) <= set(LAYERS)
+
+
+@pytest.mark.parametrize(
+    ("parts", "source"),
+    [
+        (("codec", "pack"), "from halfbyte.contracts import Contract"),
+        (("codec", "pack"), "import halfbyte.contracts.spec"),
+        (("codec", "pack"), "from halfbyte import contracts"),
+        (("codec", "pack"), "from halfbyte import quantize"),
+        (("codec", "pack"), "from halfbyte import QuantizedTensor"),
+        (("codec", "pack"), "import halfbyte"),
+        (("codec", "pack"), "def f():\n    from halfbyte.types import QuantizedTensor"),
+        (("codec", "pack"), "if TYPE_CHECKING:\n    import numpy, halfbyte.backends"),
+        (("codec", "pack"), "from ..backends import choose_backend"),
+        (("codec", "pack"), "from .. import types"),
+        (("formats",), "from halfbyte.codec.bits import F32"),
+        (("contracts", "peers", "ocp"), "from halfbyte.arrays import like"),
+        (("layouts", "gguf"), "from halfbyte.types import QuantizedTensor"),
+        (("testing",), "from halfbyte.quantize import quantize"),
+        (("quantize",), "from halfbyte.cli import app"),
+        ((), "from halfbyte.conform import run_vectors"),
+        (("helpers",), ""),
+    ],
+)
+def test_a_bad_import_is_caught(parts: tuple[str, ...], source: str) -> None:
+    assert len(violations(source, parts)) == 1
+
+
+@pytest.mark.parametrize(
+    ("parts", "source"),
+    [
+        (("codec", "pack"), "from halfbyte.codec.bits import U8\nfrom halfbyte.formats.spec import BlockFormat"),
+        (("codec", "pack"), "from .bits import U8"),
+        (("contracts", "peers", "ocp"), "from halfbyte.contracts import exponents"),
+        (("contracts", "peers", "ocp"), "from ..spec import Contract"),
+        (("cli",), "import halfbyte\nfrom halfbyte.conform import run_vectors"),
+        ((), "from halfbyte import contracts\nfrom halfbyte.quantize import quantize"),
+        (("codec", "bits"), "import numpy as np\nfrom halfbytes import thing"),
+    ],
+)
+def test_a_good_import_passes(parts: tuple[str, ...], source: str) -> None:
+    assert violations(source, parts) == []
+
+
+# --- what an import loads ---
+
+
+def loaded_by(statement: str) -> list[str]:
+    """Which of the frameworks a fresh interpreter holds after a statement."""
+    program = f"import sys\n{statement}\nprint(*(name for name in {FRAMEWORKS!r} if name in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
+    return done.stdout.split()
+
+
+def test_import_loads_no_framework() -> None:
+    assert loaded_by("import halfbyte") == []
+
+
+def test_quantizing_numpy_loads_no_framework() -> None:
+    use = "import numpy, halfbyte; halfbyte.dequantize(halfbyte.quantize(numpy.ones(32, numpy.float32), 'nvfp4'))"
+    assert loaded_by(use) == []
+
+
+def test_conformance_and_testing_load_no_framework() -> None:
+    assert loaded_by("import halfbyte.conform, halfbyte.testing, halfbyte.layouts.swizzle") == []
+
+
+@pytest.mark.parametrize(
+    ("statement", "found"), [("import halfbyte, rich", ["rich"]), ("import halfbyte, typer", ["typer"])]
+)
+def test_a_loaded_framework_is_seen(statement: str, found: list[str]) -> None:
+    """The test above can fail: typer brings rich along or not, but itself in any case."""
+    assert set(loaded_by(statement)) >= set(found)
+
+
+def test_every_framework_of_the_list_would_be_seen() -> None:
+    stand_ins = "".join(f"sys.modules[{name!r}] = sys\n" for name in FRAMEWORKS)
+    assert loaded_by(f"{stand_ins}import halfbyte") == list(FRAMEWORKS)
+
+
+# --- what the package shows ---
+
+
+def test_public_names() -> None:
+    """At most twenty, and each is there."""
+    assert len(halfbyte.__all__) <= 20
+    assert all(hasattr(halfbyte, name) for name in halfbyte.__all__)
+    wanted = {"quantize", "dequantize", "get_format", "FourSix", "contracts", "QuantizedTensor", "HalfbyteError"}
+    assert wanted <= set(halfbyte.__all__)
+
+
+def test_typing_information_is_shipped() -> None:
+    assert (SOURCE / "py.typed").exists()
