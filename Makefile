@@ -37,12 +37,14 @@ clean:
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.runtime: requirements.txt pyproject.toml | $(BIN)/python
+NATIVE := CMakeLists.txt $(wildcard src/halfbyte/native/*)
+
+$(VENV)/.runtime: requirements.txt pyproject.toml $(NATIVE) | $(BIN)/python
 	$(PIP) -r requirements.txt
 	$(PIP) --no-deps --editable .
 	touch $@
 
-$(VENV)/.peers: requirements.txt requirements-dev.txt requirements-peers.txt pyproject.toml | $(BIN)/python
+$(VENV)/.peers: requirements.txt requirements-dev.txt requirements-peers.txt pyproject.toml $(NATIVE) | $(BIN)/python
 	$(PIP) -r requirements-peers.txt
 	$(PIP) --no-deps transformer_engine==2.20.2  # its Python reference quantizer is loaded as a file: no CUDA
 	$(PIP) --no-deps --editable .

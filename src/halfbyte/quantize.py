@@ -32,6 +32,7 @@ def quantize(
     scaling: Scaling | None = None,
     global_amax: object = None,
     backend: str = "auto",
+    threads: int | None = None,
 ) -> QuantizedTensor:
     """Quantize a tensor along its last axis to the bytes that a contract demands.
 
@@ -48,7 +49,8 @@ def quantize(
     tile: None for one scale a (1, block); (16, 16) for one a square, where the contract has that.
     scaling: "tensor" for one global scale, "row" for one a row, where the contract has that.
     global_amax: the amax to use in place of the tensor's own, when several tensors share a global scale.
-    backend: "auto", or "reference".
+    backend: "auto", "cpu" (compiled) or "reference" (numpy). All give the same bits; "auto" takes the first that can.
+    threads: how many may work; None: HALFBYTE_THREADS, or the processors there are. Never changes a bit.
 
     >>> q = quantize(np.linspace(-1, 1, 32, dtype=np.float32), "nvfp4")
     >>> q.codes.shape, q.scales.tolist(), f"{q.global_scale:.6f}"
@@ -71,6 +73,7 @@ def quantize(
         scaling=row_scaling,
         dtype=name,
         global_amax=_check_global_amax(global_amax, rule, block_format, matrix.shape[0], row_scaling),
+        threads=threads,
     )
     _check_search(request, matrix.shape[1])
     parts = choose_backend(backend, request).quantize(matrix, request)
@@ -91,7 +94,9 @@ def quantize(
     )
 
 
-def dequantize(q: QuantizedTensor, dtype: object = "float32", backend: str = "auto") -> Array:
+def dequantize(
+    q: QuantizedTensor, dtype: object = "float32", backend: str = "auto", threads: int | None = None
+) -> Array:
     """Decode to float32 in the order of the contract's roundings; another dtype costs one more rounding.
 
     NaN scale bytes decode to NaN, code 8 to -0.0 or +0.0 as the contract says.
@@ -103,18 +108,22 @@ def dequantize(q: QuantizedTensor, dtype: object = "float32", backend: str = "au
     [1.0, 1.0, 1.0]
     """
     wanted = output_dtype(dtype)
-    request = Request(q.format, q.contract, q.method, (1, q.format.block), "tensor", "fp32")
+    request = Request(q.format, q.contract, q.method, (1, q.format.block), "tensor", "fp32", threads=threads)
     rows, width = int(np.prod(q.shape[:-1])), q.shape[-1]
     stored = None if q.stored_scale is None else to_numpy(q.stored_scale).reshape(-1)
     if stored is None and _stores_scale(q.contract.rule(q.format)):
         raise InputError(
             f"contract {q.contract.name} decodes {q.format.name} with a stored scale, and the tensor has none"
         )
-    values = choose_backend(backend, request).dequantize(
-        to_numpy(q.codes).reshape(rows, -1), to_numpy(q.scales).reshape(rows, -1), stored, (rows, width), request
+    values = choose_backend(backend, request, decoding=True).dequantize(
+        to_numpy(q.codes).reshape(rows, -1),
+        to_numpy(q.scales).reshape(rows, -1),
+        stored,
+        (rows, width),
+        request,
+        wanted,
     )
-    with np.errstate(over="ignore"):  # a float16 output may overflow to Inf: that is its rounding
-        return like(values.reshape(q.shape).astype(wanted), q.codes)
+    return like(values.reshape(q.shape), q.codes)
 
 
 def _stores_scale(rule: Rule) -> bool:
@@ -219,7 +228,8 @@ def _resolve_scaling(scaling: Scaling | None, contract: Contract, rule: Rule, fo
             raise UnsupportedError(f"{format.name} has no global scale, so scaling='row' has no meaning; leave it out")
         if not rule.row_scaling:
             raise UnsupportedError(
-                f"contract {contract} has no row scaling; transformer_engine and flashinfer's modes te and 4over6 have it"
+                f"contract {contract.name} has no row scaling here; transformer_engine and flashinfer's modes te and "
+                "4over6 have it"
             )
     return scaling
 
@@ -258,7 +268,7 @@ def _check_global_amax(global_amax: object, rule: Rule, format: BlockFormat, row
     if rule.constant_factor is not None:
         raise UnsupportedError("this contract was made with a global_scale of its own; leave global_amax out")
     raw = to_numpy(cast("Any", global_amax)) if is_torch(global_amax) else np.asarray(global_amax)
-    if raw.dtype.kind not in "iufbV" or raw.size == 0:  # ml_dtypes report kind V
+    if raw.dtype.kind not in "iufbV":  # ml_dtypes report kind V
         raise InputError(f"global_amax must be a number or an array of numbers, got {global_amax!r}")
     with np.errstate(over="ignore"):
         amax = raw.astype(np.float32)

@@ -25,11 +25,20 @@ class Unable:
     def supports(self, request: Request) -> str | None:
         return f"no {request.format.name} today"
 
+    def supports_decoding(self, request: Request) -> str | None:
+        return self.supports(request)
+
     def quantize(self, x: npt.NDArray[np.generic], request: Request) -> Parts:
         raise AssertionError("asked in spite of its refusal")
 
     def dequantize(
-        self, codes: U8, scales: U8, stored_scale: F32 | None, shape: tuple[int, int], request: Request
+        self,
+        codes: U8,
+        scales: U8,
+        stored_scale: F32 | None,
+        shape: tuple[int, int],
+        request: Request,
+        dtype: np.dtype[np.generic],
     ) -> npt.NDArray[Any]:
         raise AssertionError("asked in spite of its refusal")
 

@@ -13,14 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from halfbyte.backends.cpu_library import (
-    DTYPE_CODES,
-    Tables,
-    choose_isa,
-    load_library,
-    over_ranges,
-    pointer,
-)
+from halfbyte.backends.cpu_library import DTYPE_CODES, Tables, load_library, native, over_ranges, pointer
 from halfbyte.backends.cpu_search import choose_bytes, search_reason
 from halfbyte.backends.cpu_tables import build_mx_tables, build_nvfp4_tables, decode_table, magnitude_values, one_scale
 from halfbyte.backends.protocol import Parts, Request
@@ -29,7 +22,7 @@ from halfbyte.codec.bits import F32, U8
 from halfbyte.codec.blocks import ceil_div
 from halfbyte.contracts import MXRule, NVFP4Rule
 from halfbyte.formats import E2M1
-from halfbyte.methods import Amax
+from halfbyte.methods import Amax, Hessian, Optimal
 
 REFERENCE = Reference()
 
@@ -43,11 +36,16 @@ class Cpu:
         if load_library() is None:
             return "the compiled kernels are not installed"
         rule = request.contract.rules.get(request.format.name)
+        if isinstance(rule, NVFP4Rule | MXRule) and rule.scale_search and isinstance(request.method, Optimal | Hessian):
+            return f"the search of {request.contract} has no compiled kernel"
         if isinstance(rule, MXRule):
             return None if isinstance(request.method, Amax) else f"{request.format.name} has no compiled search"
         if isinstance(rule, NVFP4Rule):
             return search_reason(request, rule.for_method(request.method))
         return None
+
+    def supports_decoding(self, request: Request) -> str | None:
+        return None if load_library() is not None else "the compiled kernels are not installed"
 
     def quantize(self, x: npt.NDArray[np.generic], request: Request) -> Parts:
         """Quantize a (rows, K) matrix; strided input is copied first."""
@@ -62,7 +60,7 @@ class Cpu:
             parts = _quantize_nvfp4(matrix, rule.for_method(request.method), request)
         else:
             raise TypeError(f"{request.contract} has no quantizer")
-        return parts if parts.codes.shape == matrix.shape and not padding[1][1] else _crop(parts, x.shape, request)
+        return parts if matrix.shape == x.shape else _crop(parts, x.shape, request)
 
     def dequantize(
         self,
@@ -71,13 +69,11 @@ class Cpu:
         stored_scale: F32 | None,
         shape: tuple[int, int],
         request: Request,
-        dtype: np.dtype[np.generic] = np.dtype(np.float32),
+        dtype: np.dtype[np.generic],
     ) -> npt.NDArray[Any]:
         """Decode a (rows, K) matrix by a table of the contract's own values, straight to the output dtype."""
-        rows, width = shape
-        block = request.format.block
-        if (stored_scale is not None and stored_scale.size > 1) or width % block:
-            return REFERENCE.dequantize(codes, scales, stored_scale, shape, request).astype(dtype)
+        if (stored_scale is not None and stored_scale.size > 1) or shape[1] % request.format.block:
+            return REFERENCE.dequantize(codes, scales, stored_scale, shape, request, dtype)
         rule = request.contract.rule(request.format)
         top = rule.for_method(request.method).anchor(request.method) if isinstance(rule, NVFP4Rule) else np.float32(1)
         stored = None if stored_scale is None else stored_scale.reshape(())
@@ -85,28 +81,20 @@ class Cpu:
         return _decode(np.ascontiguousarray(codes), np.ascontiguousarray(scales), table, shape, request)
 
 
-def native() -> tuple[ctypes.CDLL, int]:
-    """The library and the instruction set to use. `supports` has made sure that there is one."""
-    library = load_library()
-    if library is None:
-        raise ImportError("the compiled kernels are not installed")
-    return library, choose_isa(library)
-
-
 def tensor_amax(x: npt.NDArray[Any], request: Request) -> F32:
     """Largest magnitude of a contiguous matrix, or of each row, as float32 of shape (1,) or (rows,). NaN wins."""
     library, isa = native()
-    dtype, size = DTYPE_CODES[request.dtype], x.dtype.itemsize
+    dtype, size, width = DTYPE_CODES[request.dtype], x.dtype.itemsize, x.shape[1]
     if request.scaling == "row":
         bits = np.empty(x.shape[0], np.uint32)
 
         def rows(start: int, stop: int) -> None:
             library.hb_amax_rows(
-                isa, pointer(x, start * x.shape[1] * size), ctypes.c_int64(stop - start), ctypes.c_int64(x.shape[1]), dtype,
+                isa, pointer(x, start * width * size), ctypes.c_int64(stop - start), ctypes.c_int64(width), dtype,
                 pointer(bits, start * 4),
             )  # fmt: skip
 
-        over_ranges(rows, x.shape[0], x.shape[1] * size, request.threads)
+        over_ranges(rows, x.shape[0], width * size, request.threads)
     else:
 
         def part(start: int, stop: int) -> int:
@@ -125,12 +113,12 @@ def _quantize_nvfp4(x: npt.NDArray[Any], rule: NVFP4Rule, request: Request) -> P
         multiplier = np.ones(1, np.float32) if stored is None else rule.multiplier(stored, t.top)
     blocks = (x.shape[0], x.shape[1] // request.format.block)
     codes, scales = np.empty((x.shape[0], x.shape[1] // 2), np.uint8), np.empty(blocks, np.uint8)
-    if request.scaling == "row" or not isinstance(request.method, Amax):
+    if request.scaling == "row" or request.tile[0] != 1 or not isinstance(request.method, Amax):
         done = choose_bytes(x, rule, t, multiplier, request, codes, scales)
         if not done:
             return REFERENCE.quantize(x, request)
     else:
-        tables = build_nvfp4_tables(rule, one_scale(t), request.dtype) if request.tile[0] == 1 else None
+        tables = build_nvfp4_tables(rule, one_scale(t), request.dtype)
         if tables is None:
             return REFERENCE.quantize(x, request)
         _run_tables(x, tables, request, codes, scales)

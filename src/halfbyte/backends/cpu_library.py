@@ -79,8 +79,8 @@ def load_library() -> ctypes.CDLL | None:
     path = library_path()
     if path is None:
         warnings.warn(
-            "halfbyte runs its slow numpy reference: the compiled kernels are missing, because no C++ compiler was there "
-            "when it was installed. Install one (or a wheel) and reinstall halfbyte.",
+            "halfbyte runs its slow numpy reference: the compiled kernels are missing, because no C++ compiler was "
+            "there when it was installed. Install one (or a wheel) and reinstall halfbyte.",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -109,6 +109,14 @@ def choose_isa(library: ctypes.CDLL) -> int:
     if ISAS[wanted] > best:
         raise InputError(f"HALFBYTE_ISA={wanted}, but this machine does not have it")
     return ISAS[wanted]
+
+
+def native() -> tuple[ctypes.CDLL, int]:
+    """The library and the instruction set to use, for callers that know there is one (`supports` asked)."""
+    library = load_library()
+    if library is None:
+        raise ImportError("the compiled kernels are not installed")
+    return library, choose_isa(library)
 
 
 def thread_count(threads: int | None = None) -> int:

@@ -12,17 +12,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from halfbyte.backends.cpu_library import DTYPE_CODES, choose_isa, load_library, over_ranges, pointer
+from halfbyte.backends.cpu_library import DTYPE_CODES, native, over_ranges, pointer
 from halfbyte.backends.cpu_tables import (
     PRE_SCALES,
     build_nvfp4_tables,
     build_search_tables,
     exponent_of_largest,
     inf_bits,
+    magnitude_values,
     one_scale,
     triangle,
 )
 from halfbyte.backends.protocol import Request
+from halfbyte.backends.reference import scale_byte
 from halfbyte.codec.bits import F32, U8
 from halfbyte.contracts import NVFP4Rule, expressions, reductions
 from halfbyte.contracts.spec import FourSixRule, Rounding, TensorScale
@@ -43,8 +45,8 @@ def search_reason(request: Request, rule: NVFP4Rule) -> str | None:
     """Why the compiled kernels cannot serve an NVFP4 request; None if they can."""
     method = request.method
     if isinstance(method, Amax):
-        if request.tile[0] != 1:
-            return "16x16 tiles without 4over6 have no compiled kernel"
+        if request.tile[0] != 1 and rule.rounding.wraps:
+            return "16x16 tiles are compiled for contracts that saturate"
         if request.scaling == "row" and rule.element is not expressions.times_clamped_reciprocal:
             return "row scaling is compiled for TransformerEngine's formulas only"
         if request.scaling == "row" and request.format.block != 16:
@@ -85,10 +87,12 @@ def choose_bytes(
     tables = build_nvfp4_tables(rule, one_scale(t), request.dtype)
     if tables is None:
         return False
-    library, isa = _native()
+    library, isa = native()
     block, size, dtype = 16, 16 * x.dtype.itemsize, DTYPE_CODES[request.dtype]
     if isinstance(request.method, FourSix) and rule.four_six is not None:
         _four_six(x, rule.four_six, request.method, t, request, scales)
+    elif isinstance(request.method, Amax):
+        scales[:] = _tile_bytes(x, rule, t, request)
     else:
         irregular = np.empty(scales.size, np.int64)
 
@@ -114,15 +118,8 @@ def choose_bytes(
     return True
 
 
-def _native() -> tuple[ctypes.CDLL, int]:
-    library = load_library()
-    if library is None:
-        raise ImportError("the compiled kernels are not installed")
-    return library, choose_isa(library)
-
-
 def _all_finite(x: npt.NDArray[Any], request: Request) -> bool:
-    library, isa = _native()
+    library, isa = native()
     size, dtype = x.dtype.itemsize, DTYPE_CODES[request.dtype]
 
     def part(start: int, stop: int) -> int:
@@ -131,11 +128,20 @@ def _all_finite(x: npt.NDArray[Any], request: Request) -> bool:
     return bool(max(over_ranges(part, x.size, size, request.threads)) < inf_bits(request.dtype))
 
 
+@np.errstate(all="ignore")
+def _tile_bytes(x: npt.NDArray[Any], rule: NVFP4Rule, t: TensorScale, request: Request) -> U8:
+    """Scale bytes of 16x16 tiles, each on its sixteen rows: the contract's own formula on the tiles' amaxes."""
+    bits = x.view(f"u{x.dtype.itemsize}") & (2 ** (8 * x.dtype.itemsize - 1) - 1)
+    most = bits.reshape(x.shape[0] // 16, 16, -1, 16).max(axis=(1, 3))
+    amax = magnitude_values(most.astype(np.int64), request.dtype)
+    return np.repeat(scale_byte(rule.pre_scale(amax, one_scale(t)), rule.scale_byte), 16, axis=0)
+
+
 def _four_six(
     x: npt.NDArray[Any], four_six: FourSixRule, method: FourSix, t: TensorScale, request: Request, scales: U8
 ) -> None:
     """Scale bytes of 4over6: for blocks, for tiles of sixteen rows, or with one global scale a row."""
-    library, isa = _native()
+    library, isa = native()
     error = four_six.exact_error
     if request.scaling == "row" and four_six.exact_row_error is not None:
         error = four_six.exact_row_error
@@ -170,7 +176,7 @@ def _four_six(
 
 def _direct_rows(x: npt.NDArray[Any], t: TensorScale, request: Request, codes: U8, scales: U8) -> None:
     """Codes of rows with their own global scale; scale bytes too, unless a search has chosen them."""
-    library, isa = _native()
+    library, isa = native()
     factors = np.ascontiguousarray(t.factor.reshape(-1), np.float32)
     columns, row_bytes = scales.shape[1], x.shape[1] * x.dtype.itemsize
     fixed = int(isinstance(request.method, FourSix))
@@ -187,7 +193,7 @@ def _direct_rows(x: npt.NDArray[Any], t: TensorScale, request: Request, codes: U
 
 def _exact(x: npt.NDArray[Any], rule: NVFP4Rule, t: TensorScale, multiplier: F32, request: Request, scales: U8) -> None:
     """Scale bytes of least squared, weighted or Hessian error; zero blocks keep theirs."""
-    library, isa = _native()
+    library, isa = native()
     tables = build_search_tables(rule, one_scale(t), multiplier.reshape(()))
     rows, columns = scales.shape
     row_bytes, dtype = x.shape[1] * x.dtype.itemsize, DTYPE_CODES[request.dtype]

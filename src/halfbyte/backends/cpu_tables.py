@@ -113,7 +113,7 @@ def build_mx_tables(rule: MXRule, element: ElementFormat, dtype: str) -> Tables:
     tables = Tables()
     scale_of_byte = _fill_scale_bytes(tables, rule, element, statistics, dtype)
     if element == E2M1:
-        _fill_thresholds(tables, rule, element, scale_of_byte, dtype)
+        _fill_thresholds(tables, rule, element, scale_of_byte, statistics, dtype)
     return tables
 
 
@@ -157,7 +157,9 @@ def _fill_scale_bytes(tables: Tables, rule: MXRule, element: ElementFormat, stat
     return scale_of_byte
 
 
-def _fill_thresholds(tables: Tables, rule: MXRule, element: ElementFormat, scale_of_byte: F32, dtype: str) -> None:
+def _fill_thresholds(
+    tables: Tables, rule: MXRule, element: ElementFormat, scale_of_byte: F32, statistics: str, dtype: str
+) -> None:
     """Where each code begins, by bisection on the contract's own rounding."""
     scale = np.where(np.isfinite(scale_of_byte), scale_of_byte, 1).astype(np.float32)[:, None]
 
@@ -165,7 +167,8 @@ def _fill_thresholds(tables: Tables, rule: MXRule, element: ElementFormat, scale
         x = magnitude_values(bits, dtype) * np.float32(sign)
         if rule.nearest is not None:
             return rule.nearest(x, np.broadcast_to(scale, x.shape)).astype(np.int64)
-        return round_elements(x, rule.element(x, scale), element, rule.rounding)[0].astype(np.int64)
+        y = rule.quotient(x, scale, statistics)
+        return round_elements(x, y, element, rule.rounding)[0].astype(np.int64)
 
     # No amax leads to a scale below an eighth of it, so a block holds nothing above 8·S; further up gguf's distances
     # round to one number and its codes begin again at 0.

@@ -48,12 +48,21 @@ class Backend(Protocol):
     name: str
 
     def supports(self, request: Request) -> str | None:
-        """None if this backend can serve the request, else the reason why not."""
+        """None if this backend can quantize the request, else the reason why not."""
+
+    def supports_decoding(self, request: Request) -> str | None:
+        """The same for dequantize."""
 
     def quantize(self, x: npt.NDArray[np.generic], request: Request) -> Parts:
         """Quantize a (rows, K) matrix of the request's dtype."""
 
     def dequantize(
-        self, codes: U8, scales: U8, stored_scale: F32 | None, shape: tuple[int, int], request: Request
+        self,
+        codes: U8,
+        scales: U8,
+        stored_scale: F32 | None,
+        shape: tuple[int, int],
+        request: Request,
+        dtype: np.dtype[np.generic],
     ) -> npt.NDArray[Any]:
-        """Decode a (rows, K) matrix to float32 by the contract's formula."""
+        """Decode a (rows, K) matrix by the contract's formula in float32, rounded once to another dtype."""

@@ -5,6 +5,8 @@ Arrays run as (rows, blocks, block): a block's elements lie along the last axis,
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -30,6 +32,9 @@ class Reference:
     def supports(self, request: Request) -> str | None:
         return None
 
+    def supports_decoding(self, request: Request) -> str | None:
+        return None
+
     @np.errstate(all="ignore")
     def quantize(self, x: npt.NDArray[np.generic], request: Request) -> Parts:
         """Quantize a (rows, K) matrix. NaN, Inf and zeros do what the contract says; nothing raises here."""
@@ -53,9 +58,15 @@ class Reference:
 
     @np.errstate(all="ignore")
     def dequantize(
-        self, codes: U8, scales: U8, stored_scale: F32 | None, shape: tuple[int, int], request: Request
-    ) -> F32:
-        """Decode a (rows, K) matrix to float32, in the order of the contract's roundings."""
+        self,
+        codes: U8,
+        scales: U8,
+        stored_scale: F32 | None,
+        shape: tuple[int, int],
+        request: Request,
+        dtype: np.dtype[np.generic],
+    ) -> npt.NDArray[Any]:
+        """Decode a (rows, K) matrix in the order of the contract's roundings; another dtype costs one more."""
         format, rule = request.format, request.contract.rule(request.format)
         q = decode(unpack(codes, shape[1], format), format.element)
         if not rule.negative_zero:
@@ -67,7 +78,7 @@ class Reference:
             stored = np.float32(1) if stored_scale is None else stored_scale.reshape(-1, 1, 1)
             top = rule.for_method(request.method).anchor(request.method)
             values = rule.decode(q_blocks, decode(bytes_, E4M3), np.asarray(stored, np.float32), top)
-        return join(values, shape)
+        return join(values, shape).astype(dtype)
 
 
 def block_amax(blocks: F32, tile_rows: int = 1) -> F32:
@@ -143,7 +154,7 @@ def _quantize_mx(blocks: F32, rule: MXRule, request: Request) -> tuple[U8, U8]:
     def encode_with_scale(scale: F32) -> U8:
         if rule.nearest is not None:
             return rule.nearest(blocks, scale)
-        return round_elements(blocks, rule.element(blocks, scale), element, rule.rounding)[0]
+        return round_elements(blocks, rule.quotient(blocks, scale, statistics), element, rule.rounding)[0]
 
     def encode_with(byte: U8) -> U8:
         return encode_with_scale(E8M0.values[byte])

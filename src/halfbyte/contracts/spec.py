@@ -23,7 +23,7 @@ from typing import Literal
 
 import numpy as np
 
-from halfbyte.codec.bits import F32, U8
+from halfbyte.codec.bits import F32, U8, round_to
 from halfbyte.codec.element import Tie
 from halfbyte.errors import UnsupportedError
 from halfbyte.formats.spec import BlockFormat, ElementFormat
@@ -156,11 +156,19 @@ class MXRule:
     rounding: Rounding
     decode: Callable[[F32, U8], F32]
     statistics: Literal["input", "fp32"] = "fp32"
+    rounds_quotient: bool = False
+    """Whether y is rounded to the dtype of the statistics before it becomes a code."""
     nearest: Callable[[F32, F32], U8] | None = None
     """Takes (x, scale) straight to codes, in place of `element` and `rounding` (gguf)."""
     negative_zero: bool = True
     blocks: tuple[int, ...] | None = None
     """The only block lengths this contract has; None: whatever the format allows."""
+
+    def quotient(self, x: F32, scale: F32, statistics: str) -> F32:
+        """y: the element formula, rounded once more where the peer computes it in 16 bits."""
+        y = self.element(x, scale)
+        return round_to(y, statistics) if self.rounds_quotient else y
+
     scale_search: ScaleSearch | None = None
     """Takes the place of the exact searches of Optimal and Hessian; codes still come from `element` and `rounding`."""
 

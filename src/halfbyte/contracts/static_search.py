@@ -53,9 +53,13 @@ def searched_scale(amax: F32, t: TensorScale) -> F32:
 
 
 def fake_quantize(x: F32, scale: F32) -> F32:
-    """x rounded to E2M1 multiples of the scale, as float32; a scale of 0 gives 0, and -0.0 becomes +0.0."""
-    magnitude = np.abs(x) / np.where(scale == 0, ONE, scale)
-    codes, _ = round_elements(x, magnitude.astype(np.float32), E2M1, Rounding(nan_code=7))
-    value = decode(codes, E2M1) * scale
-    value = np.where(x < 0, -value, value)
+    """x rounded to E2M1 multiples of the scale, as float32.
+
+    A scale of 0 gives 0, one that is NaN or Inf counts as 1; -0.0 becomes +0.0, a NaN -6 times the scale.
+    """
+    usable = np.where((scale == 0) | ~np.isfinite(scale), ONE, scale).astype(np.float32)
+    magnitude: F32 = np.divide(np.abs(x), usable)
+    codes, _ = round_elements(x, magnitude, E2M1, Rounding(nan_code=7))
+    value = decode(codes, E2M1) * usable
+    value = np.where(x >= 0, value, -value)
     return np.where(scale == 0, np.float32(0), value).astype(np.float32)

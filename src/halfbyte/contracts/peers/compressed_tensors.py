@@ -32,6 +32,7 @@ MX = MXRule(
     rounding=Rounding(),
     decode=exponents.decode_e8m0,
     statistics="input",
+    rounds_quotient=True,
 )
 
 MODES = ("nvfp4", "mxfp4")

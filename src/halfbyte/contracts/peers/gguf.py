@@ -36,8 +36,8 @@ def decode_scale_halved(q: F32, byte: U8) -> F32:
 
 
 def scale_from_float(x: F32) -> U8:
-    """gguf's float to unsigned E4M3: half-way cases go up, below 2**-6 never up to it, and 248 or more is 448."""
-    positive = np.where(x > 0, x, np.float32(1)).astype(np.float32)
+    """gguf's float to unsigned E4M3: half-way cases go up, below 2**-6 never up to it, 248 or more, and NaN, is 448."""
+    positive = np.clip(np.nan_to_num(x, nan=448, posinf=448), np.float32(2.0**-149), np.float32(448))
     subnormal = np.minimum(np.floor(positive * np.float32(512) + np.float32(0.5)), 7)
     mantissa, exponent = np.frexp(positive)
     field = exponent - 1 + 7
@@ -46,7 +46,7 @@ def scale_from_float(x: F32) -> U8:
     field, steps = field + carried, np.where(carried, 0, steps)
     normal = np.where(field >= 15, 0x7E, (field << 3) | steps)
     byte = np.where(positive < np.float32(2.0**-6), subnormal, normal)
-    return np.where(x > 0, byte, 0).astype(np.uint8)
+    return np.where(x <= 0, 0, byte).astype(np.uint8)
 
 
 MX = MXRule(
