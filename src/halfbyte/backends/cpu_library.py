@@ -58,10 +58,9 @@ class SearchTables(ctypes.Structure):
     _fields_ = [
         ("multiplier", ctypes.c_float * 128),
         ("scale", ctypes.c_float * 128),
-        ("half_reach", ctypes.c_float * 128),
         ("divides", ctypes.c_int32),
         ("first", ctypes.c_int32),
-        ("prescale", ctypes.c_float),
+        *((name, ctypes.c_float) for name in ("prescale", "unit", "to_scale")),
     ]
 
 

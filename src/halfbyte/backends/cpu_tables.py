@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from halfbyte.backends.cpu_library import DTYPE_CODES, Rule, SearchTables, Tables, as_array, load_library
-from halfbyte.backends.reference_search import half_scales
 from halfbyte.codec.bits import DTYPES, F32, I32, U8, widen
 from halfbyte.codec.element import decode
 from halfbyte.contracts import Contract, MXRule, NVFP4Rule, expressions
@@ -222,15 +221,12 @@ def build_search_tables(rule: NVFP4Rule, t: TensorScale, multiplier: F32) -> Sea
     exponent = int(np.frexp(multiplier)[1]) - 1
     unit = np.ldexp(multiplier, -exponent).astype(np.float32)
     scale = decode(ALL_BYTES[:127], E4M3) * unit
-    tables = SearchTables(divides=divides, prescale=float(np.ldexp(np.float32(1), -exponent)))
+    tables = SearchTables(divides=divides, prescale=float(np.ldexp(np.float32(1), -exponent)), unit=float(unit))
+    tables.to_scale = float(np.float32(1) / (np.float32(6) * unit))
     tables.first = int(np.searchsorted(E4M3.magnitudes, max(rule.scale_byte.smallest, E4M3.smallest)))
     # y = x·m = x'·(m·2**k), or x/d = x'/(d·2**-k): exact, because k is small (the caller checked the range of A).
     as_array(tables.multiplier, np.float32)[:127] = np.ldexp(constants, -exponent if divides else exponent)
     as_array(tables.scale, np.float32)[:127] = scale
-    reach = as_array(tables.half_reach, np.float32)
-    reach[:] = -1
-    for byte, half in half_scales(E4M3.values[:127]).items():
-        reach[byte] = np.float32(7) * scale[half]
     return tables
 
 

@@ -14,10 +14,11 @@ struct FourSixScale {
 struct SearchTables {
     float multiplier[128];  // element formula: y = x' * multiplier, or x' / multiplier where `divides`
     float scale[128];       // s' = E4M3 value * g'
-    float half_reach[128];  // 7 times the s' of half this scale; negative where half of it is no scale
     int32_t divides;
     int32_t first;          // smallest candidate byte
     float prescale;         // x' = x * prescale, a power of two
+    float unit;             // g', in [1, 2)
+    float to_scale;         // about 1 / (6 g'): where the search begins
 };
 
 // Every pointer covers what its counts say; callers check shapes and strides before a pointer gets here.

@@ -1,0 +1,1 @@
+"""Benchmarks. Each checks the bits it timed."""

@@ -1,0 +1,232 @@
+"""Where a benchmark ran, with which versions, and how things are timed: in rounds, everything once a round."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib.metadata
+import itertools
+import os
+import platform
+import random
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import halfbyte as hb
+from halfbyte.backends.cpu_library import ISAS, library_path, load_library, native
+
+Array = npt.NDArray[Any]
+
+ROOT = Path(__file__).parents[1]
+PEERS = ("torchao", "nvidia-modelopt", "compressed-tensors", "qwantize", "transformer_engine")
+INSTRUCTION_SETS = ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx512vbmi")
+
+
+@dataclass
+class Timed:
+    """One call that is timed again and again. `call` and `prepare` get the number of the buffer to work on."""
+
+    call: Callable[[int], object]
+    prepare: Callable[[int], None] = lambda buffer: None
+    """What has to happen right before, outside the measured time."""
+    keep: Callable[[object], object] = lambda result: result
+    """What is kept of the last result, to be checked when the timing is over."""
+    times: list[float] = field(default_factory=list)
+    kept: object = None
+
+    def run(self, buffer: int) -> None:
+        """Time one call."""
+        self.prepare(buffer)
+        start = time.perf_counter()
+        result = self.call(buffer)
+        self.times.append(time.perf_counter() - start)
+        self.kept = self.keep(result)
+
+    @property
+    def best(self) -> float:
+        return min(self.times)
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.times)
+
+    def rates(self, size: int) -> dict[str, float | int]:
+        """Calls, seconds and GB/s of `size` bytes."""
+        return {
+            "calls": len(self.times),
+            "best_s": self.best,
+            "median_s": self.median,
+            "gb_s": size / self.best / 1e9,
+            "median_gb_s": size / self.median / 1e9,
+        }
+
+
+def run_rounds(timed: Sequence[Timed], buffers: int, seconds: float, rounds: tuple[int, int]) -> int:
+    """Time everything once a round, in a new order each, until the seconds or the most rounds are spent.
+
+    Drift of the machine then hits all alike. The buffer advances with every call, so that no call finds its input in
+    the cache because its predecessor read it. At least the fewer of `rounds` are run.
+    """
+    order, shuffle = list(timed), random.Random(0).shuffle
+    least, most = rounds
+    start, done, buffer = time.perf_counter(), 0, 0
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        while done < least or (done < most and time.perf_counter() - start < seconds):
+            shuffle(order)
+            for one in order:
+                one.run(buffer)
+                buffer = (buffer + 1) % buffers
+            done += 1
+            gc.collect(0)
+    finally:
+        if collecting:
+            gc.enable()
+    return done
+
+
+def reuse_memory() -> bool:
+    """Let malloc keep freed memory instead of handing it back, so that results land on pages that exist already.
+
+    What remains is the work of the kernels; a process that allocates each result afresh also pays the page faults
+    (`--memory fresh`). Peers profit alike. False where the C library has no such switch.
+    """
+    trim_threshold, mmap_max = -1, -4  # malloc.h: M_TRIM_THRESHOLD, M_MMAP_MAX
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):
+        return False
+    return bool(mallopt(mmap_max, 0)) and bool(mallopt(trim_threshold, 2**31 - 1))
+
+
+def choose_instruction_set(name: str) -> None:
+    """Make the library use an instruction set from now on, and see that it does."""
+    if os.environ.get("HALFBYTE_ISA") != name:
+        os.environ["HALFBYTE_ISA"] = name
+        if native()[1] != ISAS[name]:
+            raise RuntimeError(f"the library does not follow HALFBYTE_ISA={name}")
+
+
+def instruction_sets(wanted: Sequence[str]) -> list[str]:
+    """Those of `wanted` that the library has and this machine runs; portable code where it has none of them."""
+    library = load_library()
+    best = int(library.hb_best_isa()) if library is not None else 0
+    return [name for name in wanted if ISAS[name] <= best] or ["portable"]
+
+
+def copier(threads: int) -> Callable[[Array, Array], None]:
+    """memcpy of an array into another, by one thread, or by several over equal parts."""
+    if threads == 1:
+        return lambda target, source: np.copyto(target, source)
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="memcpy")
+
+    def copy(target: Array, source: Array) -> None:
+        edges = [source.size * i // threads for i in range(threads + 1)]
+        parts = [slice(start, stop) for start, stop in itertools.pairwise(edges)]
+        list(pool.map(lambda part: np.copyto(target[part], source[part]), parts))
+
+    return copy
+
+
+def copy_speed(size: int = 64 << 20, times: int = 5) -> float:
+    """GB/s that one thread copies, quickly measured: the ratios use what was copied among the operations."""
+    source, target = np.ones(size, np.uint8), np.zeros(size, np.uint8)
+    timed = Timed(lambda buffer: np.copyto(target, source), keep=lambda result: None)
+    run_rounds([timed], 1, 0, (times, times))
+    return size / timed.best / 1e9
+
+
+def available_memory() -> int:
+    """Bytes that can be had without swapping; 0 where the system does not say."""
+    found = re.search(r"MemAvailable:\s+(\d+) kB", _read("/proc/meminfo"))
+    return int(found[1]) * 1024 if found else 0
+
+
+def describe_machine() -> dict[str, Any]:
+    """CPU model, cores, caches, instruction sets, memory, copy speed."""
+    info = _read("/proc/cpuinfo")
+
+    def first(key: str) -> str:
+        found = re.search(rf"^{key}\s*:\s*(.*)$", info, re.MULTILINE)
+        return found[1] if found else ""
+
+    flags = first("flags").split()
+    caches = sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"))
+    total = re.search(r"MemTotal:\s+(\d+) kB", _read("/proc/meminfo"))
+    return {
+        "cpu": first("model name") or platform.processor() or platform.machine(),
+        "cpu_family_model": "/".join(filter(None, (first("cpu family"), first("model")))),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        "instruction_sets": [name for name in INSTRUCTION_SETS if name in flags],
+        "caches": [f"L{_read(c / 'level')} {_read(c / 'type')} {_read(c / 'size')}" for c in caches],
+        "memory_gb": round(int(total[1]) * 1024 / 1e9, 1) if total else 0.0,
+        "hypervisor": "hypervisor" in flags,
+        "system": platform.platform(),
+        "huge_pages": _read("/sys/kernel/mm/transparent_hugepage/enabled"),
+        "copy_gb_s": round(copy_speed(), 2),
+    }
+
+
+def describe_versions(peers: bool) -> dict[str, str]:
+    """Versions of Python, numpy, halfbyte, its library and how that was compiled; of torch and the peers."""
+    library, path = load_library(), library_path()
+    compiler = re.search(rb"(GCC: \([^)]*\) [0-9.]+|clang version [0-9.]+)", path.read_bytes()) if path else None
+    versions = {
+        "python": sys.version.split()[0],
+        "numpy": np.__version__,
+        "halfbyte": f"{hb.__version__} ({_commit()})",
+        "library": _age(path),
+        "compiler": compiler[1].decode() if compiler else "unknown",
+        "compiler flags": library.hb_build_flags().decode() if library is not None else "no compiled library",
+    }
+    return versions | ({name: distribution_version(name) for name in ("torch", *PEERS)} if peers else {})
+
+
+def distribution_version(name: str) -> str:
+    """The installed version of a distribution."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def load_average() -> list[float]:
+    """Processes that want to run, over 1, 5 and 15 minutes."""
+    return [round(value, 2) for value in os.getloadavg()] if hasattr(os, "getloadavg") else []
+
+
+def _age(path: Path | None) -> str:
+    """When the library was built, and whether its sources have changed since."""
+    if path is None:
+        return "none"
+    built = path.stat().st_mtime
+    sources = [source for source in (ROOT / "src" / "halfbyte" / "native").glob("*") if source.is_file()]
+    stale = any(source.stat().st_mtime > built for source in sources)
+    return time.strftime("%F %T", time.localtime(built)) + (", OLDER THAN ITS SOURCES" if stale else "")
+
+
+def _commit() -> str:
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "commit unknown"
+
+
+def _read(path: str | Path) -> str:
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return ""

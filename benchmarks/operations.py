@@ -1,0 +1,222 @@
+"""What is timed of halfbyte: every kernel through the public calls, and what the reference makes of the same input."""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import halfbyte as hb
+from benchmarks.machine import Array, choose_instruction_set, copier
+from halfbyte.backends.cpu import tensor_amax
+from halfbyte.backends.protocol import Request
+from halfbyte.codec.bits import DTYPES, dtype_name
+from halfbyte.testing import find_difference
+
+BLOCK = 16
+CHECKED = 64
+"""Rows that are compared with the reference: half of them the first, half the last."""
+CHECKED_SEARCH = 32
+"""The same for searches, where the reference tries every scale."""
+TOKENS = 48
+"""Activations that the Hessians are made of."""
+PLAIN = ("transformer_engine", "modelopt", "compressed_tensors", "torchao", "qwantize")
+ONE_LEVEL = ("qwantize",)
+"""Contracts without a global scale."""
+ANY = "any"
+"""Instruction set of what is not ours."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """One tensor, in several buffers of equal contents: a call's input must come from memory, not from the cache."""
+
+    buffers: list[Array]
+    amax: np.float32
+    row_amax: Array
+    weights: Array
+    activations: Array
+    hessian: Array
+
+    @property
+    def x(self) -> Array:
+        return self.buffers[0]
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A row of the table."""
+
+    name: str
+    call: Callable[[Array, int, int], object]
+    """(rows of a buffer, number of the buffer, threads) to the result."""
+    reference: Callable[[Array], object]
+    """The result that the numpy reference has for the rows with these numbers."""
+    checked: int = CHECKED
+    bound_by_memory: bool = False
+    ours: bool = True
+
+
+def make_inputs(rows: int, columns: int, dtype: str, buffers: int) -> Inputs:
+    """Gaussian weights of standard deviation 0.02, and what the weighted searches need."""
+    generator = np.random.default_rng(0)
+    x = (generator.standard_normal((rows, columns), dtype=np.float32) * np.float32(0.02)).astype(DTYPES[dtype])
+    row_amax = np.abs(x.astype(np.float32)).max(axis=1)
+    activations = generator.standard_normal((TOKENS, columns), dtype=np.float32)
+    return Inputs(
+        buffers=[x, *(x.copy() for _ in range(buffers - 1))],
+        amax=row_amax.max(),
+        row_amax=row_amax,
+        weights=generator.exponential(size=columns).astype(np.float32),
+        activations=activations,
+        hessian=hb.hessian_from_activations(activations),
+    )
+
+
+def make_operations(inputs: Inputs) -> list[Operation]:
+    """All rows, memcpy first. The amax pass is left out of the kernels (it is given) and is a row of its own."""
+    found = [_memcpy(inputs), _amax(inputs)]
+    found += [
+        plain(inputs, contract) for contract in ("transformer_engine", "modelopt", "compressed_tensors", "torchao")
+    ]
+    found.append(_quantize(inputs, "plain NVFP4, 16×16 tiles", "nvfp4", tile=(16, 16)))
+    found.append(_quantize(inputs, "plain NVFP4, row-scaled", "nvfp4", scaling="row"))
+    for format in ("mxfp4", "mxfp8"):
+        found.append(_quantize(inputs, f"{format.upper()}, ocp", format, bound_by_memory=True, contract="ocp"))
+    shapes: dict[str, dict[str, Any]] = {
+        "": {},
+        ", 16×16 tiles": {"tile": (16, 16)},
+        ", row-scaled": {"scaling": "row"},
+    }
+    for shape, options in shapes.items():
+        for error in ("mae", "mse"):
+            for fast in (False, True):
+                name = f"4over6 {error.upper()} {'fast' if fast else 'strict'}{shape}"
+                method = hb.FourSix(error, fast_error=fast)
+                found.append(_quantize(inputs, name, "nvfp4", method=method, **options))
+    searches = {
+        "Optimal": hb.Optimal(),
+        "Optimal, weighted": hb.Optimal(inputs.weights),
+        "Hessian": hb.Hessian(inputs.hessian),
+    }
+    for name, search in searches.items():
+        found.append(_quantize(inputs, name, "nvfp4", checked=CHECKED_SEARCH, method=search))
+    return found + [_dequantize(inputs, dtype) for dtype in ("bfloat16", "float32")]
+
+
+def plain(inputs: Inputs, contract: str = "transformer_engine") -> Operation:
+    """NVFP4 by amax."""
+    return _quantize(inputs, f"plain NVFP4, {contract}", "nvfp4", bound_by_memory=True, contract=contract)
+
+
+def _memcpy(inputs: Inputs) -> Operation:
+    targets = [np.zeros(inputs.x.nbytes, np.uint8) for _ in range(min(2, len(inputs.buffers)))]
+    copiers = {threads: copier(threads) for threads in (1, 2)}
+
+    def call(x: Array, buffer: int, threads: int) -> Array:
+        source, target = x.reshape(-1).view(np.uint8), targets[buffer % len(targets)][: x.nbytes]
+        copiers[threads](target, source)
+        return target.view(x.dtype).reshape(x.shape)
+
+    return Operation("memcpy", call, lambda rows: inputs.x[rows], bound_by_memory=True, ours=False)
+
+
+def _amax(inputs: Inputs) -> Operation:
+    format, contract = hb.get_format("nvfp4"), hb.contracts.transformer_engine()
+    request = Request(format, contract, hb.Amax(), (1, BLOCK), "tensor", dtype_name(inputs.x.dtype))
+
+    def call(x: Array, buffer: int, threads: int) -> Array:
+        return tensor_amax(x, dataclasses.replace(request, threads=threads))
+
+    return Operation("amax", call, lambda rows: np.array([inputs.amax]), bound_by_memory=True)
+
+
+def _quantize(
+    inputs: Inputs, name: str, format: str, checked: int = CHECKED, bound_by_memory: bool = False, **options: Any
+) -> Operation:
+    def amax_of(rows: Any) -> dict[str, Any]:
+        if format != "nvfp4" or options.get("contract") in ONE_LEVEL:
+            return {}
+        return {"global_amax": inputs.row_amax[rows] if options.get("scaling") == "row" else inputs.amax}
+
+    def call(x: Array, buffer: int, threads: int) -> hb.QuantizedTensor:
+        given = amax_of(np.s_[: len(x)])
+        return hb.quantize(x, format, backend="cpu", threads=threads, **given, **options)
+
+    def reference(rows: Array) -> hb.QuantizedTensor:
+        return hb.quantize(inputs.x[rows], format, backend="reference", **amax_of(rows), **options)
+
+    return Operation(name, call, reference, checked, bound_by_memory)
+
+
+def _dequantize(inputs: Inputs, dtype: str) -> Operation:
+    q = hb.quantize(inputs.x, "nvfp4", global_amax=inputs.amax)
+    codes, scales = np.asarray(q.codes), np.asarray(q.scales)
+    copies = [(codes.copy(), scales.copy()) for _ in inputs.buffers]
+
+    def rows_of(buffer: int, rows: Any) -> hb.QuantizedTensor:
+        some_codes, some_scales = copies[buffer][0][rows], copies[buffer][1][rows]
+        shape = (len(some_codes), inputs.x.shape[1])
+        return dataclasses.replace(q, shape=shape, codes=some_codes, scales=some_scales)
+
+    def call(x: Array, buffer: int, threads: int) -> Array:
+        return np.asarray(hb.dequantize(rows_of(buffer, np.s_[: len(x)]), dtype, backend="cpu", threads=threads))
+
+    def reference(rows: Array) -> Array:
+        return np.asarray(hb.dequantize(rows_of(0, rows), dtype, backend="reference"))
+
+    return Operation(f"dequantize to {dtype}", call, reference, bound_by_memory=True)
+
+
+def prepare_for(isa: str) -> Callable[[int], None]:
+    """What must be set before a call with an instruction set."""
+    return lambda buffer: None if isa == ANY else choose_instruction_set(isa)
+
+
+def checked_rows(rows: int, checked: int) -> Array:
+    """Numbers of the rows that are compared: the first and the last ones, in whole tiles of 16."""
+    if rows <= checked:
+        return np.arange(rows)
+    return np.concatenate([np.arange(checked // 2), np.arange(rows - checked // 2, rows)])
+
+
+def parts(result: object) -> dict[str, Array]:
+    """The arrays of a result by name. One scale a tensor is repeated on every row."""
+    if not isinstance(result, hb.QuantizedTensor):
+        return {"values": np.asarray(result)}
+    arrays = {"codes": np.asarray(result.codes), "scales": np.asarray(result.scales)}
+    rows = len(arrays["codes"])
+    for name, value in (("global_scale", result.global_scale), ("stored_scale", result.stored_scale)):
+        if value is not None:
+            arrays[name] = np.broadcast_to(np.asarray(value), (rows,))
+    return arrays
+
+
+def expected(operation: Operation, rows: int) -> dict[str, Array]:
+    """What the reference gives for the rows of an operation that are compared."""
+    return parts(operation.reference(checked_rows(rows, operation.checked)))
+
+
+def sample(result: object, rows: Array) -> dict[str, Array]:
+    """Copies of some rows of a result; what holds for the whole tensor (the amax) whole."""
+    return {name: array[rows] if array.size > 1 else array for name, array in parts(result).items()}
+
+
+def checksum(result: object) -> int:
+    """CRC of every byte of a result."""
+    crc = 0
+    for array in parts(result).values():
+        crc = zlib.crc32(np.ascontiguousarray(array).view(np.uint8).data, crc)
+    return crc
+
+
+def differences(got: object, expected: dict[str, Array]) -> list[str]:
+    """What differs between parts, one by one; empty if every bit is the same."""
+    if not isinstance(got, dict) or got.keys() != expected.keys():
+        return [f"{got!r} where {sorted(expected)} are expected"]
+    found = ((name, find_difference(got[name], expected[name])) for name in expected)
+    return [f"{name}: {difference.reason}" for name, difference in found if difference is not None]

@@ -1,0 +1,287 @@
+"""The peers beside halfbyte: the same slice, the same thread count, the same bits.
+
+Each peer is called as directly as its package allows, without the conversions of conformance/peers, and is spared what
+its users could spare it: TransformerEngine's reference is called below the wrapper that transposes the tensor.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import redirect_stderr
+from dataclasses import dataclass
+from io import StringIO
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import halfbyte as hb
+from benchmarks.machine import Array
+from benchmarks.operations import BLOCK, CHECKED_SEARCH, Inputs, checked_rows, differences, parts, sample
+from conformance.peers.spec import codes_of, pack_nibbles, quiet
+from conformance.peers.tensors import to_numpy
+from conformance.peers.transformer_engine import reference as load_transformer_engine
+from halfbyte.codec.bits import dtype_name
+
+if TYPE_CHECKING:
+    import torch
+
+LEFT_OUT = "given to both"
+COMPUTED = "computed by both"
+NONE = "neither has one"
+
+Result = dict[str, Array]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A peer's call and ours that does the same."""
+
+    name: str
+    distribution: str
+    amax: str
+    """Who computes the tensor's amax inside the timed call."""
+    same_as: tuple[str, ...]
+    """Our operations (operations.py) that together do what our call does."""
+    ours: Callable[[Array, int], object]
+    """(slice, threads) to our result."""
+    peer: Callable[[torch.Tensor], Any]
+    check: Callable[[Array, object, Any], list[str]]
+    """(slice, our result, the peer's) to what differs."""
+    mirrored: bool = False
+    """Ours has other bits than the peer, by intent: the check is that of `searched` below."""
+    rows: int = 0
+    """Rows of the slice; 0: as many as everyone."""
+    dtypes: tuple[str, ...] = ("bf16", "fp16", "fp32")
+
+    def whole(self) -> bool:
+        """Whether the peer is fast enough for the whole tensor."""
+        return self.rows == 0
+
+
+def to_tensor(x: Array) -> torch.Tensor:
+    """The same memory as a torch tensor."""
+    import torch
+
+    if dtype_name(x.dtype) == "bf16":
+        return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(x)
+
+
+def make_pairs(inputs: Inputs, slow_rows: int) -> tuple[list[Pair], dict[str, str]]:
+    """All pairs whose peer is installed and takes the dtype; the reasons for the others."""
+    builders: dict[str, Callable[[Inputs, int], list[Pair]]] = {
+        "torchao": _torchao,
+        "modelopt": _modelopt,
+        "compressed-tensors": _compressed_tensors,
+        "qwantize": _qwantize,
+        "TransformerEngine": _transformer_engine,
+    }
+    pairs: list[Pair] = []
+    missing: dict[str, str] = {}
+    logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)
+    for name, build in builders.items():
+        try:
+            with quiet(), redirect_stderr(StringIO()):
+                pairs += build(inputs, slow_rows)
+        except ImportError as error:
+            missing[name] = f"not here: {error}"
+    dtype = dtype_name(inputs.x.dtype)
+    missing |= {pair.name: f"does not take {dtype}" for pair in pairs if dtype not in pair.dtypes}
+    return [pair for pair in pairs if dtype in pair.dtypes], missing
+
+
+def _quantize(inputs: Inputs, contract: Any, amax: str, **options: Any) -> Callable[[Array, int], object]:
+    given = inputs.amax if amax == LEFT_OUT else None
+    return lambda x, threads: hb.quantize(
+        x, "nvfp4", contract=contract, global_amax=given, backend="cpu", threads=threads, **options
+    )
+
+
+def _codes_and_scales(unpack: Callable[[Any], tuple[Any, Any]]) -> Callable[[Array, object, Any], list[str]]:
+    """A check that the peer's codes and scale bytes, as `unpack` finds them in its result, are ours."""
+
+    def check(x: Array, ours: object, peer: Any) -> list[str]:
+        got, (codes, scales) = parts(ours), unpack(peer)
+        shapes = {name: got[name].shape for name in ("codes", "scales")}
+        expected = {"codes": _bytes(codes), "scales": _bytes(scales)}
+        return differences(
+            {name: got[name] for name in expected},
+            {name: array.reshape(shapes[name]) for name, array in expected.items()},
+        )
+
+    return check
+
+
+def _bytes(part: Any) -> Array:
+    return part if isinstance(part, np.ndarray) else to_numpy(part)
+
+
+def _torchao(inputs: Inputs, slow_rows: int) -> list[Pair]:
+    import torch
+    from torchao.prototype.mx_formats.nvfp4_tensor import nvfp4_quantize, per_tensor_amax_to_scale
+
+    scale = per_tensor_amax_to_scale(torch.tensor(float(inputs.amax)))
+    return [
+        Pair(
+            "torchao nvfp4_quantize", "torchao", LEFT_OUT, ("plain NVFP4, torchao",), _quantize(inputs, "torchao", LEFT_OUT),
+            lambda x: nvfp4_quantize(x, BLOCK, scale), _codes_and_scales(lambda peer: (peer[1], peer[0])),
+            dtypes=("bf16", "fp32"),
+        )
+    ]  # fmt: skip
+
+
+def _modelopt(inputs: Inputs, slow_rows: int) -> list[Pair]:
+    import torch
+    from modelopt.torch.quantization.qtensor import NVFP4QTensor
+
+    x = to_tensor(inputs.x)
+    factor = NVFP4QTensor.get_weights_scaling_factor_2(x)
+    quantized: dict[int, tuple[Any, Any, hb.QuantizedTensor]] = {}
+
+    def decoding(rows: int) -> tuple[Any, Any, hb.QuantizedTensor]:
+        """Operands of dequantize, made once for a number of rows."""
+        if rows not in quantized:
+            tensor, scales, _ = NVFP4QTensor.quantize(x[:rows], BLOCK, weights_scaling_factor_2=factor)
+            ours = hb.quantize(inputs.x[:rows], "nvfp4", contract="modelopt", global_amax=inputs.amax)
+            quantized[rows] = tensor, scales, ours
+        return quantized[rows]
+
+    def peer_dequantize(x: torch.Tensor) -> torch.Tensor:
+        tensor, scales, _ = decoding(len(x))
+        return tensor.dequantize(  # type: ignore[no-any-return]
+            torch.bfloat16, scale=scales, double_scale=factor, block_sizes={-1: BLOCK}
+        )
+
+    unpack = _codes_and_scales(lambda peer: (peer[0]._quantized_data, peer[1]))
+    return [
+        Pair(
+            "modelopt NVFP4QTensor.quantize", "nvidia-modelopt", COMPUTED, ("amax", "plain NVFP4, modelopt"),
+            _quantize(inputs, "modelopt", COMPUTED), lambda x: NVFP4QTensor.quantize(x, BLOCK), unpack,
+        ),
+        Pair(
+            "modelopt quantize, amax given", "nvidia-modelopt", LEFT_OUT, ("plain NVFP4, modelopt",),
+            _quantize(inputs, "modelopt", LEFT_OUT),
+            lambda x: NVFP4QTensor.quantize(x, BLOCK, weights_scaling_factor_2=factor), unpack,
+        ),
+        Pair(
+            "modelopt dequantize to bf16", "nvidia-modelopt", NONE, ("dequantize to bfloat16",),
+            lambda x, threads: hb.dequantize(decoding(len(x))[2], "bfloat16", backend="cpu", threads=threads),
+            peer_dequantize,
+            lambda x, ours, peer: differences(parts(ours), {"values": to_numpy(peer)}),
+        ),
+    ]  # fmt: skip
+
+
+def _compressed_tensors(inputs: Inputs, slow_rows: int) -> list[Pair]:
+    from compressed_tensors.compressors.nvfp4 import NVFP4PackedCompressor
+    from compressed_tensors.quantization import preset_name_to_scheme
+    from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
+
+    scheme = preset_name_to_scheme("NVFP4A16", targets=["Linear"])
+
+    def peer(weight: torch.Tensor) -> Any:
+        """Its observers' minima and maxima (llm-compressor takes them), its scales, its compressor."""
+        groups = weight.reshape(len(weight), -1, BLOCK)
+        factor = generate_gparam(*weight.aminmax())
+        scale, _ = calculate_qparams(groups.amin(dim=-1), groups.amax(dim=-1), scheme.weights, factor)
+        state = {"weight": weight, "weight_global_scale": factor, "weight_scale": scale}
+        return NVFP4PackedCompressor.compress(state, scheme)
+
+    return [
+        Pair(
+            "compressed-tensors compress", "compressed-tensors", COMPUTED, ("amax", "plain NVFP4, compressed_tensors"),
+            _quantize(inputs, "compressed_tensors", COMPUTED), peer,
+            _codes_and_scales(lambda peer: (peer["weight_packed"], peer["weight_scale"])),
+        )
+    ]  # fmt: skip
+
+
+def _qwantize(inputs: Inputs, slow_rows: int) -> list[Pair]:
+    import qwantize
+    import torch
+
+    activations = torch.from_numpy(inputs.activations)
+
+    def blocks(x: torch.Tensor) -> torch.Tensor:
+        return x.reshape(len(x), -1, BLOCK)
+
+    def unpack(peer: Any) -> tuple[Array, Array]:
+        scales, values = peer
+        return pack_nibbles(codes_of(to_numpy(values.flatten(-2)))), to_numpy(scales.to(torch.float8_e4m3fn))
+
+    def searched(mode: str, method: hb.Optimal | hb.Hessian) -> Callable[[Array, object, Any], list[str]]:
+        """Our exact search has other bits than a pruned one: it must equal its reference, and our rendering of the
+        peer's contract must equal the peer."""
+        as_peer, contract = _codes_and_scales(unpack), hb.contracts.qwantize(mode=mode)
+
+        def check(x: Array, ours: object, peer: Any) -> list[str]:
+            as_pruned = hb.quantize(x, "nvfp4", contract=contract, method=method, backend="reference")
+            rows = checked_rows(len(x), CHECKED_SEARCH)
+            expected = hb.quantize(x[rows], "nvfp4", method=method, global_amax=inputs.amax, backend="reference")
+            found = differences(sample(ours, rows), parts(expected))
+            return [f"reference, {d}" for d in found] + [f"peer, {d}" for d in as_peer(x, as_pruned, peer)]
+
+        return check
+
+    hessian = hb.Hessian(inputs.hessian)
+    search = _quantize(inputs, "transformer_engine", LEFT_OUT, method=hb.Optimal())
+    given = _quantize(inputs, "transformer_engine", LEFT_OUT, method=hessian)
+
+    def built(x: Array, threads: int) -> object:
+        method = hb.Hessian(hb.hessian_from_activations(inputs.activations))
+        return _quantize(inputs, "transformer_engine", LEFT_OUT, method=method)(x, threads)
+
+    def peer_hessian(x: torch.Tensor) -> Any:
+        return qwantize.nvfp4_optimal_hessian(blocks(x), X=activations)
+
+    naive = hb.contracts.qwantize(mode="nvfp4/naive")
+    hessian_check = searched("nvfp4/optimal_hessian", hessian)
+    return [
+        Pair(
+            "qwantize nvfp4_naive", "qwantize", NONE, ("plain NVFP4, qwantize",), _quantize(inputs, naive, NONE),
+            lambda x: qwantize.nvfp4_naive(blocks(x)), _codes_and_scales(unpack),
+        ),
+        Pair(
+            "qwantize nvfp4_optimal", "qwantize", "given to ours, the peer has none", ("Optimal",),
+            search, lambda x: qwantize.nvfp4_optimal(blocks(x)), searched("nvfp4/optimal", hb.Optimal()), True,
+            slow_rows,
+        ),
+        Pair(
+            "qwantize nvfp4_optimal_hessian", "qwantize", "given to ours, the peer has none",
+            (), built, peer_hessian, hessian_check, True, slow_rows,
+        ),
+        Pair(
+            "qwantize nvfp4_optimal_hessian, H given to ours", "qwantize", "given to ours, the peer has none",
+            ("Hessian",), given, peer_hessian, hessian_check, True, slow_rows,
+        ),
+    ]  # fmt: skip
+
+
+def _transformer_engine(inputs: Inputs, slow_rows: int) -> list[Pair]:
+    import torch
+
+    module = load_transformer_engine()
+    amax = torch.tensor([float(inputs.amax)])
+
+    def peer(**options: Any) -> Callable[[torch.Tensor], Any]:
+        quantize = module.NVFP4QuantizerRef._quantize_blockwise_reference
+        return lambda x: quantize(x, amax, BLOCK, 1, pow_2_scales=False, eps=0.0, **options)
+
+    pairs = [
+        Pair(
+            "TransformerEngine reference, plain", "transformer_engine", LEFT_OUT, ("plain NVFP4, transformer_engine",),
+            _quantize(inputs, "transformer_engine", LEFT_OUT), peer(), _codes_and_scales(lambda peer: peer),
+        )
+    ]  # fmt: skip
+    for error in ("mae", "mse"):
+        options = {"nvfp4_use_4over6": True, "nvfp4_4over6_err_mode": error.upper()}
+        method = hb.FourSix(error)
+        pairs.append(
+            Pair(
+                f"TransformerEngine reference, 4over6 {error.upper()}", "transformer_engine", LEFT_OUT,
+                (f"4over6 {error.upper()} strict",), _quantize(inputs, "transformer_engine", LEFT_OUT, method=method),
+                peer(**options), _codes_and_scales(lambda peer: peer),
+            )
+        )  # fmt: skip
+    return pairs
