@@ -57,9 +57,10 @@ class Plan:
 
 
 FULL = Plan(4096, 90, (3, 100), 0.15, (64, 256, 1024), 128, 64)
-QUICK = Plan(1024, 7, (2, 12), 0.03, (64, 256), 128, 16)
+QUICK = Plan(1024, 6, (2, 12), 0.03, (64, 256), 128, 16)
 
 
+@machine.kept_settings()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run, print, write; 1 if a bit is wrong."""
     options = parse(arguments)
@@ -227,10 +228,10 @@ def compare_wholes(timed: list[tuple[Operation, Record, Timed]]) -> list[str]:
 def two_threads(records: list[Record], wanted: list[Operation]) -> list[Record]:
     """How much faster two threads are, for operations that memory does not bound."""
     bound = {operation.name for operation in wanted if operation.bound_by_memory}
-    rates = {(r["name"], r["isa"], r["threads"]): r["gb_s"] for r in records if "gb_s" in r and r["name"] not in bound}
+    of = {(r["name"], r["isa"], r["threads"]): r for r in records if "gb_s" in r and r["name"] not in bound}
     return [
-        {"name": name, "isa": isa, "gb_s": rate, "speed_up": rate / rates[name, isa, 1]}
-        for (name, isa, threads), rate in rates.items()
+        {"name": name, "isa": isa, "cores": r["cores"], "speed_up": r["gb_s"] / of[name, isa, 1]["gb_s"]}
+        for (name, isa, threads), r in of.items()
         if threads == 2
     ]
 
@@ -287,7 +288,7 @@ def time_peers(
     with quiet():
         run_rounds(every, 1, 0, (1, 1))  # first calls import, compile and allocate
         for one in every:
-            one.times.clear()
+            one.forget()
         run_rounds(every, 1, seconds, (2, 100))
     records, wrong = [], []
     for pair, x, peer, ours in measured:

@@ -14,8 +14,9 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,15 +44,24 @@ class Timed:
     keep: Callable[[object], object] = lambda result: result
     """What is kept of the last result, to be checked when the timing is over."""
     times: list[float] = field(default_factory=list)
+    cores: list[float] = field(default_factory=list)
+    """Processor time by wall time of each call: below the thread count, the machine was busy with others."""
     kept: object = None
 
     def run(self, buffer: int) -> None:
         """Time one call."""
         self.prepare(buffer)
-        start = time.perf_counter()
+        used, start = time.process_time(), time.perf_counter()
         result = self.call(buffer)
-        self.times.append(time.perf_counter() - start)
+        seconds, used = time.perf_counter() - start, time.process_time() - used
+        self.times.append(seconds)
+        self.cores.append(used / seconds)
         self.kept = self.keep(result)
+
+    def forget(self) -> None:
+        """Start anew."""
+        self.times.clear()
+        self.cores.clear()
 
     @property
     def best(self) -> float:
@@ -67,6 +77,7 @@ class Timed:
             "calls": len(self.times),
             "best_s": self.best,
             "median_s": self.median,
+            "cores": round(self.cores[self.times.index(self.best)], 2),
             "gb_s": size / self.best / 1e9,
             "median_gb_s": size / self.median / 1e9,
         }
@@ -117,6 +128,21 @@ def choose_instruction_set(name: str) -> None:
         os.environ["HALFBYTE_ISA"] = name
         if native()[1] != ISAS[name]:
             raise RuntimeError(f"the library does not follow HALFBYTE_ISA={name}")
+
+
+@contextmanager
+def kept_settings() -> Iterator[None]:
+    """Put HALFBYTE_ISA, and torch's thread count if torch is there, back at the end."""
+    isa, torch = os.environ.get("HALFBYTE_ISA"), sys.modules.get("torch")
+    threads = torch.get_num_threads() if torch is not None else 0
+    try:
+        yield
+    finally:
+        os.environ.pop("HALFBYTE_ISA", None)
+        if isa is not None:
+            os.environ["HALFBYTE_ISA"] = isa
+        if torch is not None:
+            torch.set_num_threads(threads)
 
 
 def instruction_sets(wanted: Sequence[str]) -> list[str]:

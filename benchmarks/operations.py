@@ -80,9 +80,7 @@ def make_inputs(rows: int, columns: int, dtype: str, buffers: int) -> Inputs:
 def make_operations(inputs: Inputs) -> list[Operation]:
     """All rows, memcpy first. The amax pass is left out of the kernels (it is given) and is a row of its own."""
     found = [_memcpy(inputs), _amax(inputs)]
-    found += [
-        plain(inputs, contract) for contract in ("transformer_engine", "modelopt", "compressed_tensors", "torchao")
-    ]
+    found += [plain(inputs, contract) for contract in PLAIN]
     found.append(_quantize(inputs, "plain NVFP4, 16×16 tiles", "nvfp4", tile=(16, 16)))
     found.append(_quantize(inputs, "plain NVFP4, row-scaled", "nvfp4", scaling="row"))
     for format in ("mxfp4", "mxfp8"):

@@ -6,6 +6,7 @@ its users could spare it: TransformerEngine's reference is called below the wrap
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable
 from contextlib import redirect_stderr
@@ -22,6 +23,7 @@ from conformance.peers.spec import codes_of, pack_nibbles, quiet
 from conformance.peers.tensors import to_numpy
 from conformance.peers.transformer_engine import reference as load_transformer_engine
 from halfbyte.codec.bits import dtype_name
+from halfbyte.conform.extras import fused_hessian
 
 if TYPE_CHECKING:
     import torch
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 LEFT_OUT = "given to both"
 COMPUTED = "computed by both"
 NONE = "neither has one"
+ONE_SIDED = "given to ours; peer: none"
 
 Result = dict[str, Array]
 
@@ -124,7 +127,8 @@ def _torchao(inputs: Inputs, slow_rows: int) -> list[Pair]:
     scale = per_tensor_amax_to_scale(torch.tensor(float(inputs.amax)))
     return [
         Pair(
-            "torchao nvfp4_quantize", "torchao", LEFT_OUT, ("plain NVFP4, torchao",), _quantize(inputs, "torchao", LEFT_OUT),
+            "torchao nvfp4_quantize", "torchao", LEFT_OUT, ("plain NVFP4, torchao",),
+            _quantize(inputs, "torchao", LEFT_OUT),
             lambda x: nvfp4_quantize(x, BLOCK, scale), _codes_and_scales(lambda peer: (peer[1], peer[0])),
             dtypes=("bf16", "fp32"),
         )
@@ -210,17 +214,24 @@ def _qwantize(inputs: Inputs, slow_rows: int) -> list[Pair]:
         scales, values = peer
         return pack_nibbles(codes_of(to_numpy(values.flatten(-2)))), to_numpy(scales.to(torch.float8_e4m3fn))
 
-    def searched(mode: str, method: hb.Optimal | hb.Hessian) -> Callable[[Array, object, Any], list[str]]:
+    def searched(
+        mode: str, method: hb.Optimal | hb.Hessian, as_peer: hb.Optimal | hb.Hessian
+    ) -> Callable[[Array, object, Any], list[str]]:
         """Our exact search has other bits than a pruned one: it must equal its reference, and our rendering of the
         peer's contract must equal the peer."""
-        as_peer, contract = _codes_and_scales(unpack), hb.contracts.qwantize(mode=mode)
+
+        @functools.cache
+        def references(length: int) -> tuple[object, Array, Result]:
+            x, rows = inputs.x[:length], checked_rows(length, CHECKED_SEARCH)
+            contract = hb.contracts.qwantize(mode=mode)
+            pruned = hb.quantize(x, "nvfp4", contract=contract, method=as_peer, backend="reference")
+            exact = hb.quantize(x[rows], "nvfp4", method=method, global_amax=inputs.amax, backend="reference")
+            return pruned, rows, parts(exact)
 
         def check(x: Array, ours: object, peer: Any) -> list[str]:
-            as_pruned = hb.quantize(x, "nvfp4", contract=contract, method=method, backend="reference")
-            rows = checked_rows(len(x), CHECKED_SEARCH)
-            expected = hb.quantize(x[rows], "nvfp4", method=method, global_amax=inputs.amax, backend="reference")
-            found = differences(sample(ours, rows), parts(expected))
-            return [f"reference, {d}" for d in found] + [f"peer, {d}" for d in as_peer(x, as_pruned, peer)]
+            pruned, rows, exact = references(len(x))
+            found = [f"reference, {text}" for text in differences(sample(ours, rows), exact)]
+            return found + [f"peer, {text}" for text in _codes_and_scales(unpack)(x, pruned, peer)]
 
         return check
 
@@ -236,23 +247,24 @@ def _qwantize(inputs: Inputs, slow_rows: int) -> list[Pair]:
         return qwantize.nvfp4_optimal_hessian(blocks(x), X=activations)
 
     naive = hb.contracts.qwantize(mode="nvfp4/naive")
-    hessian_check = searched("nvfp4/optimal_hessian", hessian)
+    peers_hessian = hb.Hessian(fused_hessian(inputs.activations, BLOCK))  # its sums are float32 and fused
+    hessian_check = searched("nvfp4/optimal_hessian", hessian, peers_hessian)
     return [
         Pair(
             "qwantize nvfp4_naive", "qwantize", NONE, ("plain NVFP4, qwantize",), _quantize(inputs, naive, NONE),
             lambda x: qwantize.nvfp4_naive(blocks(x)), _codes_and_scales(unpack),
         ),
         Pair(
-            "qwantize nvfp4_optimal", "qwantize", "given to ours, the peer has none", ("Optimal",),
-            search, lambda x: qwantize.nvfp4_optimal(blocks(x)), searched("nvfp4/optimal", hb.Optimal()), True,
-            slow_rows,
+            "qwantize nvfp4_optimal", "qwantize", ONE_SIDED, ("Optimal",),
+            search, lambda x: qwantize.nvfp4_optimal(blocks(x)),
+            searched("nvfp4/optimal", hb.Optimal(), hb.Optimal()), True, slow_rows,
         ),
         Pair(
-            "qwantize nvfp4_optimal_hessian", "qwantize", "given to ours, the peer has none",
+            "qwantize nvfp4_optimal_hessian", "qwantize", ONE_SIDED,
             (), built, peer_hessian, hessian_check, True, slow_rows,
         ),
         Pair(
-            "qwantize nvfp4_optimal_hessian, H given to ours", "qwantize", "given to ours, the peer has none",
+            "qwantize nvfp4_optimal_hessian, H given to ours", "qwantize", ONE_SIDED,
             ("Hessian",), given, peer_hessian, hessian_check, True, slow_rows,
         ),
     ]  # fmt: skip

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import statistics
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 Record = dict[str, Any]
+
+BUSY = 0.8
+"""Share of their cores below which calls with several threads measure the neighbours."""
 
 
 def print_header(console: Console, report: Record) -> None:
@@ -57,6 +61,12 @@ def print_operations(console: Console, report: Record) -> None:
     copies = [r for r in records if r["name"] == "memcpy"]
     spread = "; ".join(f"{r['threads']}T best {r['gb_s']:.2f}, median {r['median_gb_s']:.2f} GB/s" for r in copies)
     console.print(f"memcpy {spread}: where these lie apart, the ratios are a range.", highlight=False)
+    several = [r["cores"] / r["threads"] for r in records if r.get("threads", 1) > 1]
+    if several and statistics.median(several) < BUSY:
+        console.print(
+            f"NOT A RESULT for several threads: half of those calls had less than {statistics.median(several):.0%} of "
+            "their cores; other processes were running."
+        )
 
 
 def print_scaling(console: Console, scaling: Record) -> None:
@@ -72,7 +82,8 @@ def print_scaling(console: Console, scaling: Record) -> None:
         console.print(f"no memory for {', '.join(map(str, scaling['skipped_megabytes']))} MB")
     table = Table(
         title="Two threads against one, and what a call costs whatever the size",
-        caption="Speed-up of the kernels that memory does not bound; µs of a call on 16×32 elements, one thread.",
+        caption="Speed-up of the kernels that memory does not bound, with the cores that the two threads really had;"
+        " µs of a call on 16×32 elements, one thread.",
     )
     isas = list(dict.fromkeys(record["isa"] for record in scaling["two_threads"]))
     table.add_column("operation", no_wrap=True)
@@ -80,7 +91,9 @@ def print_scaling(console: Console, scaling: Record) -> None:
         table.add_column(f"{isa} 2T/1T", justify="right")
     table.add_column("µs a call", justify="right")
     for name, cost in scaling["call_us"].items():
-        found = {r["isa"]: f"{r['speed_up']:.2f}×" for r in scaling["two_threads"] if r["name"] == name}
+        found = {
+            r["isa"]: f"{r['speed_up']:.2f}× on {r['cores']:.2f}" for r in scaling["two_threads"] if r["name"] == name
+        }
         table.add_row(name, *(found.get(isa, "") for isa in isas), f"{cost:.0f}")
     console.print(table)
 
@@ -90,9 +103,9 @@ def print_peers(console: Console, peers: Record) -> None:
     isas = list(peers["pairs"][0]["ours"]) if peers["pairs"] else []
     table = Table(
         title="Peers and ours on the same rows, which both find in the cache",
-        caption="GB/s of input, best call; ratio = ours / peer on the same rows; whole = ours on the whole, cold tensor "
-        "(first table) / peer on these rows.\nequal*: ours searches exactly and equals our reference; the peer equals our "
-        "contract of it. amax: who is given the tensor's amax, or computes it in the timed call.",
+        caption="GB/s of input, best call; ratio = ours / peer on the same rows; whole = ours on the whole, cold tensor"
+        " (first table) / peer on these rows.\nequal*: ours searches exactly and equals our reference; the peer equals"
+        " our contract of it. amax: who is given the tensor's amax, or computes it in the timed call.",
     )
     table.add_column("peer")
     table.add_column("rows", justify="right")

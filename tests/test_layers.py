@@ -24,6 +24,7 @@ LAYERS = [
     "types",
     "backends",
     "quantize",
+    "search",
     "halfbyte",  # the package itself: its public names
     "layouts",
     "testing",

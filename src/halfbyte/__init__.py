@@ -1,10 +1,11 @@
 """halfbyte: tensors and checkpoints in 4-bit floating point, bit for bit."""
 
 from halfbyte import contracts
-from halfbyte.errors import HalfbyteError, InputError, UnknownNameError, UnsupportedError, VectorError
+from halfbyte.errors import HalfbyteError, InputError, UnknownNameError, UnsupportedError
 from halfbyte.formats import FORMATS, BlockFormat, ElementFormat, get_format
 from halfbyte.methods import METHODS, Amax, FourSix, Hessian, Optimal, Sweep, hessian_from_activations
 from halfbyte.quantize import dequantize, quantize
+from halfbyte.search import search_global_scale
 from halfbyte.types import QuantizedTensor
 
 __version__ = "0.1.0"
@@ -24,10 +25,10 @@ __all__ = [
     "Sweep",
     "UnknownNameError",
     "UnsupportedError",
-    "VectorError",
     "contracts",
     "dequantize",
     "get_format",
     "hessian_from_activations",
     "quantize",
+    "search_global_scale",
 ]

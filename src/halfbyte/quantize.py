@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from halfbyte.arrays import Array, is_torch, like, output_dtype, to_numpy
 from halfbyte.backends import Request, choose_backend
-from halfbyte.codec.bits import F32, dtype_name, widen
+from halfbyte.codec.bits import F32, U8, dtype_name, widen
 from halfbyte.contracts import CONTRACTS, Contract, DecodeRule, MXRule, NVFP4Rule, get_contract
 from halfbyte.contracts.hadamard import GROUP, rotate
 from halfbyte.contracts.spec import Rule, Scaling, Tile, defined_methods
@@ -33,6 +33,7 @@ def quantize(
     global_amax: object = None,
     backend: str = "auto",
     threads: int | None = None,
+    out: QuantizedTensor | None = None,
 ) -> QuantizedTensor:
     """Quantize a tensor along its last axis to the bytes that a contract demands.
 
@@ -51,6 +52,7 @@ def quantize(
     global_amax: the amax to use in place of the tensor's own, when several tensors share a global scale.
     backend: "auto", "cpu" (compiled) or "reference" (numpy). All give the same bits; "auto" takes the first that can.
     threads: how many may work; None: HALFBYTE_THREADS, or the processors there are. Never changes a bit.
+    out: a QuantizedTensor of the same format and shape whose codes and scales are overwritten, which saves new memory.
 
     >>> q = quantize(np.linspace(-1, 1, 32, dtype=np.float32), "nvfp4")
     >>> q.codes.shape, q.scales.tolist(), f"{q.global_scale:.6f}"
@@ -74,10 +76,16 @@ def quantize(
         dtype=name,
         global_amax=_check_global_amax(global_amax, rule, block_format, matrix.shape[0], row_scaling),
         threads=threads,
+        out=None if out is None else _check_out(out, x, block_format, shape),
     )
     _check_search(request, matrix.shape[1])
     parts = choose_backend(backend, request).quantize(matrix, request)
     leading = shape[:-1]
+    codes, scales = parts.codes, parts.scales
+    if request.out is not None:
+        for given, computed in zip(request.out, (codes, scales), strict=True):
+            if computed is not given:
+                np.copyto(given, computed)
 
     def scalar_or_rows(value: F32 | None) -> Array | None:
         return None if value is None else like(value.reshape(leading if row_scaling == "row" else ()), x)
@@ -85,8 +93,8 @@ def quantize(
     return QuantizedTensor(
         format=block_format,
         shape=shape,
-        codes=like(parts.codes.reshape(*leading, -1), x),
-        scales=like(parts.scales.reshape(*leading, -1), x),
+        codes=like(codes.reshape(*leading, -1), x) if out is None else out.codes,
+        scales=like(scales.reshape(*leading, -1), x) if out is None else out.scales,
         global_scale=scalar_or_rows(parts.global_scale),
         stored_scale=scalar_or_rows(parts.stored_scale),
         contract=chosen,
@@ -155,6 +163,26 @@ def _operand(x: Array, format: BlockFormat, contract: Contract) -> tuple[npt.NDA
             f"{width}; pad the tensor, or choose a contract that pads ({', '.join(PADDING_CONTRACTS)})"
         )
     return matrix, shape, name
+
+
+def _check_out(out: QuantizedTensor, x: Array, format: BlockFormat, shape: tuple[int, ...]) -> tuple[U8, U8]:
+    """The given outputs as (rows, K) matrices that share their memory."""
+    if out.format != format or out.shape != shape:
+        raise InputError(
+            f"out holds {out.format.name} of shape {out.shape}, but the result is {format.name} of {shape}"
+        )
+    if is_torch(out.codes) != is_torch(x) or is_torch(out.scales) != is_torch(x):
+        raise InputError("out must hold the same kind of arrays as x: numpy or torch")
+    arrays = []
+    for part in (out.codes, out.scales):
+        array = to_numpy(part)
+        on_cpu = not is_torch(part) or part.device.type == "cpu"
+        if not (on_cpu and array.flags.c_contiguous and array.flags.writeable):
+            raise InputError("out must be contiguous, writable and on the CPU")
+        if np.shares_memory(array, to_numpy(x)):
+            raise InputError("out overlaps the input")
+        arrays.append(array.reshape(-1, array.shape[-1]))
+    return arrays[0], arrays[1]
 
 
 def _resolve_method(method: str | Method | None, contract: Contract, rule: Rule, format: BlockFormat) -> Method:

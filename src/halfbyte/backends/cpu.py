@@ -111,8 +111,7 @@ def _quantize_nvfp4(x: npt.NDArray[Any], rule: NVFP4Rule, request: Request) -> P
         t = tensor_scale(np.zeros((1, 1, 1), np.float32), rule, request)
         stored = None if rule.stored is None else rule.stored(t).reshape(-1)
         multiplier = np.ones(1, np.float32) if stored is None else rule.multiplier(stored, t.top)
-    blocks = (x.shape[0], x.shape[1] // request.format.block)
-    codes, scales = np.empty((x.shape[0], x.shape[1] // 2), np.uint8), np.empty(blocks, np.uint8)
+    codes, scales = _outputs(x, request)
     if request.scaling == "row" or request.tile[0] != 1 or not isinstance(request.method, Amax):
         done = choose_bytes(x, rule, t, multiplier, request, codes, scales)
         if not done:
@@ -127,10 +126,18 @@ def _quantize_nvfp4(x: npt.NDArray[Any], rule: NVFP4Rule, request: Request) -> P
 
 def _quantize_mx(x: npt.NDArray[Any], rule: MXRule, request: Request) -> Parts:
     tables = build_mx_tables(rule, request.format.element, request.dtype)
-    codes = np.empty((x.shape[0], x.shape[1] // request.format.codes_per_byte), np.uint8)
-    scales = np.empty((x.shape[0], x.shape[1] // request.format.block), np.uint8)
+    codes, scales = _outputs(x, request)
     _run_tables(x, tables, request, codes, scales)
     return Parts(codes, scales, None, None)
+
+
+def _outputs(x: npt.NDArray[Any], request: Request) -> tuple[U8, U8]:
+    """The arrays to write into: those given, if they fit the (perhaps padded) operand, or new ones."""
+    code_shape = (x.shape[0], x.shape[1] // request.format.codes_per_byte)
+    scale_shape = (x.shape[0], x.shape[1] // request.format.block)
+    if request.out is not None and (request.out[0].shape, request.out[1].shape) == (code_shape, scale_shape):
+        return request.out
+    return np.empty(code_shape, np.uint8), np.empty(scale_shape, np.uint8)
 
 
 def _run_tables(x: npt.NDArray[Any], tables: Tables, request: Request, codes: U8, scales: U8) -> None:

@@ -60,6 +60,7 @@ class SearchTables(ctypes.Structure):
         ("scale", ctypes.c_float * 128),
         ("divides", ctypes.c_int32),
         ("first", ctypes.c_int32),
+        ("zero_byte", ctypes.c_int32),
         *((name, ctypes.c_float) for name in ("prescale", "unit", "to_scale")),
     ]
 

@@ -94,18 +94,6 @@ def choose_bytes(
     elif isinstance(request.method, Amax):
         scales[:] = _tile_bytes(x, rule, t, request)
     else:
-        irregular = np.empty(scales.size, np.int64)
-
-        def start_bytes(start: int, stop: int) -> int:
-            return int(
-                library.hb_plain(
-                    isa, pointer(x, start * size), ctypes.c_int64(stop - start), block, dtype, ctypes.byref(tables),
-                    pointer(codes, start * 8), pointer(scales, start), pointer(irregular, start * 8),
-                )
-            )  # fmt: skip
-
-        if sum(over_ranges(start_bytes, scales.size, size, request.threads)):
-            return False
         _exact(x, rule, t, multiplier, request, scales)
 
     def emit(start: int, stop: int) -> None:
@@ -192,7 +180,7 @@ def _direct_rows(x: npt.NDArray[Any], t: TensorScale, request: Request, codes: U
 
 
 def _exact(x: npt.NDArray[Any], rule: NVFP4Rule, t: TensorScale, multiplier: F32, request: Request, scales: U8) -> None:
-    """Scale bytes of least squared, weighted or Hessian error; zero blocks keep theirs."""
+    """Scale bytes of least squared, weighted or Hessian error; zero blocks get the contract's own."""
     library, isa = native()
     tables = build_search_tables(rule, one_scale(t), multiplier.reshape(()))
     rows, columns = scales.shape

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from halfbyte.backends.cpu_library import DTYPE_CODES, Rule, SearchTables, Tables, as_array, load_library
+from halfbyte.backends.reference import scale_byte
 from halfbyte.codec.bits import DTYPES, F32, I32, U8, widen
 from halfbyte.codec.element import decode
 from halfbyte.contracts import Contract, MXRule, NVFP4Rule, expressions
@@ -224,6 +225,7 @@ def build_search_tables(rule: NVFP4Rule, t: TensorScale, multiplier: F32) -> Sea
     tables = SearchTables(divides=divides, prescale=float(np.ldexp(np.float32(1), -exponent)), unit=float(unit))
     tables.to_scale = float(np.float32(1) / (np.float32(6) * unit))
     tables.first = int(np.searchsorted(E4M3.magnitudes, max(rule.scale_byte.smallest, E4M3.smallest)))
+    tables.zero_byte = int(scale_byte(rule.pre_scale(np.zeros(1, np.float32), t), rule.scale_byte)[0])
     # y = x·m = x'·(m·2**k), or x/d = x'/(d·2**-k): exact, because k is small (the caller checked the range of A).
     as_array(tables.multiplier, np.float32)[:127] = np.ldexp(constants, -exponent if divides else exponent)
     as_array(tables.scale, np.float32)[:127] = scale

@@ -28,6 +28,8 @@ class Request:
     """Short name of the operand's dtype; statistics may be held in it."""
     global_amax: F32 | None = None
     """Given in place of the operand's own amax: shape () or (rows,)."""
+    out: tuple[U8, U8] | None = None
+    """Contiguous (rows, K) codes and scales to write into, where the backend can; it may return others instead."""
     threads: int | None = None
     """How many threads may work; None: the backend's own choice. Never changes a bit."""
 

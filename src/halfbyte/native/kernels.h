@@ -16,6 +16,7 @@ struct SearchTables {
     float scale[128];       // s' = E4M3 value * g'
     int32_t divides;
     int32_t first;          // smallest candidate byte
+    int32_t zero_byte;      // what an all-zero block gets
     float prescale;         // x' = x * prescale, a power of two
     float unit;             // g', in [1, 2)
     float to_scale;         // about 1 / (6 g'): where the search begins

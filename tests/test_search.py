@@ -1,0 +1,57 @@
+"""search_global_scale: never worse, honest about its gain, and equal to trying by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import halfbyte as hb
+from halfbyte.testing import assert_same_bits
+from tests.samples import gaussian
+
+
+@pytest.mark.parametrize("method", ["amax", "optimal"])
+@pytest.mark.parametrize("seed", range(4))
+def test_never_worse_and_what_it_says(method: str, seed: int) -> None:
+    x = gaussian(16, 128, seed=seed)
+    found = hb.search_global_scale(x, method=method)
+    q = hb.quantize(x, "nvfp4", method=method, global_amax=found.global_amax)
+    assert_same_bits(found.quantized.codes, q.codes)
+
+    def squared_error(tensor: hb.QuantizedTensor) -> float:
+        return float(np.square(np.asarray(hb.dequantize(tensor)).astype(np.float64) - x).sum())
+
+    assert found.squared_error == squared_error(q)
+    assert found.plain_squared_error == squared_error(hb.quantize(x, "nvfp4", method=method))
+    assert found.squared_error <= found.plain_squared_error
+    assert found.gain == 1 - found.squared_error / found.plain_squared_error
+
+
+def test_it_gains_where_a_better_scale_exists() -> None:
+    assert any(hb.search_global_scale(gaussian(16, 128, seed=seed)).gain > 0.01 for seed in range(4))
+
+
+def test_zero_and_representable_tensors_gain_nothing() -> None:
+    assert hb.search_global_scale(np.zeros((2, 32), np.float32)).gain == 0
+    exact = np.float32([[6, 3, 1.5, -0.5] * 4]) * 448
+    assert hb.search_global_scale(exact).squared_error == 0
+
+
+def test_torch_tensors() -> None:
+    x = gaussian(4, 64)
+    found = hb.search_global_scale(torch.from_numpy(x).to(torch.bfloat16))
+    assert isinstance(found.quantized.codes, torch.Tensor)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_no_error_to_minimise(value: float) -> None:
+    x = gaussian(2, 32)
+    x[1, 3] = value
+    with pytest.raises(hb.InputError, match="needs finite values"):
+        hb.search_global_scale(x)
+
+
+def test_wrong_steps() -> None:
+    with pytest.raises(hb.InputError, match=r"steps must be at least 1 and octaves positive, not 0 and 1\.0"):
+        hb.search_global_scale(gaussian(2, 32), steps=0)
