@@ -11,7 +11,7 @@ import torch
 
 import halfbyte as hb
 from halfbyte import contracts
-from halfbyte.errors import unknown_name
+from halfbyte.errors import VectorError, unknown_name
 from tests.samples import gaussian
 
 X = gaussian(4, 64)
@@ -258,4 +258,4 @@ def test_mistakes_of_a_call_are_value_errors(kind: type[Exception]) -> None:
 
 
 def test_vector_errors_are_of_the_family() -> None:
-    assert issubclass(hb.VectorError, hb.HalfbyteError)
+    assert issubclass(VectorError, hb.HalfbyteError)

@@ -34,7 +34,7 @@ def test_it_gains_where_a_better_scale_exists() -> None:
 
 def test_zero_and_representable_tensors_gain_nothing() -> None:
     assert hb.search_global_scale(np.zeros((2, 32), np.float32)).gain == 0
-    exact = np.float32([[6, 3, 1.5, -0.5] * 4]) * 448
+    exact = np.array([[6, 3, 1.5, -0.5] * 4], np.float32) * 448
     assert hb.search_global_scale(exact).squared_error == 0
 
 

@@ -27,8 +27,15 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
+
+
+def out() -> Console:
+    """Standard output. Made when needed, so that the width is that of the moment."""
+    return Console(highlight=False)
+
+
+def err() -> Console:
+    return Console(stderr=True, highlight=False)
 
 
 def _version(wanted: bool) -> None:
@@ -68,10 +75,10 @@ def conform(
             raise unknown_name("backend", backend, ["auto", *BACKENDS])
         cases = load_vectors(vectors)
     except HalfbyteError as error:
-        err.print(f"halfbyte conform: {error}", markup=False, soft_wrap=True)
+        err().print(f"halfbyte conform: {error}", markup=False, soft_wrap=True)
         raise typer.Exit(2) from error
     columns = (TextColumn("conform"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=err, transient=True, disable=not sys.stderr.isatty()) as progress:
+    with Progress(*columns, console=err(), transient=True, disable=not sys.stderr.isatty()) as progress:
         bar = progress.add_task("conform", total=len(cases))
         report = run_vectors(cases, backend, lambda result: progress.advance(bar))
     _print_report(report, show)
@@ -84,20 +91,20 @@ def conform(
 def _print_report(report: Report, show: int) -> None:
     differing = [result for result in report.results if result.status == "differ"]
     for result in differing[:show]:
-        out.print(f"{result.name}\n{result.detail}\n", markup=False, soft_wrap=True)
+        out().print(f"{result.name}\n{result.detail}\n", markup=False, soft_wrap=True)
     if len(differing) > show:
-        out.print(f"… and {len(differing) - show} more differing cases\n")
+        out().print(f"… and {len(differing) - show} more differing cases\n")
     table = Table("peer")
     for column in ("cases", "agree", "differ", "pending"):
         table.add_column(column, justify="right")
     for peer in (*report.peers, None):
         counts = [report.count("agree", peer), report.count("differ", peer), report.count("pending", peer)]
         table.add_row(peer or "all", *map(str, (sum(counts), *counts)))
-    out.print(table)
+    out().print(table)
     waiting = sorted({result.detail for result in report.results if result.status == "pending"})
     for reason in waiting:
         count = sum(result.detail == reason for result in report.results)
-        out.print(f"pending: {count} {reason}", markup=False)
+        out().print(f"pending: {count} {reason}", markup=False)
 
 
 @app.command()
@@ -106,25 +113,28 @@ def contracts(
 ) -> None:
     """List the contracts, or show one: whose bytes it gives, its options, its formulas in rounding order."""
     if name is None:
-        table = Table("contract", "formats", "methods", "source")
+        table = Table()
+        table.add_column("contract", no_wrap=True)
+        for column in ("formats", "methods", "source"):
+            table.add_column(column, overflow="fold")
         for contract in (make() for make in CONTRACTS.values()):
             table.add_row(contract.name, ", ".join(_formats(contract)), ", ".join(_methods(contract)), contract.source)
-        out.print(table)
+        out().print(table)
         return
     if name not in CONTRACTS:
-        err.print(f"halfbyte contracts: {unknown_name('contract', name, CONTRACTS)}", markup=False, soft_wrap=True)
+        err().print(f"halfbyte contracts: {unknown_name('contract', name, CONTRACTS)}", markup=False, soft_wrap=True)
         raise typer.Exit(2)
     make = CONTRACTS[name]
     contract = make()
-    out.print(f"{contract.name}: {contract.source}\n", markup=False)
-    out.print((inspect.getdoc(inspect.getmodule(make)) or "") + "\n", markup=False, soft_wrap=True)
+    out().print(f"{contract.name}: {contract.source}\n", markup=False)
+    out().print((inspect.getdoc(inspect.getmodule(make)) or "") + "\n", markup=False, soft_wrap=True)
     for option, default in (make.__kwdefaults__ or {}).items():
-        out.print(f"  {option}={default!r}", markup=False)
+        out().print(f"  {option}={default!r}", markup=False)
     for format, rule in contract.rules.items():
         table = Table("slot", "formula", title=f"{contract.name}, {format}", title_justify="left")
         for slot, formula in formulas(rule).items():
             table.add_row(slot, formula)
-        out.print(table)
+        out().print(table)
 
 
 def _formats(contract: Contract) -> list[str]:

@@ -45,6 +45,8 @@ DIVISORS: dict[Callable[[F32, F32, TensorScale], F32], Callable[[F32, TensorScal
 """Element formulas that divide x, with their divisor. All others multiply x by a number that depends on S alone."""
 
 SIGNS = ["y < 0", "sign bit", "y <= 0"]
+SIGN_OF_X = 3
+"""The sign of x itself, unless it is zero (qwantize): it survives where y underflows."""
 IRREGULAR = 0xFF
 ALL_BYTES = np.arange(256, dtype=np.uint8)
 
@@ -78,7 +80,7 @@ def build_nvfp4_tables(rule: NVFP4Rule, t: TensorScale, dtype: str) -> Tables | 
         pre_scale=PRE_SCALES.index(rule.pre_scale),
         divides=divides,
         tie=["even", "down"].index(rounding.tie),
-        sign=SIGNS.index(rounding.sign),
+        sign=SIGN_OF_X if rounding.zero_input else SIGNS.index(rounding.sign),
         wraps=rounding.wraps,
         for_zero_byte=-1 if policy.for_zero_byte is None else policy.for_zero_byte,
         statistics=DTYPE_CODES[t.statistics],

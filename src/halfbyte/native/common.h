@@ -10,7 +10,7 @@
 
 enum Dtype : int { BF16 = 0, FP16 = 1, FP32 = 2 };
 enum Tie : int { TIE_EVEN = 0, TIE_DOWN = 1 };
-enum Sign : int { SIGN_BELOW_ZERO = 0, SIGN_BIT = 1, SIGN_NOT_ABOVE_ZERO = 2 };
+enum Sign : int { SIGN_BELOW_ZERO = 0, SIGN_BIT = 1, SIGN_NOT_ABOVE_ZERO = 2, SIGN_OF_X = 3 };
 
 // Largest finite magnitude + 1, that is the bit pattern of Inf, by dtype.
 static inline uint32_t inf_bits(int dtype) { return dtype == BF16 ? 0x7F80u : dtype == FP16 ? 0x7C00u : 0x7F800000u; }

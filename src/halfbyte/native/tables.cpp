@@ -113,7 +113,8 @@ static void fill_thresholds(const Rule& r, int dtype, int byte, Tables* t) {
     }
     auto not_zero = [&](uint32_t bits) { return y(bits) > 0.0f; };
     int32_t first = (int32_t)first_true(not_zero, 1, end);
-    t->threshold[byte][7] = in_lanes(r.sign == SIGN_BELOW_ZERO ? first - 1 : -1, dtype);
+    const int32_t keeps_sign = r.sign == SIGN_BELOW_ZERO ? first - 1 : r.sign == SIGN_OF_X ? 0 : -1;
+    t->threshold[byte][7] = in_lanes(keeps_sign, dtype);
     t->positive_sign[byte] = r.sign == SIGN_NOT_ABOVE_ZERO ? first : 0;
     if (t->positive_sign[byte]) t->has_positive_sign = 1;
 }
