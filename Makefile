@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test check lint types format conform docs clean
+.PHONY: demo test check lint types format conform bench docs clean
 
 demo: $(VENV)/.runtime  ## quantize a small set of tensors with every contract and method
 	$(BIN)/python examples/demo.py
@@ -27,6 +27,9 @@ format: $(VENV)/.peers
 
 conform: $(VENV)/.runtime  ## run the golden vectors of every peer
 	$(BIN)/halfbyte conform conformance/vectors.zip --allow-pending
+
+bench: $(VENV)/.peers  ## speed against memcpy and the peers, bits checked
+	$(BIN)/python -m benchmarks.cpu
 
 docs: $(VENV)/.runtime  ## rewrite the generated tables in docs/
 	$(BIN)/python docs/generate.py

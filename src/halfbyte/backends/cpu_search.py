@@ -35,7 +35,7 @@ ERRORS: list[Callable[[F32, F32, F32, TensorScale], F32]] = [
     expressions.error_by_reciprocal,
     expressions.error_scaled,
 ]
-"""Error formulas of 4over6 by the number that native/search.inc knows them by."""
+"""Error formulas of 4over6 by the number that native/four_six.inc knows them by."""
 
 IN_RANGE = (2.0**-60, 2.0**60)
 """Amaxes for which no product of the searches under- or overflows, so that powers of two may be factored out."""

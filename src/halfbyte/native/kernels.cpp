@@ -6,7 +6,9 @@
 #endif
 
 #include "plain.inc"
-#include "search.inc"
+#include "lanes.inc"
+#include "four_six.inc"
+#include "exact.inc"
 
 namespace {
 
