@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from halfbyte.backends.cpu_library import DTYPE_CODES, native, over_ranges, pointer
+from halfbyte.backends.cpu_library import DTYPE_CODES, Tables, native, over_ranges, pointer
 from halfbyte.backends.cpu_tables import (
     PRE_SCALES,
     build_nvfp4_tables,
     build_search_tables,
     exponent_of_largest,
+    hessian_bounds,
     inf_bits,
     magnitude_values,
     one_scale,
@@ -87,23 +88,30 @@ def choose_bytes(
     tables = build_nvfp4_tables(rule, one_scale(t), request.dtype)
     if tables is None:
         return False
-    library, isa = native()
-    block, size, dtype = 16, 16 * x.dtype.itemsize, DTYPE_CODES[request.dtype]
-    if isinstance(request.method, FourSix) and rule.four_six is not None:
-        _four_six(x, rule.four_six, request.method, t, request, scales)
-    elif isinstance(request.method, Amax):
+    if isinstance(request.method, Amax):
         scales[:] = _tile_bytes(x, rule, t, request)
+        _emit(x, tables, request, codes, scales)
+    elif isinstance(request.method, FourSix) and rule.four_six is not None:
+        _four_six(x, rule.four_six, request.method, t, request, scales, tables, codes)
+        if request.tile[0] == 16:
+            _emit(x, tables, request, codes, scales)
     else:
-        _exact(x, rule, t, multiplier, request, scales)
+        _exact(x, rule, t, multiplier, request, scales, tables, codes)
+    return True
+
+
+def _emit(x: npt.NDArray[Any], tables: Tables, request: Request, codes: U8, scales: U8) -> None:
+    """Codes for scale bytes that are already there."""
+    library, isa = native()
+    size = 16 * x.dtype.itemsize
 
     def emit(start: int, stop: int) -> None:
         library.hb_emit(
-            isa, pointer(x, start * size), ctypes.c_int64(stop - start), block, dtype, ctypes.byref(tables),
-            pointer(codes, start * 8), pointer(scales, start),
+            isa, pointer(x, start * size), ctypes.c_int64(stop - start), 16, DTYPE_CODES[request.dtype],
+            ctypes.byref(tables), pointer(codes, start * 8), pointer(scales, start),
         )  # fmt: skip
 
     over_ranges(emit, scales.size, size, request.threads)
-    return True
 
 
 def _all_finite(x: npt.NDArray[Any], request: Request) -> bool:
@@ -119,16 +127,33 @@ def _all_finite(x: npt.NDArray[Any], request: Request) -> bool:
 @np.errstate(all="ignore")
 def _tile_bytes(x: npt.NDArray[Any], rule: NVFP4Rule, t: TensorScale, request: Request) -> U8:
     """Scale bytes of 16x16 tiles, each on its sixteen rows: the contract's own formula on the tiles' amaxes."""
-    bits = x.view(f"u{x.dtype.itemsize}") & (2 ** (8 * x.dtype.itemsize - 1) - 1)
-    most = bits.reshape(x.shape[0] // 16, 16, -1, 16).max(axis=(1, 3))
-    amax = magnitude_values(most.astype(np.int64), request.dtype)
+    library, isa = native()
+    rows, columns = x.shape[0] // 16, x.shape[1] // 16
+    row_bytes = x.shape[1] * x.dtype.itemsize
+    bits = np.empty((rows, columns), np.uint32)
+
+    def run(start: int, stop: int) -> None:
+        library.hb_tile_amax(
+            isa, pointer(x, start * 16 * row_bytes), ctypes.c_int64(stop - start), ctypes.c_int64(columns),
+            DTYPE_CODES[request.dtype], pointer(bits, start * columns * 4),
+        )  # fmt: skip
+
+    over_ranges(run, rows, 16 * row_bytes, request.threads)
+    amax = magnitude_values(bits.astype(np.int64), request.dtype)
     return np.repeat(scale_byte(rule.pre_scale(amax, one_scale(t)), rule.scale_byte), 16, axis=0)
 
 
 def _four_six(
-    x: npt.NDArray[Any], four_six: FourSixRule, method: FourSix, t: TensorScale, request: Request, scales: U8
+    x: npt.NDArray[Any],
+    four_six: FourSixRule,
+    method: FourSix,
+    t: TensorScale,
+    request: Request,
+    scales: U8,
+    tables: Tables | None = None,
+    codes: U8 | None = None,
 ) -> None:
-    """Scale bytes of 4over6: for blocks, for tiles of sixteen rows, or with one global scale a row."""
+    """Scale bytes of 4over6: for blocks (with codes, where tables are given), for tiles, or with a global scale a row."""
     library, isa = native()
     error = four_six.exact_error
     if request.scaling == "row" and four_six.exact_row_error is not None:
@@ -148,6 +173,8 @@ def _four_six(
         library.hb_four_six(
             isa, pointer(x, start * row_bytes), ctypes.c_int64(stop - start), ctypes.c_int64(columns), dtype, kind,
             squared, pointer(numbers, start * 16 if per_row else 0), int(per_row), pointer(scales, start * columns),
+            None if tables is None else ctypes.byref(tables),
+            None if codes is None else pointer(codes, start * columns * 8),
         )  # fmt: skip
 
     def tiles(start: int, stop: int) -> None:
@@ -179,17 +206,27 @@ def _direct_rows(x: npt.NDArray[Any], t: TensorScale, request: Request, codes: U
     over_ranges(run, scales.shape[0], row_bytes, request.threads)
 
 
-def _exact(x: npt.NDArray[Any], rule: NVFP4Rule, t: TensorScale, multiplier: F32, request: Request, scales: U8) -> None:
-    """Scale bytes of least squared, weighted or Hessian error; zero blocks get the contract's own."""
+def _exact(
+    x: npt.NDArray[Any],
+    rule: NVFP4Rule,
+    t: TensorScale,
+    multiplier: F32,
+    request: Request,
+    scales: U8,
+    tables: Tables,
+    codes: U8,
+) -> None:
+    """Scale bytes and codes of least squared, weighted or Hessian error; zero blocks get the contract's own."""
     library, isa = native()
-    tables = build_search_tables(rule, one_scale(t), multiplier.reshape(()))
+    search = build_search_tables(rule, one_scale(t), multiplier.reshape(()))
     rows, columns = scales.shape
     row_bytes, dtype = x.shape[1] * x.dtype.itemsize, DTYPE_CODES[request.dtype]
     method = request.method
-    matrices = weights = None
+    matrices = weights = bounds = None
     if isinstance(method, Hessian):
         scaled = np.ldexp(method.matrices, -exponent_of_largest(np.abs(method.matrices))).astype(np.float32)
         matrices = triangle(scaled)
+        bounds = hessian_bounds(scaled)
     elif isinstance(method, Optimal) and method.channel_weights is not None:
         given = method.channel_weights
         weights = np.zeros(x.shape[1], np.float32)
@@ -197,11 +234,11 @@ def _exact(x: npt.NDArray[Any], rule: NVFP4Rule, t: TensorScale, multiplier: F32
 
     def run(start: int, stop: int) -> None:
         inputs = pointer(x, start * row_bytes), ctypes.c_int64(stop - start), ctypes.c_int64(columns), dtype
-        outputs = pointer(scales, start * columns)
-        if matrices is not None:
-            library.hb_hessian(isa, *inputs, ctypes.byref(tables), pointer(matrices), outputs)
+        outputs = pointer(scales, start * columns), ctypes.byref(tables), pointer(codes, start * columns * 8)
+        if matrices is not None and bounds is not None:
+            library.hb_hessian(isa, *inputs, ctypes.byref(search), pointer(matrices), pointer(bounds), *outputs)
         else:
             given = None if weights is None else pointer(weights)
-            library.hb_search(isa, *inputs, ctypes.byref(tables), given, outputs)
+            library.hb_search(isa, *inputs, ctypes.byref(search), given, *outputs)
 
     over_ranges(run, rows, row_bytes, request.threads)

@@ -241,6 +241,20 @@ def triangle(matrices: F32) -> F32:
     return np.ascontiguousarray(matrices[:, rows, columns] * factor)
 
 
+def hessian_bounds(matrices: F32) -> F32:
+    """For each matrix: a bound on the root of its largest eigenvalue, and its trace, both a little too large.
+
+    With them the kernel leaves out scales that cannot win (native/exact.inc). A matrix that is not positive semidefinite
+    gets a root of -1: nothing is left out.
+    """
+    exact = matrices.astype(np.float64)
+    values = np.linalg.eigvalsh(exact)
+    trace = np.trace(exact, axis1=1, axis2=2) * (1 + 1e-6)
+    root = np.sqrt(np.maximum(values[:, -1], 0)) * (1 + 1e-6)
+    root = np.where(values[:, 0] < 0, -1, root)
+    return np.ascontiguousarray(np.stack([root, trace], axis=1).astype(np.float32))
+
+
 def exponent_of_largest(values: F32) -> I32:
     """floor(log2) of the largest entry."""
     return np.asarray(np.frexp(np.float32(values.max() if values.max() > 0 else 1))[1] - 1, np.int32)

@@ -16,6 +16,9 @@ static const Kernels* tables_of(int isa) {
     return &hb_base;
 }
 
+static const int64_t CHUNK = 4096;  // blocks: 128 KiB of bfloat16, well inside a second-level cache
+static const int64_t ROWS = 64;     // rows at a time where a search goes down columns
+
 extern "C" {
 
 #define HB_STRING_OF(x) #x
@@ -60,36 +63,59 @@ void hb_amax_rows(int isa, const void* x, int64_t rows, int64_t n, int dtype, ui
     for (int64_t row = 0; row < rows; ++row)
         out[row] = tables_of(isa)->amax((const uint8_t*)x + row * n * (dtype == FP32 ? 4 : 2), n, dtype);
 }
+void hb_tile_amax(int isa, const void* x, int64_t tile_rows, int64_t columns, int dtype, uint32_t* out) {
+    const int64_t bytes = columns * 256 * (dtype == FP32 ? 4 : 2);
+    for (int64_t row = 0; row < tile_rows; ++row)
+        tables_of(isa)->tile_amax((const uint8_t*)x + row * bytes, columns, dtype, out + row * columns);
+}
 void hb_decode(int isa, const uint8_t* codes, const uint8_t* scales, int64_t blocks, int block, const void* table, int width, void* out) {
     tables_of(isa)->decode(codes, scales, blocks, block, table, width, out);
 }
 void hb_decode_mxfp8(int isa, const uint8_t* codes, const uint8_t* scales, int64_t blocks, const void* table, int width, void* out) {
     tables_of(isa)->decode_mxfp8(codes, scales, blocks, table, width, out);
 }
-// Rows of blocks; one FourSixScale for all of them, or one a row.
-void hb_four_six(int isa, const void* x, int64_t rows, int64_t blocks, int dtype, int kind, int squared, const FourSixScale* s, int per_row, uint8_t* scales) {
-    const int64_t bytes = blocks * 16 * (dtype == FP32 ? 4 : 2);
-    if (!per_row) return tables_of(isa)->four_six(x, rows * blocks, dtype, kind, squared, s, scales);
-    for (int64_t row = 0; row < rows; ++row)
-        tables_of(isa)->four_six((const uint8_t*)x + row * bytes, blocks, dtype, kind, squared, s + row, scales + row * blocks);
+// Scale bytes of rows of blocks by 4over6, one FourSixScale for all of them or one a row; where tables are given, their
+// codes too, chunk by chunk while the input is in the cache.
+void hb_four_six(int isa, const void* x, int64_t rows, int64_t columns, int dtype, int kind, int squared, const FourSixScale* s, int per_row, uint8_t* scales, const Tables* t, uint8_t* codes) {
+    const Kernels* k = tables_of(isa);
+    const int64_t size = 16 * (dtype == FP32 ? 4 : 2), blocks = rows * columns;
+    const uint8_t* input = (const uint8_t*)x;
+    const int64_t step = per_row ? columns : CHUNK;
+    for (int64_t start = 0; start < blocks; start += step) {
+        const int64_t count = blocks - start < step ? blocks - start : step;
+        k->four_six(input + start * size, count, dtype, kind, squared, s + (per_row ? start / columns : 0), scales + start);
+        if (t) k->emit(input + start * size, count, 16, dtype, t, codes + start * 8, scales + start);
+    }
 }
 void hb_four_six_tiles(int isa, const void* x, int64_t tile_rows, int64_t columns, int dtype, int kind, int squared, const FourSixScale* s, uint8_t* scales) {
     const int64_t stride = columns * 16 * (dtype == FP32 ? 4 : 2);
     for (int64_t row = 0; row < tile_rows; ++row)
         tables_of(isa)->four_six_tiles((const uint8_t*)x + row * 16 * stride, columns, stride, dtype, kind, squared, s, scales + row * 16 * columns);
 }
-// weights: columns * 16 of them, or null.
-void hb_search(int isa, const void* x, int64_t rows, int64_t columns, int dtype, const SearchTables* t, const float* weights, uint8_t* scales) {
-    const int64_t size = 16 * (dtype == FP32 ? 4 : 2);
-    if (!weights) return tables_of(isa)->search(x, size, rows * columns, dtype, t, nullptr, scales, 1);
-    for (int64_t c = 0; c < columns; ++c)
-        tables_of(isa)->search((const uint8_t*)x + c * size, columns * size, rows, dtype, t, weights + c * 16, scales + c, columns);
+// Scale bytes of the exact search and their codes, chunk by chunk. weights: columns * 16 of them, or null.
+void hb_search(int isa, const void* x, int64_t rows, int64_t columns, int dtype, const SearchTables* t, const float* weights, uint8_t* scales, const Tables* tables, uint8_t* codes) {
+    const Kernels* k = tables_of(isa);
+    const int64_t size = 16 * (dtype == FP32 ? 4 : 2), blocks = rows * columns;
+    const uint8_t* input = (const uint8_t*)x;
+    // Weights differ from column to column, so lanes then hold the same column of several rows.
+    const int64_t step = weights ? ROWS * columns : CHUNK;
+    for (int64_t start = 0; start < blocks; start += step) {
+        const int64_t count = blocks - start < step ? blocks - start : step;
+        const uint8_t* at = input + start * size;
+        if (!weights) k->search(at, size, count, dtype, t, nullptr, scales + start, 1);
+        else
+            for (int64_t c = 0; c < columns; ++c)
+                k->search(at + c * size, columns * size, count / columns, dtype, t, weights + c * 16, scales + start + c, columns);
+        k->emit(at, count, 16, dtype, tables, codes + start * 8, scales + start);
+    }
 }
-// h: 136 numbers a column.
-void hb_hessian(int isa, const void* x, int64_t rows, int64_t columns, int dtype, const SearchTables* t, const float* h, uint8_t* scales) {
+// The same through Hessians: 136 numbers and two bounds a column.
+void hb_hessian(int isa, const void* x, int64_t rows, int64_t columns, int dtype, const SearchTables* t, const float* h, const float* bounds, uint8_t* scales, const Tables* tables, uint8_t* codes) {
+    const Kernels* k = tables_of(isa);
     const int64_t size = 16 * (dtype == FP32 ? 4 : 2);
     for (int64_t c = 0; c < columns; ++c)
-        tables_of(isa)->hessian((const uint8_t*)x + c * size, columns * size, rows, dtype, t, h + c * 136, scales + c, columns);
+        k->hessian((const uint8_t*)x + c * size, columns * size, rows, dtype, t, h + c * 136, bounds + c * 2, scales + c, columns);
+    k->emit(x, rows * columns, 16, dtype, tables, codes, scales);
 }
 
 }  // extern "C"

@@ -113,12 +113,17 @@ void search(const void* x, int64_t stride, int64_t blocks, int dtype, const Sear
     }
 }
 
-void hessian(const void* x, int64_t stride, int64_t rows, int dtype, const SearchTables* t, const float* h, uint8_t* scales, int64_t scale_stride) {
-    if (t->divides) hessian_column<true>((const uint8_t*)x, stride, rows, dtype, *t, h, scales, scale_stride);
-    else hessian_column<false>((const uint8_t*)x, stride, rows, dtype, *t, h, scales, scale_stride);
+void hessian(const void* x, int64_t stride, int64_t rows, int dtype, const SearchTables* t, const float* h, const float* bounds, uint8_t* scales, int64_t scale_stride) {
+    if (t->divides) hessian_column<true>((const uint8_t*)x, stride, rows, dtype, *t, h, bounds, scales, scale_stride);
+    else hessian_column<false>((const uint8_t*)x, stride, rows, dtype, *t, h, bounds, scales, scale_stride);
+}
+
+void tile_amax(const void* x, int64_t columns, int dtype, uint32_t* out) {
+    if (dtype == FP32) tile_amax_bits((const uint32_t*)x, columns, out);
+    else tile_amax_bits((const uint16_t*)x, columns, out);
 }
 
 }  // namespace
 
 extern const Kernels HB_NAME;
-const Kernels HB_NAME = {plain, emit, direct<false>, direct<true>, mxfp8, amax, decode, decode_mxfp8, four_six, four_six_tiles, search, hessian, LANES};
+const Kernels HB_NAME = {plain, emit, direct<false>, direct<true>, mxfp8, amax, decode, decode_mxfp8, four_six, four_six_tiles, search, hessian, tile_amax, LANES};

@@ -35,6 +35,7 @@ struct Kernels {
     void (*four_six)(const void* x, int64_t blocks, int dtype, int kind, int squared, const FourSixScale*, uint8_t* scales);
     void (*four_six_tiles)(const void* x, int64_t columns, int64_t stride, int dtype, int kind, int squared, const FourSixScale*, uint8_t* scales);
     void (*search)(const void* x, int64_t stride, int64_t blocks, int dtype, const SearchTables*, const float* weights, uint8_t* scales, int64_t scale_stride);
-    void (*hessian)(const void* x, int64_t stride, int64_t rows, int dtype, const SearchTables*, const float* h, uint8_t* scales, int64_t scale_stride);
+    void (*hessian)(const void* x, int64_t stride, int64_t rows, int dtype, const SearchTables*, const float* h, const float* bounds, uint8_t* scales, int64_t scale_stride);
+    void (*tile_amax)(const void* x, int64_t columns, int dtype, uint32_t* out);
     int lanes;
 };
