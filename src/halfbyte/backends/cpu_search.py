@@ -153,7 +153,7 @@ def _four_six(
     tables: Tables | None = None,
     codes: U8 | None = None,
 ) -> None:
-    """Scale bytes of 4over6: for blocks (with codes, where tables are given), for tiles, or with a global scale a row."""
+    """Scale bytes of 4over6: for blocks (with codes, where tables are given), tiles, or rows with their own scale."""
     library, isa = native()
     error = four_six.exact_error
     if request.scaling == "row" and four_six.exact_row_error is not None:

@@ -244,8 +244,8 @@ def triangle(matrices: F32) -> F32:
 def hessian_bounds(matrices: F32) -> F32:
     """For each matrix: a bound on the root of its largest eigenvalue, and its trace, both a little too large.
 
-    With them the kernel leaves out scales that cannot win (native/exact.inc). A matrix that is not positive semidefinite
-    gets a root of -1: nothing is left out.
+    With them the kernel leaves out scales that cannot win (native/exact.inc). A matrix that is not positive
+    semidefinite gets a root of -1: nothing is left out.
     """
     exact = matrices.astype(np.float64)
     values = np.linalg.eigvalsh(exact)

@@ -153,12 +153,16 @@ extern "C" int hb_build_tables(const Rule* rule, int dtype, Tables* t) {
         t->written[byte] = regular ? (uint8_t)written : IRREGULAR;
     }
     for (int byte = 127; byte < 256; ++byte) t->written[byte] = IRREGULAR;
-    int raw = 0;
-    for (uint32_t index = 0; index < 32768; ++index) {
-        const uint32_t bits = index << shift;
-        while (raw < 127 && bits >= starts[raw + 1]) ++raw;
-        t->lut[index] = shift ? (uint8_t)raw : t->written[raw];
+    // Entry i holds the byte of the magnitude i << shift.
+    const uint32_t round_up = (1u << shift) - 1;
+    uint32_t filled = 0;
+    for (int byte = 0; byte < 127; ++byte) {
+        const uint32_t until = (starts[byte + 1] + round_up) >> shift;
+        if (until <= filled) continue;
+        std::memset(t->lut + filled, shift ? byte : t->written[byte], until - filled);
+        filled = until;
     }
+    std::memset(t->lut + filled, shift ? 127 : IRREGULAR, 32768 - filled);
     t->zero_below = 0;
     if (r.for_zero >= 0.0f) {
         auto not_zero = [&](uint32_t bits) { return !is_zero(r, magnitude_value(bits, dtype)); };
