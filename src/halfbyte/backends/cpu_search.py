@@ -6,6 +6,7 @@ A kernel picks the scale bytes; codes then come from the tables of the contract 
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -206,6 +207,17 @@ def _direct_rows(x: npt.NDArray[Any], t: TensorScale, request: Request, codes: U
     over_ranges(run, scales.shape[0], row_bytes, request.threads)
 
 
+_PREPARED: weakref.WeakKeyDictionary[Hessian, tuple[F32, F32]] = weakref.WeakKeyDictionary()
+
+
+def prepared(method: Hessian) -> tuple[F32, F32]:
+    """What the kernel needs of a Hessian, kept as long as the method lives: tensors come in chunks, matrices do not."""
+    if method not in _PREPARED:
+        scaled = np.ldexp(method.matrices, -exponent_of_largest(np.abs(method.matrices))).astype(np.float32)
+        _PREPARED[method] = triangle(scaled), hessian_bounds(scaled)
+    return _PREPARED[method]
+
+
 def _exact(
     x: npt.NDArray[Any],
     rule: NVFP4Rule,
@@ -224,9 +236,7 @@ def _exact(
     method = request.method
     matrices = weights = bounds = None
     if isinstance(method, Hessian):
-        scaled = np.ldexp(method.matrices, -exponent_of_largest(np.abs(method.matrices))).astype(np.float32)
-        matrices = triangle(scaled)
-        bounds = hessian_bounds(scaled)
+        matrices, bounds = prepared(method)
     elif isinstance(method, Optimal) and method.channel_weights is not None:
         given = method.channel_weights
         weights = np.zeros(x.shape[1], np.float32)
