@@ -156,7 +156,9 @@ def _operand(x: Array, format: BlockFormat, contract: Contract) -> tuple[npt.NDA
     if transform.hadamard:
         if width % GROUP:
             raise InputError(f"the Hadamard transform needs a block axis that is a multiple of {GROUP}, not {width}")
-        matrix = cast("npt.NDArray[np.generic]", rotate(widen(matrix), name, transform.random_signs))
+        rotated = rotate(widen(matrix), name, transform.random_signs)
+        with np.errstate(over="ignore"):
+            matrix = rotated.astype(array.dtype)  # exact: it was rounded to that dtype
     if contract.ragged == "refuse" and width % format.block:
         raise InputError(
             f"shape {shape}: contract {contract.name} needs a last axis that is a multiple of {format.block}, not "

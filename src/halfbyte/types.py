@@ -43,13 +43,24 @@ class QuantizedTensor:
             "scales": (*leading, ceil_div(width, self.format.block)),
         }
         for part, wanted in expected.items():
-            given = tuple(getattr(self, part).shape)
-            if given != wanted:
+            array = getattr(self, part)
+            if tuple(array.shape) != wanted:
+                given = tuple(array.shape)
                 raise InputError(
                     f"{self.format.name} of shape {self.shape} needs {part} of shape {wanted}, got {given}"
                 )
+            _check_dtype(part, array, "uint8")
+        for part in ("global_scale", "stored_scale"):
+            if getattr(self, part) is not None:
+                _check_dtype(part, getattr(self, part), "float32")
 
     @property
     def scales_as_float8(self) -> Array:
         """The scale codes viewed as float8_e4m3fn or float8_e8m0fnu (torch's dtype, or ml_dtypes'); no copy."""
         return float8_view(self.scales, self.format.scale.name)
+
+
+def _check_dtype(part: str, array: Array, wanted: str) -> None:
+    given = str(array.dtype).removeprefix("torch.")
+    if given != wanted:
+        raise InputError(f"{part} must be {wanted}, not {given}")

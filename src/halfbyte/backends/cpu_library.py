@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import operator
 import os
 import sys
 import sysconfig
@@ -125,10 +126,10 @@ def thread_count(threads: int | None = None) -> int:
     if given is None:
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
-        count = int(given)
-    except ValueError:
+        count = int(given) if isinstance(given, str) else operator.index(given)
+    except (TypeError, ValueError):
         count = 0
-    if count < 1:
+    if count < 1 or isinstance(given, bool):
         raise InputError(f"the number of threads must be a whole number of at least 1, not {given!r}")
     return count
 

@@ -20,7 +20,6 @@ from halfbyte.backends.cpu_tables import (
     build_search_tables,
     exponent_of_largest,
     hessian_bounds,
-    inf_bits,
     magnitude_values,
     one_scale,
     triangle,
@@ -41,6 +40,10 @@ ERRORS: list[Callable[[F32, F32, F32, TensorScale], F32]] = [
 
 IN_RANGE = (2.0**-60, 2.0**60)
 """Amaxes for which no product of the searches under- or overflows, so that powers of two may be factored out."""
+
+MULTIPLIERS = (2.0**-80, 2.0**60)
+LARGEST_OVER_MULTIPLIER = 2.0**50
+"""A caller's own amax or factor may not fit the tensor: beyond these, squared errors would overflow."""
 
 
 def search_reason(request: Request, rule: NVFP4Rule) -> str | None:
@@ -76,10 +79,7 @@ def choose_bytes(
     x: npt.NDArray[Any], rule: NVFP4Rule, t: TensorScale, multiplier: F32, request: Request, codes: U8, scales: U8
 ) -> bool:
     """Fill codes and scales of a contiguous matrix; False where the numbers leave the compiled range."""
-    low, high = IN_RANGE
-    finite = _all_finite(x, request)
-    in_range = bool(((t.amax >= low) & (t.amax <= high)).all())
-    if not finite or not in_range:
+    if not _in_range(_largest(x, request), t, multiplier):
         return False
     if request.scaling == "row":
         if isinstance(request.method, FourSix) and rule.four_six is not None:
@@ -115,14 +115,24 @@ def _emit(x: npt.NDArray[Any], tables: Tables, request: Request, codes: U8, scal
     over_ranges(emit, scales.size, size, request.threads)
 
 
-def _all_finite(x: npt.NDArray[Any], request: Request) -> bool:
+def _largest(x: npt.NDArray[Any], request: Request) -> float:
+    """Largest magnitude of the tensor itself, NaN and Inf included."""
     library, isa = native()
     size, dtype = x.dtype.itemsize, DTYPE_CODES[request.dtype]
 
     def part(start: int, stop: int) -> int:
         return int(library.hb_amax(isa, pointer(x, start * size), ctypes.c_int64(stop - start), dtype))
 
-    return bool(max(over_ranges(part, x.size, size, request.threads)) < inf_bits(request.dtype))
+    bits = max(over_ranges(part, x.size, size, request.threads))
+    return float(magnitude_values(np.array(bits, np.int64), request.dtype))
+
+
+def _in_range(largest: float, t: TensorScale, multiplier: F32) -> bool:
+    """Whether the kernels' shortcuts are exact for these numbers; NaN and Inf never are."""
+    amaxes = (t.amax >= IN_RANGE[0]) & (t.amax <= IN_RANGE[1])
+    multipliers = (multiplier >= MULTIPLIERS[0]) & (multiplier <= MULTIPLIERS[1])
+    bounded = largest <= multiplier.astype(np.float64) * LARGEST_OVER_MULTIPLIER
+    return bool(np.isfinite(largest) and amaxes.all() and multipliers.all() and bounded.all())
 
 
 @np.errstate(all="ignore")

@@ -22,6 +22,7 @@ def sylvester(order: int) -> F32:
     return np.where(parity, -1, 1).astype(np.float32)
 
 
+@np.errstate(all="ignore")  # NaN and Inf go their way; 16-bit results may overflow to Inf
 def rotate(x: F32, dtype: str, random_signs: bool) -> F32:
     """Transform groups of 16 along the last axis, rounded to the dtype of that short name."""
     matrix = sylvester(GROUP) / np.float32(4)

@@ -1,0 +1,259 @@
+"""Every backend equals the reference bit for bit: contract × format × method × dtype × input × instruction set.
+
+The reference is computed once for each input and compared with the kernels of every instruction set of this machine.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+
+import halfbyte as hb
+from halfbyte import contracts
+from halfbyte.arrays import to_numpy
+from halfbyte.backends.cpu import Cpu
+from halfbyte.backends.cpu_library import ISAS, load_library
+from halfbyte.contracts.spec import NVFP4Rule
+from halfbyte.testing import assert_same_bits
+from tests.backends.cases import (
+    DTYPES,
+    EXACT,
+    INPUTS,
+    METHODS,
+    VARIANTS,
+    Case,
+    Matrix,
+    every_case,
+    fits,
+    make_input,
+    served_cases,
+)
+
+
+def machine_isas() -> list[str]:
+    """The instruction sets that this machine has."""
+    library = load_library()
+    best = -1 if library is None else int(library.hb_best_isa())
+    return [name for name, number in ISAS.items() if number <= best]
+
+
+CASES = served_cases()
+SEARCHES = [case for case in CASES if case.method in EXACT]
+ELEMENTWISE = [case for case in CASES if case.method not in EXACT]
+ISA_NAMES = machine_isas()
+
+SEARCHED_INPUTS = ["gauss", "block scales", "ties", "bits in range", "zero blocks", "odd", "single block"]
+"""For the slow references: what stays in the kernels. transformer_engine's searches get every input."""
+HESSIAN_INPUTS = ["block scales", "ties", "bits in range", "single block"]
+
+
+each_isa = pytest.mark.parametrize("isa", ISA_NAMES, indirect=True)
+"""First of the decorators, so that it varies fastest and one worker's reference serves all instruction sets."""
+
+
+@pytest.fixture
+def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Each instruction set in turn."""
+    monkeypatch.setenv("HALFBYTE_ISA", request.param)
+    return str(request.param)
+
+
+@functools.cache
+def expected(case: Case, name: str, dtype: str) -> hb.QuantizedTensor:
+    return case.quantize(make_input(name, dtype), "reference")
+
+
+def assert_same(got: hb.QuantizedTensor, wanted: hb.QuantizedTensor, x: Matrix, where: str) -> None:
+    """All four parts, bit for bit."""
+    assert got.shape == wanted.shape
+    for part in ("codes", "scales", "stored_scale", "global_scale"):
+        a, b = getattr(got, part), getattr(wanted, part)
+        assert (a is None) == (b is None), f"{where}: {part}"
+        if b is not None:
+            try:
+                assert_same_bits(a, b, inputs=x if part in ("codes", "scales") else None)
+            except AssertionError as error:
+                raise AssertionError(f"{where}: {part}: {error}") from None
+
+
+def check(case: Case, dtype: str, names: list[str]) -> None:
+    compared = 0
+    for name in names:
+        x = make_input(name, dtype)
+        if fits(case, x):
+            assert_same(case.quantize(x, "cpu"), expected(case, name, dtype), x, f"input {name!r}")
+            compared += 1
+    assert compared >= 4
+
+
+# --- what is compared ---
+
+
+def test_the_portable_kernels_and_the_best_ones_are_compared() -> None:
+    library = load_library()
+    assert library is not None, "the compiled kernels are missing: nothing would be compared"
+    assert ISA_NAMES[0] == "portable"
+    assert ISAS[ISA_NAMES[-1]] == library.hb_best_isa()
+
+
+def test_every_contract_is_in_the_matrix() -> None:
+    assert {contract.name for contract in VARIANTS} == set(contracts.CONTRACTS)
+
+
+SERVED_SEARCHES = {"transformer_engine", "miles", "modelopt", "compressed_tensors", "flashinfer", "vllm"}
+
+
+def must_be_served(case: Case) -> bool:
+    """What the compiled backend promises, written out apart from its own `supports`."""
+    name, tile, row = case.contract.name, case.tile[0] != 1, case.scaling == "row"
+    if case.format != "nvfp4":
+        return case.method == "amax"
+    if case.method in EXACT:
+        return name in SERVED_SEARCHES and case.block == 16 and not row
+    if case.method == "amax":
+        return not (name == "fouroversix" and tile) and not (row and case.block == 32)
+    return name in ("transformer_engine", "miles", "flashinfer") and case.block == 16
+
+
+def test_the_kernels_serve_what_they_must() -> None:
+    promised = {str(case) for case in every_case() if must_be_served(case)}
+    assert promised == {str(case) for case in CASES}
+    assert len(promised) > 150
+
+
+@pytest.mark.parametrize(
+    ("contract", "method", "reason"),
+    [
+        ("torchao", "optimal", "ties to even and signs by y < 0"),
+        ("qwantize", "hessian", "ties to even and signs by y < 0"),
+        ("fouroversix", "mse 256", "errors added in index order"),
+    ],
+)
+def test_what_is_not_served_has_a_reason(contract: str, method: str, reason: str) -> None:
+    case = next(c for c in every_case() if (c.contract.name, c.format, c.method) == (contract, "nvfp4", method))
+    assert reason in (Cpu().supports(case.request()) or "")
+    with pytest.raises(hb.UnsupportedError, match=reason):
+        case.quantize(make_input("gauss", "fp32"), "cpu")
+
+
+# --- quantize ---
+
+
+@each_isa
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", ELEMENTWISE, ids=str)
+def test_elementwise_methods_give_the_bits_of_the_reference(case: Case, dtype: str, isa: str) -> None:
+    check(case, dtype, list(INPUTS))
+
+
+@each_isa
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", SEARCHES, ids=str)
+def test_exact_searches_give_the_bits_of_the_reference(case: Case, dtype: str, isa: str) -> None:
+    names = HESSIAN_INPUTS if case.method == "hessian" else SEARCHED_INPUTS
+    if case.contract == contracts.transformer_engine() and (dtype == "fp32" or case.method == "optimal"):
+        names = list(INPUTS)
+    check(case, dtype, names)
+
+
+# --- a global amax that is given ---
+
+AMAXES = [1e6, 0.25, 1e-10, 1e-17, 2.0**-60, 1e-30, 1e-42, 0.0, 2.0**60, 3e38, np.inf]
+"""Above and below that of the tensor, far away from it, and none at all."""
+
+
+def takes_global_amax(case: Case) -> bool:
+    rule = case.contract.rules[case.format]
+    if not isinstance(rule, NVFP4Rule) or rule.stored is None or rule.constant_factor is not None:
+        return False
+    if case.method in EXACT:  # slow references: one contract that multiplies elements, one that divides them
+        divides = case.contract == contracts.modelopt() and case.method == "weighted"
+        return divides or case.contract == contracts.transformer_engine()
+    return case.method in ("amax", "mae 448", "mse 256 fast")
+
+
+@functools.cache
+def expected_with_amax(case: Case, name: str, dtype: str, amax: float) -> hb.QuantizedTensor:
+    return case.quantize(make_input(name, dtype), "reference", amax_for(case, name, dtype, amax))
+
+
+def amax_for(case: Case, name: str, dtype: str, amax: float) -> object:
+    """One amax, or one a row: every other row then keeps one near its own."""
+    rows = make_input(name, dtype).shape[0]
+    return np.where(np.arange(rows) % 2, 3.5, amax).astype(np.float32) if case.scaling == "row" else np.float32(amax)
+
+
+@each_isa
+@pytest.mark.parametrize("case", [case for case in CASES if takes_global_amax(case)], ids=str)
+def test_a_given_amax_gives_the_bits_of_the_reference(case: Case, isa: str) -> None:
+    names = ["gauss", "block scales", "nonfinite"] if case.method not in EXACT else ["block scales"]
+    for name in names:
+        for dtype in ("fp32", "bf16") if case.method not in EXACT else ("fp32",):
+            for amax in AMAXES:
+                x, given = make_input(name, dtype), amax_for(case, name, dtype, amax)
+                got, wanted = case.quantize(x, "cpu", given), expected_with_amax(case, name, dtype, amax)
+                assert_same(got, wanted, x, f"input {name!r} {dtype}, global_amax {amax}")
+
+
+# --- dequantize ---
+
+STORED = [1.0, 21.0, 2.0**-11, 1e-40, 0.0, 3e38, np.inf, np.nan]
+
+
+def every_byte_and_code(format: hb.BlockFormat) -> tuple[Matrix, Matrix]:
+    """Codes and scales in which each of 256 scale bytes, one a row, meets every code in every place of a byte."""
+    codes = 1 << format.element.bits
+    row = np.arange(codes * (16 if format.codes_per_byte == 2 else 1))
+    row = np.stack([row % codes, row // codes], axis=-1).reshape(-1) if format.codes_per_byte == 2 else row
+    packed = row[0::2] | row[1::2] << 4 if format.codes_per_byte == 2 else row
+    scales = np.arange(256, dtype=np.uint8)[:, None].repeat(row.size // format.block, axis=1)
+    return np.tile(packed.astype(np.uint8), (256, 1)), scales
+
+
+DECODED = {
+    f"{contract}-{name}-{block}": (contract, hb.get_format(name, block))
+    for contract in VARIANTS
+    for name in contract.rules
+    for block in hb.get_format(name).blocks
+}
+
+
+@each_isa
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("name", DECODED)
+def test_every_code_under_every_scale_decodes_to_the_bits_of_the_reference(name: str, dtype: str, isa: str) -> None:
+    contract, format = DECODED[name]
+    codes, scales = every_byte_and_code(format)
+    rule = contract.rules[format.name]
+    has_stored = isinstance(rule, NVFP4Rule) and rule.stored is not None
+    methods: list[hb.methods.Method] = [hb.Amax()]
+    if isinstance(rule, NVFP4Rule) and rule.four_six is not None:
+        methods.append(hb.FourSix(e4m3_max=256))  # another number under the amax
+    for stored in STORED if has_stored else [None]:
+        for method in methods:
+            scale = None if stored is None else np.array(stored, np.float32)
+            shape = (256, codes.shape[1] * format.codes_per_byte)
+            q = hb.QuantizedTensor(format, shape, codes, scales, None, scale, contract, method)
+            got, wanted = (to_numpy(hb.dequantize(q, dtype, backend)) for backend in ("cpu", "reference"))
+            if format.name == "mxfp8":  # a NaN times a NaN: IEEE leaves open which, and numpy's own loops differ
+                assert_same_bits(got[255, [127, 255]], wanted[255, [127, 255]], any_nan=True)
+                got[255, [127, 255]] = wanted[255, [127, 255]]
+            assert_same_bits(got, wanted)
+
+
+@each_isa
+@pytest.mark.parametrize("case", [case for case in CASES if case.method == "amax"], ids=str)
+def test_what_was_quantized_decodes_to_the_bits_of_the_reference(case: Case, isa: str) -> None:
+    for name in ("ragged", "odd", "narrow", "one element", "single block", "gauss"):
+        x = make_input(name, "bf16")
+        for dtype in ("float32", "float16", "bfloat16") if fits(case, x) else ():
+            q = expected(case, name, "bf16")
+            assert_same_bits(hb.dequantize(q, dtype, "cpu"), hb.dequantize(q, dtype, "reference"))
+
+
+def test_labels_are_in_the_order_of_the_methods() -> None:
+    assert [METHODS[label](16) for label in list(METHODS)[1:9]] == [
+        hb.FourSix(error, top, fast) for error in ("mae", "mse") for top in (448, 256) for fast in (False, True)
+    ]
