@@ -176,6 +176,7 @@ def _fill_thresholds(
     # round to one number and its codes begin again at 0.
     with_scale = np.minimum(scale.astype(np.float64) * 8, float(magnitude_values(np.array(inf_bits(dtype) - 1), dtype)))
     most = with_scale.astype(DTYPES[dtype]).view(f"u{DTYPES[dtype].itemsize}").astype(np.int64)
+    most = np.where(scale == 0, inf_bits(dtype) - 1, most)  # a scale of 0 bounds nothing
     steps = np.arange(1, 8)
     low, high = np.zeros((256, 7), np.int64), np.broadcast_to(most, (256, 7))
     begins = _first_true(lambda bits: (codes(bits, 1) & 7) >= steps, low, high)
