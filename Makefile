@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test check lint types format conform bench docs clean
+.PHONY: demo test check sanitize lint types format conform bench docs clean
 
 demo: $(VENV)/.runtime  ## quantize a small set of tensors with every contract and method
 	$(BIN)/python examples/demo.py
@@ -12,7 +12,10 @@ demo: $(VENV)/.runtime  ## quantize a small set of tensors with every contract a
 test: $(VENV)/.peers  ## run every test, the live peers included
 	$(BIN)/python -m pytest -n auto
 
-check: lint types test  ## lint, types and tests
+check: lint types test sanitize  ## lint, types, tests, and the kernels under sanitizers
+
+sanitize: $(VENV)/.peers  ## every kernel under AddressSanitizer and UBSan
+	$(BIN)/python tests/sanitize.py
 
 lint: $(VENV)/.peers
 	$(BIN)/ruff format --check .

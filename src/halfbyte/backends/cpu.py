@@ -48,11 +48,12 @@ class Cpu:
         return None if load_library() is not None else "the compiled kernels are not installed"
 
     def quantize(self, x: npt.NDArray[np.generic], request: Request) -> Parts:
-        """Quantize a (rows, K) matrix; strided input is copied first."""
+        """Quantize a (rows, K) matrix; strided or unaligned input is copied first."""
         rows, width = x.shape
         block = request.format.block
         padding = ((0, -rows % request.tile[0]), (0, -width % block))
-        matrix = np.pad(x, padding) if padding[0][1] or padding[1][1] else np.ascontiguousarray(x)
+        whole = not (padding[0][1] or padding[1][1])
+        matrix = np.require(x, requirements=["C", "A"]) if whole else np.pad(x, padding)
         rule = request.contract.rule(request.format)
         if isinstance(rule, MXRule):
             parts = _quantize_mx(matrix, rule, request)
