@@ -14,20 +14,21 @@ namespace {
 
 int64_t plain(const void* x, int64_t blocks, int block, int dtype, const Tables* t, uint8_t* codes, uint8_t* scales, int64_t* irregular) {
     if (dtype == FP32) {
-        if (block == 16) return plain_blocks<true, 1, false>(x, blocks, *t, codes, scales, irregular);
-        return plain_blocks<true, 2, false>(x, blocks, *t, codes, scales, irregular);
+        if (block == 16) return plain_blocks<true, 1>(x, blocks, *t, codes, scales, irregular);
+        return plain_blocks<true, 2>(x, blocks, *t, codes, scales, irregular);
     }
-    if (block == 16) return plain_blocks<false, 1, false>(x, blocks, *t, codes, scales, irregular);
-    return plain_blocks<false, 2, false>(x, blocks, *t, codes, scales, irregular);
+    if (block == 16) return plain_blocks<false, 1>(x, blocks, *t, codes, scales, irregular);
+    return plain_blocks<false, 2>(x, blocks, *t, codes, scales, irregular);
 }
 
 void emit(const void* x, int64_t blocks, int block, int dtype, const Tables* t, uint8_t* codes, uint8_t* scales) {
+    const uint8_t* input = (const uint8_t*)x;
     if (dtype == FP32) {
-        if (block == 16) plain_blocks<true, 1, true>(x, blocks, *t, codes, scales, nullptr);
-        else plain_blocks<true, 2, true>(x, blocks, *t, codes, scales, nullptr);
+        if (block == 16) emit_blocks<true, 1>(input, blocks, *t, codes, scales);
+        else emit_blocks<true, 2>(input, blocks, *t, codes, scales);
     } else {
-        if (block == 16) plain_blocks<false, 1, true>(x, blocks, *t, codes, scales, nullptr);
-        else plain_blocks<false, 2, true>(x, blocks, *t, codes, scales, nullptr);
+        if (block == 16) emit_blocks<false, 1>(input, blocks, *t, codes, scales);
+        else emit_blocks<false, 2>(input, blocks, *t, codes, scales);
     }
 }
 
