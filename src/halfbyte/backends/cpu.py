@@ -106,7 +106,11 @@ def tensor_amax(x: npt.NDArray[Any], request: Request) -> F32:
 
 
 def _quantize_nvfp4(x: npt.NDArray[Any], rule: NVFP4Rule, request: Request) -> Parts:
-    amax = tensor_amax(x, request) if request.global_amax is None else request.global_amax
+    largest: float | None = None  # of the tensor itself, where the amax pass has found it
+    amax = request.global_amax
+    if amax is None:
+        amax = tensor_amax(x, request)
+        largest = float(amax.max())  # NaN wins
     request = dataclasses.replace(request, global_amax=amax)
     with np.errstate(all="ignore"):
         t = tensor_scale(np.zeros((1, 1, 1), np.float32), rule, request)
@@ -114,7 +118,7 @@ def _quantize_nvfp4(x: npt.NDArray[Any], rule: NVFP4Rule, request: Request) -> P
         multiplier = np.ones(1, np.float32) if stored is None else rule.multiplier(stored, t.top)
     codes, scales = _outputs(x, request)
     if request.scaling == "row" or request.tile[0] != 1 or not isinstance(request.method, Amax):
-        done = choose_bytes(x, rule, t, multiplier, request, codes, scales)
+        done = choose_bytes(x, rule, t, multiplier, request, codes, scales, largest)
         if not done:
             return REFERENCE.quantize(x, request)
     else:

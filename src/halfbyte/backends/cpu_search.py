@@ -76,10 +76,20 @@ def search_reason(request: Request, rule: NVFP4Rule) -> str | None:
 
 
 def choose_bytes(
-    x: npt.NDArray[Any], rule: NVFP4Rule, t: TensorScale, multiplier: F32, request: Request, codes: U8, scales: U8
+    x: npt.NDArray[Any],
+    rule: NVFP4Rule,
+    t: TensorScale,
+    multiplier: F32,
+    request: Request,
+    codes: U8,
+    scales: U8,
+    largest: float | None,
 ) -> bool:
-    """Fill codes and scales of a contiguous matrix; False where the numbers leave the compiled range."""
-    if not _in_range(_largest(x, request), t, multiplier):
+    """Fill codes and scales of a contiguous matrix; False where the numbers leave the compiled range.
+
+    `largest`: the matrix's own largest magnitude, if it is known already.
+    """
+    if not _in_range(_largest(x, request) if largest is None else largest, t, multiplier):
         return False
     if request.scaling == "row":
         if isinstance(request.method, FourSix) and rule.four_six is not None:
