@@ -162,6 +162,20 @@ def test_unknown_backend_is_exit_code_2(vectors: Path) -> None:
     assert "unknown backend 'abacus'; known: auto, cpu, reference" in result.output
 
 
+def test_a_case_without_a_kernel_is_pending_not_different(vectors: Path) -> None:
+    with zipfile.ZipFile(VECTORS) as archive:
+        name = "modelopt/fp8_sweep_gauss_bf16_4x32_s970"
+        archive.extract(f"{name}.safetensors", vectors)
+        entry = next(entry for entry in json.loads(archive.read("index.json"))["cases"] if entry["name"] == name)
+    index = json.loads((vectors / "index.json").read_text())
+    index["cases"].append(entry)
+    (vectors / "index.json").write_text(json.dumps(index))
+    result = run("conform", vectors, "--backend", "cpu")
+    assert (result.exit_code, result.output.splitlines()[-1]) == (1, "3 of 4 cases agree bit for bit")
+    assert "pending: 1 backend cpu cannot do this: method sweep has no compiled kernel" in result.output
+    assert run("conform", vectors, "--backend", "cpu", "--allow-pending").exit_code == 0
+
+
 def test_json_says_the_same(vectors: Path, tmp_path: Path) -> None:
     edit_index(vectors, peer="cutlass")
     run("conform", vectors, "--json", tmp_path / "report.json")

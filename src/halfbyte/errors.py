@@ -13,6 +13,10 @@ class UnsupportedError(HalfbyteError, ValueError):
     """The names exist, but this combination has no definition (a tile that a contract lacks, a backend's limit)."""
 
 
+class BackendError(UnsupportedError):
+    """A backend that was asked for by name has no kernel for this; another backend does."""
+
+
 class InputError(HalfbyteError, ValueError):
     """The tensor itself breaks a rule: dtype, shape, an amax that is no amax."""
 

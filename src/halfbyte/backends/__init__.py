@@ -5,7 +5,7 @@ from __future__ import annotations
 from halfbyte.backends.cpu import Cpu
 from halfbyte.backends.protocol import Backend, Parts, Request
 from halfbyte.backends.reference import Reference
-from halfbyte.errors import UnsupportedError, unknown_name
+from halfbyte.errors import BackendError, unknown_name
 
 BACKENDS: dict[str, Backend] = {"cpu": Cpu(), "reference": Reference()}
 """In the order in which "auto" asks them."""
@@ -28,5 +28,5 @@ def choose_backend(name: str, request: Request, decoding: bool = False) -> Backe
         raise unknown_name("backend", name, ["auto", *BACKENDS])
     backend = BACKENDS[name]
     if (reason := reason_against(backend)) is not None:
-        raise UnsupportedError(f"backend {name} cannot do this: {reason}; choose backend='reference'")
+        raise BackendError(f"backend {name} cannot do this: {reason}; choose backend='reference'")
     return backend

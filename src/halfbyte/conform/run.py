@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from halfbyte.conform.emission import DECODE_OPERANDS, emit
 from halfbyte.conform.vectors import OPERANDS, Case, Vectors
-from halfbyte.errors import HalfbyteError
+from halfbyte.errors import BackendError, HalfbyteError
 from halfbyte.formats import FORMATS
 from halfbyte.testing import Difference, find_difference, hex_rows
 
@@ -82,6 +82,8 @@ def run_vectors(
         else:
             try:
                 result = run_case(vectors.case(entry), backend)
+            except BackendError as error:  # nothing was computed, so nothing differs; and it does not agree either
+                result = Result(entry["name"], entry["peer"], "pending", str(error))
             except (HalfbyteError, ArithmeticError, LookupError, TypeError, ValueError) as error:
                 # A case that cannot be computed is a case that does not agree: a config that no contract knows,
                 # tensors whose shapes do not fit. It must not stop the cases after it.
