@@ -89,7 +89,11 @@ def choose_bytes(
 
     `largest`: the matrix's own largest magnitude, if it is known already.
     """
-    if not _in_range(_largest(x, request) if largest is None else largest, t, multiplier):
+    # The kernel of 4over6 finds the largest magnitude on its way, so its range is checked behind it.
+    checked_behind = isinstance(request.method, FourSix) and request.tile[0] == 1 and request.scaling == "tensor"
+    if largest is None:
+        largest = 0.0 if checked_behind else _largest(x, request)
+    if not _in_range(largest, t, multiplier):
         return False
     if request.scaling == "row":
         if isinstance(request.method, FourSix) and rule.four_six is not None:
@@ -103,9 +107,11 @@ def choose_bytes(
         scales[:] = _tile_bytes(x, rule, t, request)
         _emit(x, tables, request, codes, scales)
     elif isinstance(request.method, FourSix) and rule.four_six is not None:
-        _four_six(x, rule.four_six, request.method, t, request, scales, tables, codes)
+        found = _four_six(x, rule.four_six, request.method, t, request, scales, tables, codes)
         if request.tile[0] == 16:
             _emit(x, tables, request, codes, scales)
+        else:
+            return _in_range(found, t, multiplier)
     else:
         _exact(x, rule, t, multiplier, request, scales, tables, codes)
     return True
@@ -173,8 +179,11 @@ def _four_six(
     scales: U8,
     tables: Tables | None = None,
     codes: U8 | None = None,
-) -> None:
-    """Scale bytes of 4over6: for blocks (with codes, where tables are given), tiles, or rows with their own scale."""
+) -> float:
+    """Scale bytes of 4over6: for blocks (with codes, where tables are given), tiles, or rows with their own scale.
+
+    Returns the largest magnitude that the kernel met (0 for tiles, which the caller has checked).
+    """
     library, isa = native()
     error = four_six.exact_error
     if request.scaling == "row" and four_six.exact_row_error is not None:
@@ -190,13 +199,14 @@ def _four_six(
     row_bytes, dtype = x.shape[1] * x.dtype.itemsize, DTYPE_CODES[request.dtype]
     per_row = request.scaling == "row"
 
-    def blocks(start: int, stop: int) -> None:
-        library.hb_four_six(
+    def blocks(start: int, stop: int) -> int:
+        found = library.hb_four_six(
             isa, pointer(x, start * row_bytes), ctypes.c_int64(stop - start), ctypes.c_int64(columns), dtype, kind,
             squared, pointer(numbers, start * 16 if per_row else 0), int(per_row), pointer(scales, start * columns),
             None if tables is None else ctypes.byref(tables),
             None if codes is None else pointer(codes, start * columns * 8),
         )  # fmt: skip
+        return int(found)
 
     def tiles(start: int, stop: int) -> None:
         library.hb_four_six_tiles(
@@ -206,8 +216,9 @@ def _four_six(
 
     if request.tile[0] == 16:
         over_ranges(tiles, rows // 16, 16 * row_bytes, request.threads)
-    else:
-        over_ranges(blocks, rows, row_bytes, request.threads)
+        return 0.0
+    bits = max(over_ranges(blocks, rows, row_bytes, request.threads))
+    return float(np.array(bits, np.uint32).view(np.float32))
 
 
 def _direct_rows(x: npt.NDArray[Any], t: TensorScale, request: Request, codes: U8, scales: U8) -> None:

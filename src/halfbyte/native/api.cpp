@@ -75,17 +75,21 @@ void hb_decode_mxfp8(int isa, const uint8_t* codes, const uint8_t* scales, int64
     tables_of(isa)->decode_mxfp8(codes, scales, blocks, table, width, out);
 }
 // Scale bytes of rows of blocks by 4over6, one FourSixScale for all of them or one a row; where tables are given, their
-// codes too, chunk by chunk while the input is in the cache.
-void hb_four_six(int isa, const void* x, int64_t rows, int64_t columns, int dtype, int kind, int squared, const FourSixScale* s, int per_row, uint8_t* scales, const Tables* t, uint8_t* codes) {
+// codes too, chunk by chunk while the input is in the cache. Returns the float32 bits of the largest magnitude: the
+// outputs mean nothing if it is NaN, Inf, or out of the range that the caller knows.
+uint32_t hb_four_six(int isa, const void* x, int64_t rows, int64_t columns, int dtype, int kind, int squared, const FourSixScale* s, int per_row, uint8_t* scales, const Tables* t, uint8_t* codes) {
     const Kernels* k = tables_of(isa);
     const int64_t size = 16 * (dtype == FP32 ? 4 : 2), blocks = rows * columns;
     const uint8_t* input = (const uint8_t*)x;
     const int64_t step = per_row ? columns : CHUNK;
+    uint32_t most = 0;
     for (int64_t start = 0; start < blocks; start += step) {
         const int64_t count = blocks - start < step ? blocks - start : step;
-        k->four_six(input + start * size, count, dtype, kind, squared, s + (per_row ? start / columns : 0), scales + start);
+        const uint32_t largest = k->four_six(input + start * size, count, dtype, kind, squared, s + (per_row ? start / columns : 0), scales + start);
+        most = largest > most ? largest : most;
         if (t) k->emit(input + start * size, count, 16, dtype, t, codes + start * 8, scales + start);
     }
+    return most;
 }
 void hb_four_six_tiles(int isa, const void* x, int64_t tile_rows, int64_t columns, int dtype, int kind, int squared, const FourSixScale* s, uint8_t* scales) {
     const int64_t stride = columns * 16 * (dtype == FP32 ? 4 : 2);

@@ -78,8 +78,8 @@ auto by_error(int kind, int squared, Arguments... arguments) {
 
 template <int KIND, bool SQUARED>
 struct Bytes {
-    static void run(const uint8_t* x, int64_t blocks, int dtype, const FourSixScale* s, uint8_t* scales) {
-        four_six_blocks<KIND, SQUARED>(x, blocks, dtype, *s, scales);
+    static uint32_t run(const uint8_t* x, int64_t blocks, int dtype, const FourSixScale* s, uint8_t* scales) {
+        return four_six_blocks<KIND, SQUARED>(x, blocks, dtype, *s, scales);
     }
 };
 
@@ -95,8 +95,8 @@ struct TileRow {
     }
 };
 
-void four_six(const void* x, int64_t blocks, int dtype, int kind, int squared, const FourSixScale* s, uint8_t* scales) {
-    by_error<Bytes>(kind, squared, (const uint8_t*)x, blocks, dtype, s, scales);
+uint32_t four_six(const void* x, int64_t blocks, int dtype, int kind, int squared, const FourSixScale* s, uint8_t* scales) {
+    return by_error<Bytes>(kind, squared, (const uint8_t*)x, blocks, dtype, s, scales);
 }
 
 void four_six_tiles(const void* x, int64_t columns, int64_t stride, int dtype, int kind, int squared, const FourSixScale* s, uint8_t* scales) {

@@ -32,7 +32,7 @@ struct Kernels {
     uint32_t (*amax)(const void* x, int64_t n, int dtype);
     void (*decode)(const uint8_t* codes, const uint8_t* scales, int64_t blocks, int block, const void* table, int width, void* out);
     void (*decode_mxfp8)(const uint8_t* codes, const uint8_t* scales, int64_t blocks, const void* table, int width, void* out);
-    void (*four_six)(const void* x, int64_t blocks, int dtype, int kind, int squared, const FourSixScale*, uint8_t* scales);
+    uint32_t (*four_six)(const void* x, int64_t blocks, int dtype, int kind, int squared, const FourSixScale*, uint8_t* scales);
     void (*four_six_tiles)(const void* x, int64_t columns, int64_t stride, int dtype, int kind, int squared, const FourSixScale*, uint8_t* scales);
     void (*search)(const void* x, int64_t stride, int64_t blocks, int dtype, const SearchTables*, const float* weights, uint8_t* scales, int64_t scale_stride);
     void (*hessian)(const void* x, int64_t stride, int64_t rows, int dtype, const SearchTables*, const float* h, const float* bounds, uint8_t* scales, int64_t scale_stride);
