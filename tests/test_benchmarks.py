@@ -14,12 +14,9 @@ import pytest
 import halfbyte as hb
 from benchmarks import cpu, operations, peers
 from benchmarks.machine import Array, Timed, instruction_sets, kept_settings, run_rounds
-from halfbyte.backends.cpu_library import load_library
 
 ROOT = Path(__file__).parents[1]
 TINY = ["--quick", "--rows", "64", "--columns", "256", "--no-peers", "--sizes", "1,2", "--memory", "fresh"]
-
-pytestmark = pytest.mark.skipif(load_library() is None, reason="the compiled kernels are not installed")
 
 
 @pytest.fixture(scope="module")

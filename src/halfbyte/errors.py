@@ -1,5 +1,9 @@
 """The errors of halfbyte: one parent, few children, each a kind of mistake a caller can act on."""
 
+from __future__ import annotations
+
+from collections.abc import Iterable
+
 
 class HalfbyteError(Exception):
     """Parent of every error that halfbyte raises on purpose."""
@@ -25,7 +29,7 @@ class VectorError(HalfbyteError):
     """A directory of conformance vectors that cannot be read."""
 
 
-def unknown_name(kind: str, name: object, known: object) -> UnknownNameError:
+def unknown_name(kind: str, name: object, known: Iterable[object]) -> UnknownNameError:
     """The one wording for a name that is not in a table."""
-    listed = ", ".join(sorted(map(str, known)))  # type: ignore[call-overload]
+    listed = ", ".join(sorted(map(str, known)))
     return UnknownNameError(f"unknown {kind} {name!r}; known: {listed}")

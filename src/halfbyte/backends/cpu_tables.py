@@ -190,12 +190,15 @@ def _fill_thresholds(
     tables.has_positive_sign = int(positive.any())
 
 
-def _first_true(holds: object, low: npt.NDArray[np.int64], high: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+Magnitudes = npt.NDArray[np.int64]
+
+
+def _first_true(holds: Callable[[Magnitudes], npt.NDArray[np.bool_]], low: Magnitudes, high: Magnitudes) -> Magnitudes:
     """Smallest bits in [low, high] where a predicate that turns true once is true; high + 1 where it never is."""
     low, high = low.copy(), high + 1
     while (low < high).any():
         middle = (low + high) // 2
-        found = holds(np.minimum(middle, high)) & (low < high)  # type: ignore[operator]
+        found = holds(np.minimum(middle, high)) & (low < high)
         high = np.where(found, middle, high)
         low = np.where(~found & (low < high), middle + 1, low)
     return low
@@ -214,7 +217,8 @@ def decode_table(
     if isinstance(rule, MXRule | DecodeRule):
         values = rule.decode(np.broadcast_to(q, (256, q.size)), np.broadcast_to(byte, (256, q.size)))
     else:
-        values = rule.decode(q, decode(byte, E4M3), np.float32(1) if stored is None else stored, top)  # type: ignore[arg-type]
+        scale = np.ones((), np.float32) if stored is None else stored
+        values = rule.decode(q, decode(byte, E4M3), scale, top)
     return np.ascontiguousarray(values).astype(dtype)
 
 

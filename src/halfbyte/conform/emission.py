@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from halfbyte.arrays import to_numpy
+from halfbyte.arrays import Array, to_numpy
 from halfbyte.codec.element import decode
 from halfbyte.conform import extras
 from halfbyte.conform.vectors import Case
@@ -42,9 +42,9 @@ def pad_to(x: Matrix, rows: int, columns: int) -> Matrix:
     return np.pad(x, padding)
 
 
-def as_vector(value: object) -> Matrix:
+def as_vector(value: Array) -> Matrix:
     """A stored scale as the vectors hold it: scalars have shape [1]."""
-    return to_numpy(value).reshape(-1)  # type: ignore[arg-type]
+    return to_numpy(value).reshape(-1)
 
 
 def parts(q: QuantizedTensor, suffix: str = "") -> Outputs:
