@@ -22,6 +22,7 @@ class Hessian(Method):
     `h`: shape (K/block, block, block), one symmetric matrix for each block of columns; `hessian_from_activations` makes
     it from a layer's inputs. `codes`: "nearest" keeps the nearest codes; "descent" then moves single codes by one step
     while rᵀHr falls, so it is never worse. All-zero blocks, and blocks with NaN or Inf, keep the scale of `amax`.
+    What a backend derives from `h` is kept with this object: do not change the array afterwards.
     """
 
     h: object

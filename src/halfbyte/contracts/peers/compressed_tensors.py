@@ -2,7 +2,7 @@
 
 The dtype of the observed minima and maxima decides the arithmetic: with 16-bit statistics two steps are rounded to that
 dtype. The stored global scale is an encode factor, the reciprocal of everyone else's multiplier. No scale byte is 0:
-zero becomes 0x20 (0.125). NaN or Inf in the tensor gives a global scale of 1 and whatever bytes follow from it.
+zero becomes 0x20 (0.125). A NaN in the tensor gives a global scale of 1, an Inf one of 0.
 """
 
 from __future__ import annotations
