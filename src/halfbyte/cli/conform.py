@@ -1,56 +1,20 @@
-"""The command: parse, call the library, print. No numerics here."""
+"""`halfbyte conform`: golden vectors against the public API."""
 
 from __future__ import annotations
 
-import inspect
 import json
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-import halfbyte
 from halfbyte.backends import BACKENDS
+from halfbyte.cli.app import app, err, out
 from halfbyte.conform import Report, load_vectors, run_vectors
-from halfbyte.contracts import CONTRACTS, Contract
-from halfbyte.contracts.spec import DecodeRule, defined_methods, formulas
 from halfbyte.errors import HalfbyteError, unknown_name
-
-app = typer.Typer(
-    name="halfbyte",
-    help="Tensors and checkpoints in 4-bit floating point, bit for bit.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
-
-
-def out() -> Console:
-    """Standard output. Made when needed, so that the width is that of the moment."""
-    return Console(highlight=False)
-
-
-def err() -> Console:
-    return Console(stderr=True, highlight=False)
-
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"halfbyte {halfbyte.__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def main(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
-    ] = False,
-) -> None:
-    """Tensors and checkpoints in 4-bit floating point, bit for bit."""
 
 
 @app.command()
@@ -105,42 +69,3 @@ def _print_report(report: Report, show: int) -> None:
     for reason in waiting:
         count = sum(result.detail == reason for result in report.results)
         out().print(f"pending: {count} {reason}", markup=False)
-
-
-@app.command()
-def contracts(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One contract, with its formulas.")] = None,
-) -> None:
-    """List the contracts, or show one: whose bytes it gives, its options, its formulas in rounding order."""
-    if name is None:
-        table = Table()
-        table.add_column("contract", no_wrap=True)
-        for column in ("formats", "methods", "source"):
-            table.add_column(column, overflow="fold")
-        for contract in (make() for make in CONTRACTS.values()):
-            table.add_row(contract.name, ", ".join(_formats(contract)), ", ".join(_methods(contract)), contract.source)
-        out().print(table)
-        return
-    if name not in CONTRACTS:
-        err().print(f"halfbyte contracts: {unknown_name('contract', name, CONTRACTS)}", markup=False, soft_wrap=True)
-        raise typer.Exit(2)
-    make = CONTRACTS[name]
-    contract = make()
-    out().print(f"{contract.name}: {contract.source}\n", markup=False)
-    out().print((inspect.getdoc(inspect.getmodule(make)) or "") + "\n", markup=False, soft_wrap=True)
-    for option, default in (make.__kwdefaults__ or {}).items():
-        out().print(f"  {option}={default!r}", markup=False)
-    for format, rule in contract.rules.items():
-        table = Table("slot", "formula", title=f"{contract.name}, {format}", title_justify="left")
-        for slot, formula in formulas(rule).items():
-            table.add_row(slot, formula)
-        out().print(table)
-
-
-def _formats(contract: Contract) -> list[str]:
-    return [f"{name} (decode)" if isinstance(rule, DecodeRule) else name for name, rule in contract.rules.items()]
-
-
-def _methods(contract: Contract) -> list[str]:
-    rules = contract.rules.values()
-    return list(dict.fromkeys(method.name for rule in rules for method in defined_methods(rule)))

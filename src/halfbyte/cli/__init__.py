@@ -1,0 +1,6 @@
+"""The command: parse, call the library, print. No numerics here. One command a file."""
+
+from halfbyte.cli import conform, contracts
+from halfbyte.cli.app import app
+
+__all__ = ["app", "conform", "contracts"]

@@ -1,0 +1,53 @@
+"""`halfbyte contracts`: whose bytes there are, and by which formulas."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from halfbyte.cli.app import app, err, out
+from halfbyte.contracts import CONTRACTS, Contract
+from halfbyte.contracts.spec import DecodeRule, defined_methods, formulas
+from halfbyte.errors import unknown_name
+
+
+@app.command()
+def contracts(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One contract, with its formulas.")] = None,
+) -> None:
+    """List the contracts, or show one: whose bytes it gives, its options, its formulas in rounding order."""
+    if name is None:
+        table = Table()
+        table.add_column("contract", no_wrap=True)
+        for column in ("formats", "methods", "source"):
+            table.add_column(column, overflow="fold")
+        for contract in (make() for make in CONTRACTS.values()):
+            table.add_row(contract.name, ", ".join(_formats(contract)), ", ".join(_methods(contract)), contract.source)
+        out().print(table)
+        return
+    if name not in CONTRACTS:
+        err().print(f"halfbyte contracts: {unknown_name('contract', name, CONTRACTS)}", markup=False, soft_wrap=True)
+        raise typer.Exit(2)
+    make = CONTRACTS[name]
+    contract = make()
+    out().print(f"{contract.name}: {contract.source}\n", markup=False)
+    out().print((inspect.getdoc(inspect.getmodule(make)) or "") + "\n", markup=False, soft_wrap=True)
+    for option, default in (make.__kwdefaults__ or {}).items():
+        out().print(f"  {option}={default!r}", markup=False)
+    for format, rule in contract.rules.items():
+        table = Table("slot", "formula", title=f"{contract.name}, {format}", title_justify="left")
+        for slot, formula in formulas(rule).items():
+            table.add_row(slot, formula)
+        out().print(table)
+
+
+def _formats(contract: Contract) -> list[str]:
+    return [f"{name} (decode)" if isinstance(rule, DecodeRule) else name for name, rule in contract.rules.items()]
+
+
+def _methods(contract: Contract) -> list[str]:
+    rules = contract.rules.values()
+    return list(dict.fromkeys(method.name for rule in rules for method in defined_methods(rule)))
