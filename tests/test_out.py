@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -67,3 +69,48 @@ def test_out_that_overlaps_the_input() -> None:
     )
     with pytest.raises(hb.InputError, match="out overlaps the input"):
         hb.quantize(x, "nvfp4", out=overlapping)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("format", ["nvfp4", "mxfp4", "mxfp8"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("shape", [(4, 64), (2, 3, 96)])
+def test_values_are_decoded_into_out(shape: tuple[int, ...], dtype: str, format: str, backend: str) -> None:
+    q = hb.quantize(gaussian(*shape, seed=3), format)
+    fresh = hb.dequantize(q, dtype, backend=backend)
+    out = np.full_like(fresh, 7)
+    assert hb.dequantize(q, dtype, backend=backend, out=out) is out
+    assert_same_bits(out, fresh)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_ragged_rows_are_decoded_into_out(backend: str) -> None:
+    q = hb.quantize(gaussian(5, 40, seed=3), "nvfp4")
+    out = np.full((5, 40), np.nan, np.float32)
+    assert hb.dequantize(q, backend=backend, out=out) is out
+    assert_same_bits(out, hb.dequantize(q))
+
+
+def test_values_are_decoded_into_a_torch_tensor() -> None:
+    q = hb.quantize(torch.from_numpy(gaussian(4, 64)), "nvfp4")
+    out = torch.zeros(4, 64, dtype=torch.bfloat16)
+    assert hb.dequantize(q, "bfloat16", out=out) is out
+    assert_same_bits(out, hb.dequantize(q, "bfloat16"))
+
+
+def test_decoding_into_what_does_not_fit() -> None:
+    q = hb.quantize(gaussian(4, 64), "nvfp4")
+    with pytest.raises(
+        hb.InputError, match=r"out is float32 of shape \(4, 32\), but the result is float32 of \(4, 64\)"
+    ):
+        hb.dequantize(q, out=np.zeros((4, 32), np.float32))
+    with pytest.raises(hb.InputError, match=r"out is float32 of shape .*, but the result is float16"):
+        hb.dequantize(q, "float16", out=np.zeros((4, 64), np.float32))
+    with pytest.raises(hb.InputError, match="same kind of array"):
+        hb.dequantize(q, out=torch.zeros(4, 64))
+    with pytest.raises(hb.InputError, match="contiguous"):
+        hb.dequantize(q, out=np.zeros((64, 4), np.float32).T)
+    memory = np.zeros(4 * 64 * 4, np.uint8)
+    inside = dataclasses.replace(q, codes=memory[:128].reshape(4, 32))
+    with pytest.raises(hb.InputError, match="overlaps"):
+        hb.dequantize(inside, out=memory.view(np.float32).reshape(4, 64))

@@ -103,13 +103,18 @@ def quantize(
 
 
 def dequantize(
-    q: QuantizedTensor, dtype: object = "float32", backend: str = "auto", threads: int | None = None
+    q: QuantizedTensor,
+    dtype: object = "float32",
+    backend: str = "auto",
+    threads: int | None = None,
+    out: Array | None = None,
 ) -> Array:
     """Decode to float32 in the order of the contract's roundings; another dtype costs one more rounding.
 
     NaN scale bytes decode to NaN, code 8 to -0.0 or +0.0 as the contract says.
 
     dtype: "float32", "float16" or "bfloat16", or the numpy or torch dtype.
+    out: an array of that dtype and q's shape to decode into, which saves new memory; it is what is returned.
 
     >>> q = quantize(np.float32([[1.0] * 16]), "nvfp4")
     >>> dequantize(q)[0, :3].tolist()
@@ -118,6 +123,7 @@ def dequantize(
     wanted = output_dtype(dtype)
     request = Request(q.format, q.contract, q.method, (1, q.format.block), "tensor", "fp32", threads=threads)
     rows, width = int(np.prod(q.shape[:-1])), q.shape[-1]
+    given = None if out is None else _check_decoded(out, q, wanted).reshape(rows, width)
     stored = None if q.stored_scale is None else to_numpy(q.stored_scale).reshape(-1)
     if stored is None and _stores_scale(q.contract.rule(q.format)):
         raise InputError(
@@ -130,8 +136,13 @@ def dequantize(
         (rows, width),
         request,
         wanted,
+        given,
     )
-    return like(values.reshape(q.shape), q.codes)
+    if out is None:
+        return like(values.reshape(q.shape), q.codes)
+    if given is not None and values is not given:
+        np.copyto(given, values)
+    return out
 
 
 def _stores_scale(rule: Rule) -> bool:
@@ -185,6 +196,21 @@ def _check_out(out: QuantizedTensor, x: Array, format: BlockFormat, shape: tuple
             raise InputError("out overlaps the input")
         arrays.append(array.reshape(-1, array.shape[-1]))
     return arrays[0], arrays[1]
+
+
+def _check_decoded(out: Array, q: QuantizedTensor, dtype: np.dtype[np.generic]) -> npt.NDArray[np.generic]:
+    """The given output of dequantize as a numpy array that shares its memory."""
+    if is_torch(out) != is_torch(q.codes):
+        raise InputError("out must be the same kind of array as q holds: numpy or torch")
+    array = to_numpy(out)
+    if tuple(array.shape) != q.shape or array.dtype != dtype:
+        raise InputError(f"out is {array.dtype} of shape {tuple(array.shape)}, but the result is {dtype} of {q.shape}")
+    on_cpu = not is_torch(out) or out.device.type == "cpu"
+    if not (on_cpu and array.flags.c_contiguous and array.flags.writeable):
+        raise InputError("out must be contiguous, writable and on the CPU")
+    if any(np.shares_memory(array, to_numpy(part)) for part in (q.codes, q.scales)):
+        raise InputError("out overlaps the tensor to decode")
+    return array
 
 
 def _resolve_method(method: str | Method | None, contract: Contract, rule: Rule, format: BlockFormat) -> Method:

@@ -71,6 +71,7 @@ class Cpu:
         shape: tuple[int, int],
         request: Request,
         dtype: np.dtype[np.generic],
+        out: npt.NDArray[Any] | None = None,
     ) -> npt.NDArray[Any]:
         """Decode a (rows, K) matrix by a table of the contract's own values, straight to the output dtype."""
         if (stored_scale is not None and stored_scale.size > 1) or shape[1] % request.format.block:
@@ -79,7 +80,7 @@ class Cpu:
         top = rule.for_method(request.method).anchor(request.method) if isinstance(rule, NVFP4Rule) else np.float32(1)
         stored = None if stored_scale is None else stored_scale.reshape(())
         table = decode_table(request.contract, request.format, stored, top, dtype)
-        return _decode(np.ascontiguousarray(codes), np.ascontiguousarray(scales), table, shape, request)
+        return _decode(np.ascontiguousarray(codes), np.ascontiguousarray(scales), table, shape, request, out)
 
 
 def tensor_amax(x: npt.NDArray[Any], request: Request) -> F32:
@@ -170,12 +171,17 @@ def _run_tables(x: npt.NDArray[Any], tables: Tables, request: Request, codes: U8
 
 
 def _decode(
-    codes: U8, scales: U8, table: npt.NDArray[Any], shape: tuple[int, int], request: Request
+    codes: U8,
+    scales: U8,
+    table: npt.NDArray[Any],
+    shape: tuple[int, int],
+    request: Request,
+    out: npt.NDArray[Any] | None,
 ) -> npt.NDArray[Any]:
     library, isa = native()
     block, width = request.format.block, table.dtype.itemsize
     code_bytes = block // request.format.codes_per_byte
-    out = np.empty(shape, table.dtype)
+    out = np.empty(shape, table.dtype) if out is None else out
     if request.format.element == E2M1 and width == 2:  # sixteen low bytes, then sixteen high bytes
         table = np.ascontiguousarray(table.view(np.uint8).reshape(256, 16, 2).swapaxes(1, 2))
 

@@ -66,5 +66,9 @@ class Backend(Protocol):
         shape: tuple[int, int],
         request: Request,
         dtype: np.dtype[np.generic],
+        out: npt.NDArray[Any] | None = None,
     ) -> npt.NDArray[Any]:
-        """Decode a (rows, K) matrix by the contract's formula in float32, rounded once to another dtype."""
+        """Decode a (rows, K) matrix by the contract's formula in float32, rounded once to another dtype.
+
+        out: where the values may go; the caller looks whether it is what came back.
+        """

@@ -65,6 +65,7 @@ class Reference:
         shape: tuple[int, int],
         request: Request,
         dtype: np.dtype[np.generic],
+        out: npt.NDArray[Any] | None = None,
     ) -> npt.NDArray[Any]:
         """Decode a (rows, K) matrix in the order of the contract's roundings; another dtype costs one more."""
         format, rule = request.format, request.contract.rule(request.format)
