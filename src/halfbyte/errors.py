@@ -25,6 +25,10 @@ class InputError(HalfbyteError, ValueError):
     """The tensor itself breaks a rule: dtype, shape, an amax that is no amax."""
 
 
+class CheckpointError(HalfbyteError):
+    """A checkpoint that cannot be read, planned, written or continued. The message says which file or tensor."""
+
+
 class VectorError(HalfbyteError):
     """A directory of conformance vectors that cannot be read."""
 
