@@ -29,6 +29,8 @@ LAYERS = [
     "layouts",
     "testing",
     "conform",
+    "checkpoint",
+    "verify",
     "cli",
 ]
 """From left to right. A module imports only from its left or its own package."""

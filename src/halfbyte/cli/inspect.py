@@ -1,0 +1,61 @@
+"""`halfbyte inspect`: what a safetensors file or directory holds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from halfbyte.cli.app import app, err, out
+from halfbyte.errors import HalfbyteError
+from halfbyte.verify import summarize
+
+
+@app.command()
+def inspect(
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="A .safetensors file, or a checkpoint directory.")],
+    match: Annotated[str, typer.Option(help="Only tensors whose name contains this.")] = "",
+    every: Annotated[bool, typer.Option("--all", help="One line for each tensor, layers and experts apart.")] = False,
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the same as JSON.")] = None,
+) -> None:
+    """Show names, dtypes, shapes and sizes, read from headers alone. Layers and experts that look alike share a line.
+
+    Exit code 0: read. 2: not a safetensors file or checkpoint, or a damaged one.
+    """
+    try:
+        summary = summarize(path, every, match)
+    except HalfbyteError as error:
+        err().print(f"halfbyte inspect: {error}", markup=False, soft_wrap=True)
+        raise typer.Exit(2) from error
+    table = Table()
+    table.add_column("tensor", overflow="fold")
+    table.add_column("count", justify="right")
+    table.add_column("dtype")
+    table.add_column("shape", no_wrap=True)
+    table.add_column("size", justify="right", no_wrap=True)
+    for line in summary.lines:
+        shape = " × ".join(map(str, line.shape)) or "scalar"
+        table.add_row(line.name, str(line.count), line.dtype, shape, size_text(line.bytes))
+    out().print(table)
+    by_dtype = ", ".join(f"{size_text(size)} {dtype}" for dtype, size in summary.dtypes.items())
+    model = f", {summary.model_type}" if summary.model_type else ""
+    counts = f"{summary.tensors} tensors in {summary.files} file{'' if summary.files == 1 else 's'}"
+    out().print(f"{counts}, {size_text(summary.bytes)} ({by_dtype}){model}", markup=False, soft_wrap=True)
+    out().print(summary.quantization, markup=False, soft_wrap=True)
+    if json_file is not None:
+        json_file.write_text(json.dumps(summary.as_json(), indent=1) + "\n")
+
+
+def size_text(size: int) -> str:
+    """Bytes in the unit that leaves one to three digits before the point."""
+    if size < 1000:
+        return f"{size} B"
+    value = float(size)
+    for unit in ("kB", "MB", "GB", "TB"):
+        value /= 1000
+        if value < 999.95 or unit == "TB":
+            break
+    return f"{value:.1f} {unit}"

@@ -1,0 +1,86 @@
+"""`halfbyte verify`: is this checkpoint what its source and its readers need it to be?"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from halfbyte import verify as library
+from halfbyte.cli.app import app, err, out
+from halfbyte.errors import HalfbyteError
+
+
+@app.command()
+def verify(
+    path: Annotated[Path, typer.Argument(metavar="DST", help="The checkpoint directory to check.")],
+    against: Annotated[
+        Path | None,
+        typer.Option(metavar="SRC", help="The checkpoint it was made from: every tensor is decoded and compared."),
+    ] = None,
+    limit: Annotated[
+        float, typer.Option("--max-error", help="Relative error from which a quantized weight counts as wrong.", min=0)
+    ] = library.LIMIT,
+    headers_only: Annotated[
+        bool, typer.Option("--headers-only", help="Look at headers and tensor scales only, not at block scales.")
+    ] = False,
+    show: Annotated[int, typer.Option(help="How many problems, and how many weights, to print.", min=0)] = 20,
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write everything as JSON.")] = None,
+) -> None:
+    """Check names, dtypes, shapes, shared scales, config and exclude lists; with --against, every value.
+
+    Exit code 0: clean, though there may be warnings. 1: problems. 2: DST or SRC cannot be read.
+    """
+    columns = (TextColumn("verify"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    try:
+        with Progress(*columns, console=err(), transient=True, disable=not sys.stderr.isatty()) as bar:
+            task = bar.add_task("verify", total=None)
+            report = library.verify(
+                path,
+                against,
+                limit=limit,
+                headers_only=headers_only,
+                progress=lambda step: bar.update(task, completed=step.done, total=step.total),
+            )
+    except HalfbyteError as error:
+        err().print(f"halfbyte verify: {error}", markup=False, soft_wrap=True)
+        raise typer.Exit(2) from error
+    _print_errors(report, show)
+    _print_problems(report, show)
+    if json_file is not None:
+        json_file.write_text(json.dumps(report.as_json(), indent=1) + "\n")
+    out().print(report.last_line, markup=False, soft_wrap=True)
+    raise typer.Exit(0 if report.clean else 1)
+
+
+def _print_problems(report: library.Report, show: int) -> None:
+    ordered = sorted(report.problems, key=lambda problem: problem.level)  # "error" before "warning"
+    for problem in ordered[:show]:
+        line = f"{problem.level} [{problem.rule}] {problem.name}: {problem.text}"
+        out().print(line, markup=False, soft_wrap=True)
+    if len(ordered) > show:
+        out().print(f"… and {len(ordered) - show} more")
+
+
+def _print_errors(report: library.Report, show: int) -> None:
+    if report.against is None:
+        return
+    table = Table(title="worst first", title_justify="left")
+    table.add_column("weight", overflow="fold")
+    table.add_column("stored as")
+    table.add_column("shape", no_wrap=True)
+    table.add_column("relative error", justify="right")
+    table.add_column("largest", justify="right")
+    for error in report.errors[:show]:
+        shape = " × ".join(map(str, error.shape))
+        table.add_row(error.name, error.kind, shape, f"{error.relative:.4f}", f"{error.largest:.3g}")
+    if report.errors:
+        out().print(table)
+    if len(report.errors) > show:
+        out().print(f"… and {len(report.errors) - show} more, none worse than {report.errors[show].relative:.4f}")
+    out().print(f"{report.equal} other tensors are as in the source")

@@ -1,0 +1,188 @@
+"""A checkpoint against its source: every source tensor accounted for, every value decoded and its error measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from halfbyte.checkpoint.index import Checkpoint, Tensor
+from halfbyte.codec.bits import F32
+from halfbyte.verify.diagnose import diagnose
+from halfbyte.verify.report import Problem, Report, WeightError
+from halfbyte.verify.values import Matrix, matrices, view
+from halfbyte.verify.weights import Weights, find_weights
+
+CONSUMED = (".input_scale", ".input_global_scale", ".weight_shape", "_input_scale", ".k_scale", ".v_scale")
+"""Tensors of a quantized source that describe activations or shapes; a conversion may leave them out."""
+
+ELEMENTS = 1 << 22
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a comparison is."""
+
+    done: int
+    total: int
+
+
+def compare(
+    checkpoint: Checkpoint,
+    weights: Weights,
+    source: Checkpoint,
+    limit: float,
+    report: Report,
+    progress: Callable[[Progress], None] = lambda progress: None,
+) -> None:
+    """Add to the report what differs from the source beyond what quantization explains.
+
+    limit: the relative error from which a quantized weight counts as wrong.
+    """
+    source_weights = find_weights(source)
+    ours, theirs = matrices(checkpoint, weights), matrices(source, source_weights)
+    total, done = len(theirs) + len(source_weights.plain), 0
+    biases = _split_biases(checkpoint, source)
+    report.extend(_completeness(checkpoint, ours, source, theirs, biases))
+    _check_biases(checkpoint, source, biases, report)
+    for name, matrix in theirs.items():
+        done += 1
+        progress(Progress(done, total))
+        if name not in ours:
+            continue
+        mine = ours[name]
+        if mine.plain is not None and matrix.plain is not None and same_type(mine.plain, matrix.plain):
+            _equal(checkpoint, source, mine.plain, matrix.plain, report)
+        elif mine.shape != matrix.shape:
+            text = f"shape {list(mine.shape)}, but {list(matrix.shape)} in the source"
+            report.add("error", "shape", name, text)
+        else:
+            error = measure(mine, matrix)
+            report.errors.append(error)
+            if not error.relative <= limit:
+                report.add("error", "values", name, _explain(error, limit, mine, matrix, theirs))
+    used = {tensor for matrix in theirs.values() for tensor in matrix.sources}
+    for name, tensor in source_weights.plain.items():
+        done += 1
+        progress(Progress(done, total))
+        if name not in used and name in weights.plain:
+            _equal(checkpoint, source, weights.plain[name], tensor, report)
+    report.errors.sort(key=lambda error: (not math.isnan(error.relative), -error.relative, error.name))
+
+
+def same_type(a: Tensor, b: Tensor) -> bool:
+    return (a.info.dtype, a.info.shape) == (b.info.dtype, b.info.shape)
+
+
+def measure(mine: Matrix, theirs: Matrix) -> WeightError:
+    """Relative error in the Euclidean norm, a few rows at a time, sums in float64."""
+    squares = reference = largest = 0.0
+    for start, stop in mine.chunks():
+        wanted = theirs.read(start, stop)
+        difference = mine.read(start, stop) - wanted
+        squares += _square_sum(difference)
+        reference += _square_sum(wanted)
+        largest = max(largest, float(np.abs(difference).max(initial=0.0)))
+    if math.isnan(squares):
+        relative = math.nan
+    elif squares == 0:
+        relative = 0.0
+    else:
+        relative = math.sqrt(squares / reference) if reference else math.inf
+    return WeightError(mine.name, mine.kind, mine.shape, relative, largest)
+
+
+def _square_sum(values: F32) -> float:
+    flat = values.reshape(-1).astype(np.float64)
+    return float(flat @ flat)
+
+
+def _completeness(
+    checkpoint: Checkpoint,
+    ours: dict[str, Matrix],
+    source: Checkpoint,
+    theirs: dict[str, Matrix],
+    biases: dict[str, tuple[str, int, slice]],
+) -> Iterator[Problem]:
+    """Source tensors that are nowhere, and weights that come from nowhere."""
+    lost = [name for name in theirs if name not in ours]
+    for name in lost:
+        text = f"in the source ({theirs[name].kind} {list(theirs[name].shape)}), but not in the checkpoint"
+        yield Problem("error", "lost", name, text)
+    covered = {tensor for matrix in theirs.values() for tensor in matrix.sources}
+    for name, tensor in source.tensors.items():
+        if name in covered or name in checkpoint.tensors or name.endswith(CONSUMED):
+            continue
+        if any(origin == name for origin, _, _ in biases.values()):
+            continue
+        text = f"in the source ({tensor.info.dtype} {list(tensor.info.shape)}), but not in the checkpoint"
+        yield Problem("error", "lost", name, text)
+    for name, matrix in ours.items():
+        if name not in theirs:
+            yield Problem(
+                "error", "no-source", name, f"{matrix.kind} {list(matrix.shape)}, but the source has no such weight"
+            )
+    stored = {tensor for matrix in ours.values() for tensor in matrix.sources}
+    for name, tensor in checkpoint.tensors.items():
+        if name not in stored and name not in source.tensors and name not in biases:
+            text = f"{tensor.info.dtype} {list(tensor.info.shape)}, but the source has no such tensor"
+            yield Problem("error", "no-source", name, text)
+
+
+def _split_biases(checkpoint: Checkpoint, source: Checkpoint) -> dict[str, tuple[str, int, slice]]:
+    """Biases of experts that were one tensor: name → source tensor, expert, which of its elements."""
+    found: dict[str, tuple[str, int, slice]] = {}
+    for name, tensor in source.tensors.items():
+        if not name.endswith(("gate_up_proj_bias", "down_proj_bias")) or len(tensor.info.shape) != 2:
+            continue
+        parent, _, leaf = name.rpartition(".")
+        parts = {"down_proj": slice(None)}
+        if leaf == "gate_up_proj_bias":
+            parts = {"gate_proj": slice(0, None, 2), "up_proj": slice(1, None, 2)}
+        for expert in range(tensor.info.shape[0]):
+            for part, elements in parts.items():
+                if f"{parent}.{expert}.{part}.bias" in checkpoint.tensors:
+                    found[f"{parent}.{expert}.{part}.bias"] = (name, expert, elements)
+    return found
+
+
+def _check_biases(
+    checkpoint: Checkpoint, source: Checkpoint, biases: dict[str, tuple[str, int, slice]], report: Report
+) -> None:
+    for name, (origin, expert, elements) in biases.items():
+        wanted = view(source.path, source.tensors[origin])[expert, elements]
+        if view(checkpoint.path, checkpoint.tensors[name]).tobytes() == wanted.tobytes():
+            report.equal += 1
+        else:
+            text = f"is not row {expert} of {origin}, elements {elements.start or 0}::{elements.step or 1}"
+            report.add("error", "kept", name, text)
+
+
+def _equal(checkpoint: Checkpoint, source: Checkpoint, mine: Tensor, theirs: Tensor, report: Report) -> None:
+    """Plain tensors: the same bytes, or, in another dtype, the same values rounded once."""
+    if mine.info.shape != theirs.info.shape:
+        text = f"shape {list(mine.info.shape)}, but {list(theirs.info.shape)} in the source"
+        report.add("error", "shape", mine.name, text)
+        return
+    a, b = view(checkpoint.path, mine).reshape(-1), view(source.path, theirs).reshape(-1)
+    for start in range(0, a.size, ELEMENTS):
+        got, wanted = a[start : start + ELEMENTS], b[start : start + ELEMENTS]
+        if not same_type(mine, theirs):
+            with np.errstate(over="ignore"):
+                wanted = wanted.astype(np.float32).astype(got.dtype)
+        if got.tobytes() != wanted.tobytes():
+            how = f"kept as {mine.info.dtype}"
+            if not same_type(mine, theirs):
+                how = f"{theirs.info.dtype} rounded to {mine.info.dtype}"
+            text = f"{how}, but some of elements {start} to {start + got.size - 1} differ from the source"
+            report.add("error", "kept", mine.name, text)
+            return
+    report.equal += 1
+
+
+def _explain(error: WeightError, limit: float, mine: Matrix, source: Matrix, theirs: dict[str, Matrix]) -> str:
+    text = f"{mine.kind}: relative error {error.relative:.3g}, more than {limit:g}"
+    reason = diagnose(mine, source, theirs)
+    return f"{text}; {reason}" if reason else text

@@ -1,0 +1,71 @@
+"""Why a weight is wrong: known mistakes are undone one at a time, and the one that restores the values is named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from halfbyte.codec.bits import F32
+from halfbyte.verify.values import Matrix
+
+ROWS = 64
+RESTORED = 0.25
+"""A mistake is named when undoing it brings the relative error below this."""
+
+PARTNERS: dict[str, tuple[str, ...]] = {
+    "gate_proj": ("up_proj",),
+    "up_proj": ("gate_proj",),
+    "w1": ("w3",),
+    "w3": ("w1",),
+    "q_proj": ("k_proj", "v_proj"),
+    "k_proj": ("q_proj", "v_proj"),
+    "v_proj": ("q_proj", "k_proj"),
+}
+"""Modules that a mistake could have put in each other's place."""
+
+
+def diagnose(mine: Matrix, source: Matrix, theirs: Mapping[str, Matrix]) -> str:
+    """What the weight would be right with, or "" if nothing known explains it. Looks at the first rows only."""
+    rows = min(ROWS, mine.shape[0])
+    values, wanted = mine.read(0, rows), source.read(0, rows)
+    if np.isnan(values).any():
+        return "it decodes to NaN"
+    parent, _, leaf = mine.name.rpartition(".")
+    for partner in PARTNERS.get(leaf, ()):
+        other = theirs.get(f"{parent}.{partner}")
+        if other is not None and other.shape == mine.shape and _distance(values, other.read(0, rows)) < RESTORED:
+            return f"it holds the values of {partner}: the two are swapped"
+    for reason, candidate in _undone(values):
+        if _distance(candidate, wanted) < RESTORED:
+            return reason
+        factor = _factor(candidate, wanted)
+        if factor is not None:
+            extra = "" if reason == "as stored" else f", and {reason}"
+            return f"it is right when divided by {1 / factor:.6g}: a tensor scale is wrong (reciprocal?){extra}"
+    return ""
+
+
+def _undone(values: F32) -> Iterator[tuple[str, F32]]:
+    yield "as stored", values
+    pairs = values.reshape(values.shape[0], -1, 2)
+    yield "the two nibbles of each byte are swapped", pairs[:, :, ::-1].reshape(values.shape)
+
+
+def _distance(values: F32, wanted: F32) -> float:
+    norm = float(np.linalg.norm(wanted))
+    return float(np.linalg.norm(values - wanted)) / norm if norm else np.inf
+
+
+def _factor(values: F32, wanted: F32) -> float | None:
+    """The one number that turns the values into the wanted ones, if there is one."""
+    scale = float(np.abs(values).max(initial=0.0))
+    if scale == 0 or not np.isfinite(scale):
+        return None
+    unit = (values / np.float32(scale)).astype(np.float64)
+    power = float((unit * unit).sum())
+    factor = float((unit * wanted).sum()) / power / scale
+    if factor <= 0:
+        return None
+    restored = (unit * (factor * scale)).astype(np.float32)
+    return factor if _distance(restored, wanted) < RESTORED else None

@@ -1,0 +1,130 @@
+"""How four readers match a module against an exclude list, as they do it and not as one would wish.
+
+They agree on full module names. They differ on everything else, which is why a pattern that works in one of them can
+switch off a quantized layer in another.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatch, fnmatchcase
+from functools import cache
+
+Matcher = Callable[[str, Sequence[str]], bool]
+
+FUSED = {
+    "q_proj": ("qkv_proj", ("q_proj", "k_proj", "v_proj")),
+    "k_proj": ("qkv_proj", ("q_proj", "k_proj", "v_proj")),
+    "v_proj": ("qkv_proj", ("q_proj", "k_proj", "v_proj")),
+    "gate_proj": ("gate_up_proj", ("gate_proj", "up_proj")),
+    "up_proj": ("gate_up_proj", ("gate_proj", "up_proj")),
+    "q_a_proj": ("fused_qkv_a_proj", ("q_a_proj", "kv_a_proj_with_mqa")),
+    "kv_a_proj_with_mqa": ("fused_qkv_a_proj", ("q_a_proj", "kv_a_proj_with_mqa")),
+}
+"""Leaf → the name that servers ask for, and the leaves that it stands for."""
+
+MEMBERS = dict(FUSED.values())
+EXPERT = re.compile(r"^(.*\.experts)\.\d+\.[^.]+$")
+LATENT = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")
+
+
+def served_name(module: str) -> str:
+    """The module as a server asks for it: experts as a whole, projections fused."""
+    expert = EXPERT.match(module)
+    if expert:
+        return expert[1]
+    parent, _, leaf = module.rpartition(".")
+    return f"{parent}.{FUSED[leaf][0]}" if leaf in FUSED else module
+
+
+def members(served: str) -> list[str]:
+    """The modules that a fused name stands for."""
+    parent, _, leaf = served.rpartition(".")
+    return [f"{parent}.{part}" for part in MEMBERS.get(leaf, (leaf,))] if parent else [served]
+
+
+def vllm_modelopt(served: str, patterns: Sequence[str]) -> bool:
+    """Exact, member by member; then plain substring; then file-name patterns."""
+    patterns = [part for pattern in patterns for part in _split_star(pattern)]
+    listed = set(patterns)
+    if served in listed or all(member in listed for member in members(served)):
+        return True
+    if _is_experts(served) and any(served in pattern for pattern in patterns if "experts" in pattern):
+        return True
+    names = (served, served.removeprefix("language_model."))
+    return any(any(pattern in name for name in names) or fnmatch(served, pattern) for pattern in patterns)
+
+
+def _split_star(pattern: str) -> tuple[str, ...]:
+    """A trailing X* is read as X and X.*; X alone then matches as a substring."""
+    if len(pattern) > 1 and pattern[-1] == "*" and pattern[-2] != ".":
+        return pattern[:-1], pattern[:-1] + ".*"
+    return (pattern,)
+
+
+def sglang_modelopt(served: str, patterns: Sequence[str]) -> bool:
+    """Linear layers: dotted paths, member by member. All: patterns against the whole name and each dotted part."""
+    if not _is_experts(served):
+        if all(any(_on_path(pattern, member) for pattern in patterns) for member in members(served)):
+            return True
+        if "experts" in served and any(served in pattern for pattern in patterns if "experts" in pattern):
+            return True
+    names = (served, served.removeprefix("language_model."), *served.split("."))
+    leaf = served.rpartition(".")[2].replace("fused_qkv_a_proj", "fused_qkv_a_proj_with_mqa")
+    for pattern in patterns:
+        if any(_sglang_pattern(pattern).fullmatch(name) for name in names):
+            return True
+        tail = pattern.rpartition(".")[2]
+        if tail in LATENT and tail in leaf:
+            return True
+    return False
+
+
+def _is_experts(served: str) -> bool:
+    return served.endswith(".experts")
+
+
+def _on_path(pattern: str, module: str) -> bool:
+    """Whether a listed path is a run of whole dotted parts of a module's name."""
+    return f".{pattern.rstrip('.')}." in f".{module.rstrip('.')}."
+
+
+@cache
+def _sglang_pattern(pattern: str) -> re.Pattern[str]:
+    """Dots are literal, a star is anything, all else is a regular expression; one that is none matches only itself."""
+    try:
+        return re.compile(pattern.replace(".", r"\.").replace("*", ".*"))
+    except re.error:
+        return re.compile(re.escape(pattern))
+
+
+def tensorrt_llm(module: str, patterns: Sequence[str]) -> bool:
+    """Case-sensitive file-name patterns against the module's own name; `re:` starts a regular expression."""
+    return any(
+        re.match(pattern[3:], module) is not None if pattern.startswith("re:") else fnmatchcase(module, pattern)
+        for pattern in patterns
+    )
+
+
+def compressed_tensors(served: str, patterns: Sequence[str]) -> bool:
+    """Exact module names, or `re:` expressions matched from the start; all members of a fused layer."""
+
+    def one(module: str) -> bool:
+        return any(
+            re.match(pattern[3:], module) is not None if pattern.startswith("re:") else pattern == module
+            for pattern in patterns
+        )
+
+    if _is_experts(served):  # asked for by the names of the first expert
+        return all(one(f"{served}.0.{leaf}") for leaf in ("gate_proj", "up_proj", "down_proj")) or all(
+            one(f"{served}.0.{leaf}") for leaf in ("w1", "w2", "w3")
+        )
+    return one(served) or all(one(member) for member in members(served))
+
+
+READERS: dict[str, dict[str, Matcher]] = {
+    "modelopt": {"vLLM": vllm_modelopt, "SGLang": sglang_modelopt},
+    "compressed-tensors": {"vLLM": compressed_tensors},
+}
+"""Layout → the readers whose answer is checked under the names that they ask for."""

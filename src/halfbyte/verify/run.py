@@ -1,0 +1,63 @@
+"""verify(): the checks in order, cheapest first."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from halfbyte.checkpoint.index import open_checkpoint
+from halfbyte.verify.blocks import block_problems
+from halfbyte.verify.claim import claim_problems, read_claim
+from halfbyte.verify.compare import Progress, compare
+from halfbyte.verify.exclude import exclude_problems
+from halfbyte.verify.report import Report
+from halfbyte.verify.sharing import scalar_problems, sharing_problems
+from halfbyte.verify.structure import structure_problems
+from halfbyte.verify.weights import find_weights
+
+LIMIT = 0.25
+"""Relative error from which a quantized weight counts as wrong. 4-bit floats of real weights err by 0.08 to 0.15."""
+
+
+def verify(
+    path: Path,
+    against: Path | None = None,
+    *,
+    limit: float = LIMIT,
+    headers_only: bool = False,
+    progress: Callable[[Progress], None] = lambda progress: None,
+) -> Report:
+    """Check a quantized checkpoint, alone or against its source. Raises CheckpointError if one cannot be read.
+
+    Alone: names, dtypes, shapes, config files, exclude lists as the readers match them, scales that fused layers share,
+    and every block scale. Against a source: every tensor accounted for, kept tensors equal to the byte, quantized ones
+    decoded a few rows at a time and their error measured.
+
+    limit: relative error from which a weight counts as wrong.
+    headers_only: look at no data but the scalars.
+    """
+    checkpoint = open_checkpoint(path)
+    source = None if against is None else open_checkpoint(against)
+    weights = find_weights(checkpoint)
+    report = Report(
+        path=str(path),
+        against=None if against is None else str(against),
+        tensors=len(checkpoint.tensors),
+        bytes=sum(tensor.info.bytes for tensor in checkpoint.tensors.values()),
+        kinds=dict(Counter(weight.kind.name for weight in weights.quantized.values())),
+    )
+    claim = read_claim(checkpoint)
+    report.extend(structure_problems(weights))
+    report.extend(claim_problems(checkpoint, weights, claim))
+    report.extend(exclude_problems(weights, claim))
+    report.extend(scalar_problems(checkpoint.path, weights))
+    report.extend(sharing_problems(checkpoint.path, weights))
+    if not headers_only:
+        report.extend(block_problems(checkpoint.path, weights))
+    sound = not any(problem.rule in ("shape", "dtype") and problem.level == "error" for problem in report.problems)
+    if source is not None and sound:
+        compare(checkpoint, weights, source, limit, report, progress)
+    elif source is not None:
+        report.add("error", "not-compared", str(path), "shapes or dtypes are wrong, so values cannot be decoded")
+    return report

@@ -1,0 +1,75 @@
+"""Names, dtypes and shapes of quantized weights: what can be told from headers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from halfbyte.verify.report import Problem
+from halfbyte.verify.weights import GPT_OSS, Kind, Weight, Weights
+
+ROW_PARALLEL = ("o_proj", "down_proj", "w2")
+
+
+def structure_problems(weights: Weights) -> Iterator[Problem]:
+    """Missing and stray parts, dtypes no reader accepts, shapes that do not belong together."""
+    for weight in weights.quantized.values():
+        yield from _weight(weight)
+    yield from _splits(weights)
+    for name, tensor in weights.stray.items():
+        text = f"{tensor.info.dtype} {list(tensor.info.shape)} belongs to no weight; readers drop it or stop"
+        yield Problem("error", "stray-tensor", name, text)
+    for name, tensor in weights.plain.items():
+        if tensor.info.dtype in ("F8_E4M3", "U8", "I8") and name.endswith(".weight"):
+            text = f"{tensor.info.dtype} {list(tensor.info.shape)} has no scale beside it: its values cannot be known"
+            yield Problem("error", "missing-part", name, text)
+
+
+def _weight(weight: Weight) -> Iterator[Problem]:
+    kind = weight.kind
+    for role in kind.required:
+        if role not in weight.parts:
+            text = f"stored as {kind.name}, but there is no tensor {weight.name}{kind.suffixes[role]}"
+            yield Problem("error", "missing-part", weight.name, text)
+    for role, part in weight.parts.items():
+        accepted = kind.dtypes[role]
+        if part.info.dtype not in accepted:
+            text = f"{part.info.dtype}, but readers of {kind.name} expect {' or '.join(accepted)}"
+            yield Problem("error", "dtype", part.name, text)
+    for role in ("global", "input"):
+        if role in weight.parts and weight.parts[role].info.shape not in ((), (1,)):
+            shape = list(weight.parts[role].info.shape)
+            yield Problem("error", "shape", weight.parts[role].name, f"shape {shape}: one number is expected")
+    if "codes" in weight.parts and "scales" in weight.parts and kind.block:
+        yield from _shapes(weight, kind)
+
+
+def _shapes(weight: Weight, kind: Kind) -> Iterator[Problem]:
+    codes, scales = weight.parts["codes"].info.shape, weight.parts["scales"].info.shape
+    if kind is GPT_OSS:
+        fits = len(codes) == 4 and codes[3] == 16 and scales == codes[:3]
+        wanted = "codes [experts, rows, blocks, 16] and scales [experts, rows, blocks]"
+    elif kind.stack:  # transposed on disk: the packed axis is the middle one
+        fits = len(codes) == 3 and scales == (codes[0], codes[1] * 2 // kind.block, codes[2])
+        fits = fits and codes[1] * 2 % kind.block == 0
+        wanted = f"codes [experts, in/2, out] and scales [experts, in/{kind.block}, out]"
+    else:
+        fits = len(codes) == 2 and codes[1] * 2 % kind.block == 0 and scales == (codes[0], codes[1] * 2 // kind.block)
+        wanted = f"codes [out, in/2] and scales [out, in/{kind.block}]"
+    if not fits:
+        text = f"codes {list(codes)} with scales {list(scales)}: {kind.name} has {wanted}"
+        yield Problem("error", "shape", weight.name, text)
+
+
+def _splits(weights: Weights) -> Iterator[Problem]:
+    """Row-parallel layers are cut along their width; a cut within a block is refused by servers."""
+    narrow = []
+    for weight in weights.quantized.values():
+        if weight.leaf in ROW_PARALLEL and "codes" in weight.parts and weight.kind.block and not weight.kind.stack:
+            width = 2 * weight.parts["codes"].info.shape[-1]
+            if width % (8 * weight.kind.block):
+                narrow.append((weight.name, width, weight.kind.block))
+    if narrow:
+        name, width, block = narrow[0]
+        text = f"width {width} is not 8 whole parts of {block}-element blocks: tensor parallelism of 8 will be refused"
+        more = f" ({len(narrow) - 1} more like it)" if len(narrow) > 1 else ""
+        yield Problem("warning", "tensor-parallel", name, text + more)
