@@ -47,10 +47,10 @@ def edit_index(vectors: Path, **changes: Any) -> None:
     (vectors / "index.json").write_text(json.dumps(index))
 
 
-def test_all_golden_cases_agree_but_the_nine_pending() -> None:
+def test_all_golden_cases_agree_but_the_one_pending() -> None:
     result = run("conform", VECTORS, "--allow-pending")
     assert result.exit_code == 0, result.output
-    assert result.output.splitlines()[-1] == "734 of 743 cases agree bit for bit"
+    assert result.output.splitlines()[-1] == "742 of 743 cases agree bit for bit"
 
 
 def test_pending_cases_do_not_pass_by_default() -> None:

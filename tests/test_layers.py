@@ -25,6 +25,7 @@ LAYERS = [
     "backends",
     "quantize",
     "search",
+    "casting",
     "halfbyte",  # the package itself: its public names
     "layouts",
     "testing",

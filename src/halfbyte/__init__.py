@@ -1,8 +1,9 @@
 """halfbyte: tensors and checkpoints in 4-bit floating point, bit for bit."""
 
 from halfbyte import contracts
+from halfbyte.casting import CastReport, cast
 from halfbyte.errors import HalfbyteError, InputError, UnknownNameError, UnsupportedError
-from halfbyte.formats import FORMATS, BlockFormat, ElementFormat, get_format
+from halfbyte.formats import FORMATS, get_format
 from halfbyte.methods import METHODS, Amax, FourSix, Hessian, Optimal, Sweep, hessian_from_activations
 from halfbyte.quantize import dequantize, quantize
 from halfbyte.search import search_global_scale
@@ -14,8 +15,7 @@ __all__ = [
     "FORMATS",
     "METHODS",
     "Amax",
-    "BlockFormat",
-    "ElementFormat",
+    "CastReport",
     "FourSix",
     "HalfbyteError",
     "Hessian",
@@ -25,6 +25,7 @@ __all__ = [
     "Sweep",
     "UnknownNameError",
     "UnsupportedError",
+    "cast",
     "contracts",
     "dequantize",
     "get_format",

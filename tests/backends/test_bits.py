@@ -16,6 +16,7 @@ from halfbyte.arrays import to_numpy
 from halfbyte.backends.cpu import Cpu
 from halfbyte.backends.cpu_library import ISAS, load_library
 from halfbyte.contracts.spec import NVFP4Rule
+from halfbyte.formats import BlockFormat
 from halfbyte.testing import assert_same_bits
 from tests.backends.cases import (
     DTYPES,
@@ -202,7 +203,7 @@ def test_a_given_amax_gives_the_bits_of_the_reference(case: Case, isa: str) -> N
 STORED = [1.0, 21.0, 2.0**-11, 1e-40, 0.0, 3e38, np.inf, np.nan]
 
 
-def every_byte_and_code(format: hb.BlockFormat) -> tuple[Matrix, Matrix]:
+def every_byte_and_code(format: BlockFormat) -> tuple[Matrix, Matrix]:
     """Codes and scales in which each of 256 scale bytes, one a row, meets every code in every place of a byte."""
     codes = 1 << format.element.bits
     row = np.arange(codes * (16 if format.codes_per_byte == 2 else 1))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from halfbyte import FORMATS, BlockFormat, UnknownNameError, UnsupportedError, get_format
+from halfbyte import FORMATS, UnknownNameError, UnsupportedError, get_format
+from halfbyte.formats import BlockFormat
 from halfbyte.formats import E2M1, E4M3, E8M0
 
 # element, scale, block, global scale, codes a byte, bits a weight

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from halfbyte.arrays import Array, to_numpy
+from halfbyte.casting import cast
 from halfbyte.codec.element import decode
 from halfbyte.conform import extras
 from halfbyte.conform.vectors import Case
@@ -117,7 +118,7 @@ def fouroversix(case: Case, backend: str) -> Outputs:
 def modelopt(case: Case, backend: str) -> Outputs:
     """The last axis stays padded to whole blocks. Static weights add the chosen block amax and its quantized copy."""
     if case.format == "mxfp4->nvfp4":
-        raise UnsupportedError("this format of case is not a quantization")
+        return _modelopt_cast(case, backend)
     contract, format = contract_of(case), get_format(case.format)
     x = pad_to(case.tensors["input"], 1, format.block)
     q = quantize(x, format, contract, backend=backend)
@@ -125,6 +126,19 @@ def modelopt(case: Case, backend: str) -> Outputs:
     if "fake_quant" in case.tensors:
         outputs |= extras.static_search(x, format, contract)
     return outputs
+
+
+def _modelopt_cast(case: Case, backend: str) -> Outputs:
+    """MXFP4 to NVFP4. The closed form adds its amaxes and how many blocks it takes for lossless."""
+    codes, scales = case.tensors["mx_codes"], case.tensors["mx_scales"]
+    contract = contract_of(case, leave_out=("info",))
+    shape = (*codes.shape[:-1], 2 * codes.shape[-1])
+    source = QuantizedTensor(get_format("mxfp4"), shape, codes, scales, None, None, CONTRACTS["modelopt"]())
+    q, report = cast(source, "nvfp4", contract=contract, backend=backend)
+    outputs = parts(q)
+    if contract.cast is not None and contract.cast.block_amax is not None:
+        outputs |= extras.closed_form(source, contract.cast)
+    return outputs | {"n_blocks": np.array([report.blocks], np.int64)}
 
 
 def compressed_tensors(case: Case, backend: str) -> Outputs:

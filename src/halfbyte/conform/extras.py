@@ -9,11 +9,15 @@ import numpy.typing as npt
 
 from halfbyte.backends import Request
 from halfbyte.backends.reference import block_amax, scale_byte, tensor_scale
+from halfbyte.casting.operand import read
+from halfbyte.casting.peer import closed_form_amax
 from halfbyte.codec.bits import F32, dtype_name, widen
 from halfbyte.codec.blocks import join, split
 from halfbyte.codec.element import decode
 from halfbyte.contracts import Contract, MXRule, NVFP4Rule
+from halfbyte.contracts.peers.modelopt_cast import count_lossless, largest_exponent
 from halfbyte.contracts.qwantize_search import fused_multiply_add
+from halfbyte.contracts.spec import CastRule
 from halfbyte.contracts.static_search import fake_quantize, searched_scale
 from halfbyte.errors import UnsupportedError
 from halfbyte.formats import E4M3, BlockFormat
@@ -46,6 +50,19 @@ def static_search(x: npt.NDArray[Any], format: BlockFormat, contract: Contract) 
     return {
         "block_amax": amax[..., 0].reshape(*x.shape[:-1], -1),
         "fake_quant": join(copy, x.shape),
+    }
+
+
+def closed_form(source: QuantizedTensor, rule: CastRule) -> Outputs:
+    """Model-Optimizer's cast: the amaxes of the tensor and of its blocks, and the blocks it takes for lossless."""
+    piece = read(source, "source")
+    k_max = largest_exponent(piece.scales)
+    amax = np.repeat(closed_form_amax(piece, rule), piece.block // 16, axis=1)
+    lossless = count_lossless(piece.scales, k_max if rule.k_max is None else rule.k_max)
+    return {
+        "global_amax": np.array([6 * 448 * 2.0 ** (k_max - 8)], np.float64),
+        "per_block_amax": amax.reshape(*source.shape[:-1], -1),
+        "n_lossless": np.array([lossless], np.int64),
     }
 
 

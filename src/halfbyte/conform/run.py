@@ -18,8 +18,6 @@ from halfbyte.testing import Difference, find_difference, hex_rows
 Status = Literal["agree", "differ", "pending"]
 
 PENDING = {
-    ("modelopt", "quantize_mxfp4_to_nvfp4"): "Model-Optimizer's MXFP4 to NVFP4 cast",
-    ("modelopt", "quantize_mxfp4_to_nvfp4_lossless"): "Model-Optimizer's MXFP4 to NVFP4 cast",
     ("miles", "convert_hf_to_nvfp4"): "conversion of whole checkpoints",
 }
 """Cases that this version does not compute: (peer, mode) to what is missing. They never count as agreeing."""

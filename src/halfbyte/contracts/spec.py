@@ -184,6 +184,18 @@ class DecodeRule:
 Rule = NVFP4Rule | MXRule | DecodeRule
 
 
+@dataclass(frozen=True, kw_only=True)
+class CastRule:
+    """How a peer turns MXFP4 into NVFP4: through bfloat16, or with its amaxes in closed form."""
+
+    factor: Callable[[int], F32] | None = None
+    """The tensor-level number from k_max; None: decode to bfloat16 and quantize by the contract's NVFP4 rule."""
+    block_amax: Callable[[F32, U8], F32] | None = None
+    """The amax that a block's scale is made from: (largest element value of each block, E8M0 bytes)."""
+    k_max: int | None = None
+    """The largest exponent of all tensors that share the scale; None: that of the tensor, bytes of 0 left out."""
+
+
 def defined_methods(rule: Rule) -> list[Method]:
     """The methods that a rule defines, with the options it uses when they are asked for by name."""
     if isinstance(rule, DecodeRule):
@@ -223,6 +235,8 @@ class Contract:
     """Used when the caller names no method; likewise `tile` and `scaling`. "hessian": the caller has to give one."""
     tile: Tile | None = None
     scaling: Scaling = "tensor"
+    cast: CastRule | None = None
+    """The peer's own way from MXFP4 to NVFP4, where this variant is one."""
     options: tuple[tuple[str, object], ...] = ()
     """The options that this variant was made with."""
 

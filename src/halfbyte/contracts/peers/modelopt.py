@@ -1,7 +1,8 @@
-"""NVIDIA Model-Optimizer: dynamic NVFP4, static weights with its two searches, MXFP4.
+"""NVIDIA Model-Optimizer: dynamic NVFP4, static weights with its two searches, MXFP4, and its casts from it to NVFP4.
 
 NVFP4: zero blocks carry 0x38 (1.0) and no byte is 0. An all-zero tensor has NaN scales and codes 7; so has y = NaN.
 MXFP4: ties go to the smaller magnitude, and +0.0 becomes code 8. A block with Inf or NaN has byte 0 and codes 8.
+The closed-form cast takes byte 0 for an empty block, whatever its codes are; MXFP4's code 8 becomes 0 in both casts.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import dataclasses
 
 from halfbyte.contracts import exponents, expressions
-from halfbyte.contracts.options import changed, check_name, listing_options
+from halfbyte.contracts.options import changed, check_choice, check_name, listing_options
+from halfbyte.contracts.peers.modelopt_cast import CLOSED_FORM, THROUGH_BF16
 from halfbyte.contracts.spec import Contract, MXRule, NVFP4Rule, Rounding, ScaleByte
 from halfbyte.contracts.static_search import search_block_amax
 from halfbyte.methods import Amax, FourSix, Method, Sweep
@@ -51,14 +53,22 @@ MODES: dict[str, tuple[NVFP4Rule, Method]] = {
     "four_over_six": (STATIC, FOUR_OVER_SIX),
     "fp8_sweep": (STATIC, Sweep()),
     "fp8_sweep_kernel": (STATIC, Sweep(fused=True)),
+    "quantize_mxfp4_to_nvfp4": (DYNAMIC, Amax()),
+    "quantize_mxfp4_to_nvfp4_lossless": (DYNAMIC, Amax()),
 }
+
+CASTS = {"quantize_mxfp4_to_nvfp4": THROUGH_BF16, "quantize_mxfp4_to_nvfp4_lossless": CLOSED_FORM}
 
 
 @listing_options
-def modelopt(*, mode: str = "nvfp4") -> Contract:
+def modelopt(*, mode: str = "nvfp4", k_max: int | None = None) -> Contract:
     """Model-Optimizer. `mode` nvfp4 is the dynamic quantizer; max, four_over_six, fp8_sweep and fp8_sweep_kernel are
-    the static weight paths, which build the block scale by another formula."""
+    the static weight paths, which build the block scale by another formula; quantize_mxfp4_to_nvfp4 and
+    quantize_mxfp4_to_nvfp4_lossless are for `hb.cast`, the latter with the largest exponent `k_max` of the tensors that
+    share a global scale (None: the tensor's own)."""
     check_name("mode of modelopt", mode, MODES)
+    cast = CASTS.get(mode)
+    check_choice("k_max belongs to the mode quantize_mxfp4_to_nvfp4_lossless", k_max is None or cast is CLOSED_FORM)
     rule, method = MODES[mode]
     return Contract(
         name="modelopt",
@@ -66,5 +76,6 @@ def modelopt(*, mode: str = "nvfp4") -> Contract:
         rules={"nvfp4": rule, "mxfp4": MX},
         ragged="pad",
         method=method,
-        options=changed(modelopt, {"mode": mode}),
+        cast=cast if k_max is None else dataclasses.replace(CLOSED_FORM, k_max=k_max),
+        options=changed(modelopt, {"mode": mode, "k_max": k_max}),
     )

@@ -1,0 +1,102 @@
+"""Comparing two tensors that should hold the same values: errors, and what became of each block of the source."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from halfbyte.arrays import to_numpy
+from halfbyte.casting.operand import Piece
+from halfbyte.casting.report import Tally, add
+from halfbyte.codec.bits import F32
+from halfbyte.codec.blocks import split
+from halfbyte.quantize import dequantize
+from halfbyte.types import QuantizedTensor
+
+CHUNK = 1 << 20
+"""Elements that are compared at a time."""
+
+
+def exact_tally(piece: Piece) -> Tally:
+    """The tally of a piece whose blocks were all kept: no value has to be decoded to know that nothing changed."""
+    blocks, zero = piece.scales.size, piece.scales.size - int(np.count_nonzero(piece.nonzero))
+    return Tally(blocks, zero, blocks - zero, 0, 0, 0.0, 0.0, 0.0, piece.scales.shape[0] * piece.width, True)
+
+
+def rows_of(q: QuantizedTensor, start: int, stop: int) -> QuantizedTensor:
+    """Some rows of a tensor, taken as a matrix of all its rows."""
+
+    def part(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return array.reshape(-1, array.shape[-1])[start:stop]
+
+    def scale(value: npt.NDArray[Any] | None) -> npt.NDArray[Any] | None:
+        return value if value is None or value.size == 1 else value.reshape(-1)[start:stop]
+
+    codes = part(to_numpy(q.codes))
+    return dataclasses.replace(
+        q,
+        shape=(len(codes), q.shape[-1]),
+        codes=codes,
+        scales=part(to_numpy(q.scales)),
+        global_scale=None if q.global_scale is None else scale(to_numpy(q.global_scale)),
+        stored_scale=None if q.stored_scale is None else scale(to_numpy(q.stored_scale)),
+    )
+
+
+def compare(source: QuantizedTensor, result: QuantizedTensor, threads: int | None) -> Tally:
+    """What a cast from MXFP4 to NVFP4 changed."""
+    rows, width = int(np.prod(source.shape[:-1])), source.shape[-1]
+    step = max(CHUNK // width, 1)
+    tallies = []
+    for start in range(0, rows, step):
+        before, after = rows_of(source, start, start + step), rows_of(result, start, start + step)
+        old = to_numpy(dequantize(before, "float32", threads=threads))
+        new = to_numpy(dequantize(after, "float32", threads=threads))
+        kept = _kept_blocks(before, after)
+        tallies.append(tally_values(old, new, source.format.block, kept, bool(kept.all())))
+    return add(tallies)
+
+
+def tally_values(old: F32, new: F32, block: int, kept: npt.NDArray[np.bool_] | None, same_codes: bool) -> Tally:
+    """Errors and block counts of two (rows, K) matrices; `kept`: blocks whose codes and scales were left as they are.
+
+    Inf is equal to Inf; a NaN where there was none is an infinite error.
+    """
+    with np.errstate(invalid="ignore", over="ignore"):
+        error = np.abs(new.astype(np.float64) - old)
+        error[old == new] = 0
+        error[np.isnan(error)] = np.inf
+        error[np.isnan(old) & np.isnan(new)] = 0
+        signal = float(np.square(old, dtype=np.float64).sum())
+        squared = float(np.square(error).sum())
+    wrong = (split(error, block) != 0).any(axis=-1)
+    empty = (split(old, block) == 0).all(axis=-1)
+    kept = np.zeros_like(wrong) if kept is None else kept & ~wrong
+    same_bits = np.array_equal(old.view(np.uint32), new.view(np.uint32))
+    return Tally(
+        blocks=wrong.size,
+        zero=int((empty & ~wrong).sum()),
+        verbatim=int((kept & ~empty).sum()),
+        recoded=int((~kept & ~empty & ~wrong).sum()),
+        requantized=int(wrong.sum()),
+        squared_error=squared,
+        max_error=float(error.max()),
+        signal=signal,
+        elements=old.size,
+        same_codes=same_codes and same_bits,
+    )
+
+
+def _kept_blocks(source: QuantizedTensor, result: QuantizedTensor) -> npt.NDArray[np.bool_]:
+    """(rows, blocks): the same codes; the same scale follows where the values turn out to be equal.
+
+    A block whose values are equal with equal codes, not all zero, has the same scale: q·s = q·s' for a q that is not 0.
+    """
+    bytes_of_block = source.format.block // 2
+    same = to_numpy(source.codes) == to_numpy(result.codes)
+    rows, width = same.shape
+    padded = np.pad(same, [(0, 0), (0, -width % bytes_of_block)], constant_values=True)
+    return np.asarray(padded.reshape(rows, -1, bytes_of_block).all(axis=-1))

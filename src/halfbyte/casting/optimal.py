@@ -1,0 +1,170 @@
+"""Our algorithm: lossless if anything is; else the best scale and codes of every half, and the global scale chosen
+knowing them.
+
+1. Scales alone, then nibbles: if the blocks fit one window, keep them (m = k_max - 8).
+2. If a global scale 2^m or 3·2^m leaves every half exact, take it; only halves outside its window get other codes.
+3. Otherwise every m that can be best is tried, each half outside the window costing what its best scale and codes cost.
+   Then global scales that are no power of two: algorithm 1's, those that put the largest value on E4M3's upper end, and
+   a grid, on a sample of the halves first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from halfbyte.casting.exact import find_lossless
+from halfbyte.casting.hybrid import outside, recode, values_of
+from halfbyte.casting.move import HIGHEST, LOWEST
+from halfbyte.casting.operand import F64, Group, Piece
+from halfbyte.casting.scales import GlobalScale, hold, power
+from halfbyte.casting.tables import best_scales, least_errors, make_table, total_error
+from halfbyte.casting.verbatim import keep
+from halfbyte.codec.bits import U8
+from halfbyte.contracts import Contract
+from halfbyte.errors import UnsupportedError
+from halfbyte.formats import E2M1, E4M3
+
+SAMPLE = 8192
+"""How many halves a quick look takes, spread over the exponents; all halves of rare exponents."""
+
+FINALISTS = 4
+"""How many of the sampled global scales are measured on all halves."""
+
+MARGIN = 1 - 1e-9
+"""A global scale that is no power of two has to be better by more than rounding."""
+
+LARGEST = E2M1.max * E4M3.max
+
+
+def choose_lossless(group: Group, contract: Contract) -> GlobalScale | None:
+    """The global scale under which every value is kept, if there is one."""
+    found = find_lossless(group)
+    return None if found is None else hold(np.ldexp(float(found.odd), found.m), contract)
+
+
+def choose(group: Group, contract: Contract, others: Iterable[float] = ()) -> GlobalScale:
+    """The best global scale found for a group that no scale leaves as it is.
+
+    `others`: multipliers to try as well (algorithm 1's).
+    """
+    best, error = best_power(group, contract)
+    candidates = [hold(value, contract) for value in others]
+    candidates += sampled_candidates(group, contract)
+    for scale in candidates:
+        tried = total_error(group, scale, _kept(scale))
+        if tried < error * MARGIN:
+            best, error = scale, tried
+    return best
+
+
+def write(piece: Piece, scale: GlobalScale) -> tuple[U8, U8]:
+    """Codes and scales of a piece: blocks inside the window of 2^m kept, every other half at its best."""
+    m = scale.exponent
+    if m is not None:
+        codes, scales = keep(piece, m)
+        where = outside(piece, m)
+    else:
+        codes, scales = keep(piece, int(np.floor(np.log2(float(scale.multiplier)))))
+        where = piece.nonzero_half
+    if not where.any():
+        return codes, scales
+    exponents, counts = piece.half_exponents[where], piece.counts[where]
+    byte, new = np.empty(len(counts), np.uint8), np.empty((len(counts), 8), np.uint8)
+    decoded = scale.decoded()
+    for k in np.unique(exponents):
+        here = exponents == k
+        table = make_table(int(k), scale, decoded)
+        columns, _ = best_scales(counts[here].astype(np.float64), table)
+        byte[here] = columns + table.first
+        new[here] = table.codes[columns]
+    scales[where] = byte
+    return recode(piece, codes, where, new), scales
+
+
+def _kept(scale: GlobalScale) -> tuple[int, int] | None:
+    """The exponents that a power of two keeps as they are."""
+    m = scale.exponent
+    return None if m is None else (m + LOWEST, m + HIGHEST)
+
+
+def best_power(group: Group, contract: Contract) -> tuple[GlobalScale, float]:
+    """The best 2^m, found among those that can be best: from k_max - 8 down, until clipping alone costs more.
+
+    A larger m than k_max - 8 only loses small scales (docs/cast.md), so no power of two is better than this one.
+    """
+    largest = max(_largest(k, counts) for k, counts in group.by_exponent.items())
+    best: tuple[GlobalScale, float] | None = None
+    for m in range(group.closed_form, -150, -1):
+        clipped = largest - LARGEST * 2.0**m
+        if best is not None and clipped > 0 and clipped**2 > best[1]:
+            break
+        try:
+            scale = power(m, contract)
+        except UnsupportedError:
+            if best is None:
+                raise
+            break
+        error = total_error(group, scale, _kept(scale))
+        if best is None or error < best[1]:
+            best = scale, error
+    if best is None:
+        raise UnsupportedError(f"contract {contract.name} holds no power of two that fits this tensor")
+    return best
+
+
+def _largest(k: int, counts: F64) -> float:
+    """The largest value of the halves with exponent k."""
+    top = int(np.flatnonzero((counts > 0).any(axis=0))[-1])
+    return float(values_of(k)[top])
+
+
+def sampled_candidates(group: Group, contract: Contract) -> list[GlobalScale]:
+    """Global scales that are no power of two and look best on a sample of the halves, the best first."""
+    sample = _sample(group)
+    largest = max(_largest(k, counts) for k, counts in group.by_exponent.items())
+    if not np.isfinite(largest):
+        return []
+    # The largest value as a product of E2M1's 6 or 4 and one of the upper E4M3 scales: it is then decoded exactly.
+    upper = E4M3.magnitudes[E4M3.magnitudes >= 128].astype(np.float64)
+    multipliers = [largest / (element * scale) for element in (6.0, 4.0) for scale in upper]
+    multipliers += (largest / LARGEST * 2.0 ** (np.arange(-16, 40) / 16)).tolist()
+    tried = _rated(multipliers, sample, contract)
+    for step in (1 / 32, 1 / 128):
+        around = [float(tried[0][1].multiplier) * 2.0 ** (step * i / 4) for i in range(-4, 5)]
+        tried = sorted(tried + _rated(around, sample, contract), key=_rating)
+    return [scale for _, scale in tried[:FINALISTS]]
+
+
+def _rating(entry: tuple[float, GlobalScale]) -> tuple[float, float]:
+    return entry[0], float(entry[1].multiplier)
+
+
+def _rated(
+    multipliers: Iterable[float], sample: dict[int, tuple[F64, float]], contract: Contract
+) -> list[tuple[float, GlobalScale]]:
+    rated = []
+    for value in multipliers:
+        try:
+            scale = hold(value, contract)
+        except UnsupportedError:
+            continue
+        decoded = scale.decoded()
+        error = sum(
+            weight * float(least_errors(counts, make_table(k, scale, decoded)).sum())
+            for k, (counts, weight) in sample.items()
+        )
+        rated.append((error, scale))
+    return sorted(rated, key=_rating)
+
+
+def _sample(group: Group) -> dict[int, tuple[F64, float]]:
+    """{k: (some of its halves, how many each stands for)}."""
+    share = max(SAMPLE // max(len(group.by_exponent), 1), 1)
+    sample = {}
+    for k, counts in group.by_exponent.items():
+        step = -(-len(counts) // share)
+        part = counts[::step]
+        sample[k] = (part, len(counts) / len(part))
+    return sample

@@ -1,0 +1,48 @@
+"""A peer's own cast, slot by slot: the global scale and block amaxes of its closed form, then its NVFP4 rule."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from halfbyte.backends.reference import scale_byte
+from halfbyte.casting.operand import Piece
+from halfbyte.casting.scales import nvfp4_rule
+from halfbyte.codec.bits import F32, U8, widen
+from halfbyte.codec.blocks import join, split
+from halfbyte.codec.element import decode
+from halfbyte.codec.pack import pack
+from halfbyte.contracts import Contract
+from halfbyte.contracts.rounding import round_elements
+from halfbyte.contracts.spec import CastRule, TensorScale
+from halfbyte.errors import UnsupportedError
+from halfbyte.formats import E2M1, E4M3, get_format
+from halfbyte.methods import Amax
+
+
+def closed_form_amax(piece: Piece, rule: CastRule) -> F32:
+    """(rows, blocks): the amax that the peer makes a block's scale from."""
+    if rule.block_amax is None:
+        raise UnsupportedError("this cast has no closed form: it goes through bfloat16")
+    magnitudes = np.maximum(piece.whole & 7, (piece.whole >> 4) & 7).max(axis=-1)
+    return rule.block_amax(E2M1.magnitudes[magnitudes], piece.scales)
+
+
+@np.errstate(all="ignore")
+def cast_by_rule(
+    piece: Piece, values: F32, contract: Contract, rule: CastRule, k_max: int
+) -> tuple[U8, U8, np.float32]:
+    """Codes, scales and global scale of the peer's closed form; `values` are the piece as bfloat16 decodes it."""
+    if rule.factor is None:
+        raise UnsupportedError("this cast has no closed form: it goes through bfloat16")
+    nvfp4, format = nvfp4_rule(contract), get_format("nvfp4")
+    factor = rule.factor(k_max).reshape(1, 1, 1)
+    top = nvfp4.anchor(Amax())
+    t = TensorScale(factor * top, factor, np.float32(nvfp4.element_max), top, "fp32")
+    amax = np.repeat(closed_form_amax(piece, rule), piece.block // format.block, axis=1)[:, : piece.halves, None]
+    # Kept within E4M3 before it is rounded: no saturation, and no rule for zero.
+    wanted = np.clip(nvfp4.pre_scale(amax, t), np.float32(nvfp4.scale_byte.smallest), np.float32(E4M3.max))
+    byte = scale_byte(wanted, nvfp4.scale_byte)
+    blocks = split(widen(values), format.block)
+    y = nvfp4.element(blocks, decode(byte, E4M3), t)
+    codes = round_elements(blocks, y, E2M1, nvfp4.rounding)[0]
+    return pack(join(codes, values.shape), format), byte[..., 0], np.float32(factor.reshape(()))

@@ -1,0 +1,181 @@
+"""Who shares a global scale: a tensor, each expert of a stack, partners such as gate and up; and what that costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from halfbyte.arrays import like
+from halfbyte.casting.measure import rows_of
+from halfbyte.casting.operand import read
+from halfbyte.casting.report import CastReport, ShareCost, Tally, add, describe
+from halfbyte.casting.scales import NVFP4
+from halfbyte.casting.to_nvfp4 import Cast, Rows, Settings, assemble, cast_group
+from halfbyte.errors import InputError
+from halfbyte.types import QuantizedTensor
+
+SHARES = ("tensor", "expert")
+MONOTONE = ("optimal", "hybrid", "verbatim")
+"""Algorithms that are lossless on a part of what they are lossless on."""
+
+
+def cast_tensors(
+    tensors: Sequence[QuantizedTensor], name: str, share: str, settings: Settings
+) -> tuple[list[QuantizedTensor], CastReport]:
+    """Cast tensors that share their global scales, one for all or one an expert."""
+    for number, tensor in enumerate(tensors):
+        read(tensor, name if len(tensors) == 1 else f"{name}[{number}]")
+    if share == "expert":
+        _check_stacks(tensors, name)
+    groups = grouped(tensors, share)
+    casts = [cast_group(group, settings) for group in groups]
+    if share == "tensor":
+        results = [
+            _like_source(assemble(tensor, *part, casts[0].scale), tensor)
+            for tensor, part in zip(tensors, casts[0].parts, strict=True)
+        ]
+    else:
+        results = [_stacked(tensor, [cast.parts[i] for cast in casts], casts) for i, tensor in enumerate(tensors)]
+    parts = [_report(group, cast, settings) for group, cast in zip(groups, casts, strict=True)]
+    report = _whole(tensors, parts, casts, share, settings)
+    return results, report
+
+
+def grouped(tensors: Sequence[QuantizedTensor], share: str) -> list[list[Rows]]:
+    """The rows that share a scale: "tensor", "expert", or "alone" (an expert of one tensor)."""
+    if share == "tensor":
+        return [[_rows(tensor, 0, _count(tensor)) for tensor in tensors]]
+    experts = tensors[0].shape[0] if len(tensors[0].shape) > 2 else 1
+    by_tensor = []
+    for tensor in tensors:
+        each = _count(tensor) // experts
+        by_tensor.append([_rows(tensor, i * each, (i + 1) * each) for i in range(experts)])
+    if share == "alone":
+        return [[rows] for stack in by_tensor for rows in stack]
+    return [list(rows) for rows in zip(*by_tensor, strict=True)]
+
+
+def _rows(tensor: QuantizedTensor, start: int, stop: int) -> Rows:
+    part = rows_of(tensor, start, stop)
+    return Rows(part, read(part, "tensor"))
+
+
+def _count(tensor: QuantizedTensor) -> int:
+    return int(np.prod(tensor.shape[:-1]))
+
+
+def _check_stacks(tensors: Sequence[QuantizedTensor], name: str) -> None:
+    for number, tensor in enumerate(tensors):
+        if len(tensor.shape) < 3:
+            raise InputError(
+                f"{name}: share='expert' needs a stack (experts, rows, columns), but tensor {number} has shape "
+                f"{tensor.shape}; use share='tensor'"
+            )
+        if tensor.shape[0] != tensors[0].shape[0]:
+            raise InputError(
+                f"{name}: partners need the same number of experts, not {tensors[0].shape[0]} and {tensor.shape[0]}"
+            )
+
+
+def _stacked(source: QuantizedTensor, parts: Sequence[tuple[object, object]], casts: Sequence[Cast]) -> QuantizedTensor:
+    """The experts of one tensor put together; every row carries the global scale of its expert."""
+    leading = source.shape[:-1]
+    each = _count(source) // len(casts)
+
+    def rows(values: list[np.float32]) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+        return np.repeat(np.array(values, np.float32), each).reshape(leading)
+
+    whole = QuantizedTensor(
+        format=NVFP4,
+        shape=source.shape,
+        codes=np.concatenate([np.asarray(codes) for codes, _ in parts]).reshape(*leading, -1),
+        scales=np.concatenate([np.asarray(scales) for _, scales in parts]).reshape(*leading, -1),
+        global_scale=rows([cast.scale.multiplier for cast in casts]),
+        stored_scale=rows([cast.scale.stored for cast in casts]),
+        contract=casts[0].scale.contract,
+    )
+    return _like_source(whole, source)
+
+
+def _like_source(result: QuantizedTensor, source: QuantizedTensor) -> QuantizedTensor:
+    """The result in the kind of array that the source has."""
+    if isinstance(source.codes, np.ndarray):
+        return result
+    return QuantizedTensor(
+        format=result.format,
+        shape=result.shape,
+        codes=like(np.asarray(result.codes), source.codes),
+        scales=like(np.asarray(result.scales), source.codes),
+        global_scale=like(np.asarray(result.global_scale), source.codes),
+        stored_scale=like(np.asarray(result.stored_scale), source.codes),
+        contract=result.contract,
+    )
+
+
+def _report(members: Sequence[Rows], cast: Cast, settings: Settings) -> CastReport:
+    """The report of the rows under one global scale."""
+    shapes = [member.tensor.shape for member in members]
+    return describe(
+        cast.tally,
+        source="mxfp4",
+        target="nvfp4",
+        algorithm=settings.described,
+        shape=shapes[0] if len(shapes) == 1 else (sum(shape[0] for shape in shapes), shapes[0][-1]),
+        exponents=cast.group.exponent_range,
+        m=cast.scale.exponent,
+        global_scales=(float(cast.scale.multiplier),),
+    )
+
+
+def _whole(
+    tensors: Sequence[QuantizedTensor],
+    parts: Sequence[CastReport],
+    casts: Sequence[Cast],
+    share: str,
+    settings: Settings,
+) -> CastReport:
+    """The report of everything given: sums over the groups, and what the other ways of sharing would cost."""
+    ranges = [cast.group.exponent_range for cast in casts]
+    used = [found for found in ranges if found is not None]
+    placed = {cast.scale.exponent for cast in casts}
+    total = add([cast.tally for cast in casts])
+    single = len(tensors) == 1
+    return describe(
+        total,
+        source="mxfp4",
+        target="nvfp4",
+        algorithm=settings.described,
+        shape=tensors[0].shape if single else (sum(map(_count, tensors)), tensors[0].shape[-1]),
+        exponents=(min(low for low, _ in used), max(high for _, high in used)) if used else None,
+        m=placed.pop() if len(placed) == 1 else None,
+        global_scales=tuple(float(cast.scale.multiplier) for cast in casts),
+        share=share,
+        costs=_costs(tensors, share, total, len(casts), settings),
+        parts=tuple(parts) if len(parts) > 1 else (),
+    )
+
+
+def _costs(
+    tensors: Sequence[QuantizedTensor], share: str, total: Tally, groups: int, settings: Settings
+) -> tuple[ShareCost, ...]:
+    """Every way of sharing that these tensors have, the coarsest first. One way only: nothing to weigh."""
+    stack = all(len(tensor.shape) > 2 and tensor.shape[0] == tensors[0].shape[0] for tensor in tensors)
+    ways = ["tensor"] + ["expert"] * stack + ["alone"] * (len(tensors) > 1)
+    if len(ways) == 1:
+        return ()
+    costs: list[ShareCost] = []
+    for way in ways:
+        if way == share:
+            tally, scales = total, groups
+        else:
+            members = grouped(tensors, way)
+            scales = len(members)
+            if costs and costs[-1].lossless and settings.algorithm in MONOTONE:
+                costs.append(replace(costs[-1], share=way, scales=scales))  # what fits all fits a part
+                continue
+            tally = add([cast_group(rows, settings).tally for rows in members])
+        exact = tally.blocks - tally.requantized
+        costs.append(ShareCost(way, scales, tally.label != "lossy", exact, tally.squared_error))
+    return tuple(costs)

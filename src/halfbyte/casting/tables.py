@@ -1,0 +1,107 @@
+"""The best scale and codes of a half under a given global scale, exactly.
+
+A half is known by its exponent k and by how often each of the eight magnitudes occurs. Under a global scale and a block
+scale S every magnitude goes to the nearest value that decodes; the squared error of the half is the sum of the eight
+squared distances times the counts. So one small table a k gives the error of every half under every S.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from halfbyte.casting.hybrid import values_of
+from halfbyte.casting.operand import F64, Group
+from halfbyte.casting.scales import GlobalScale
+from halfbyte.codec.bits import U8
+from halfbyte.formats import E4M3
+
+ABSURD = 1e300
+"""Stands for an infinite error, so that 0 occurrences times it are 0."""
+
+FIRST_NORMAL = 15
+"""Bytes up to here may have no half among the E4M3 values; from 16 on all do."""
+
+CHUNK = 1 << 15
+
+
+@dataclass(frozen=True)
+class Table:
+    """For one exponent under one global scale: what each magnitude costs and becomes under the scales worth a try."""
+
+    first: int
+    """The E4M3 byte of the first column."""
+    errors: F64
+    """(8, scales): squared distance to the nearest value that decodes."""
+    codes: U8
+    """(scales, 8): the magnitude's new index; the smaller of equals."""
+
+
+def make_table(k: int, scale: GlobalScale, decoded: F64) -> Table:
+    """The table of exponent k; `decoded` is `scale.decoded()`, shared by all exponents."""
+    values = values_of(k).astype(np.float64)
+    first, last = _worth_a_try(k, float(scale.multiplier))
+    offered = decoded[first - 1 : last]
+    with np.errstate(invalid="ignore", over="ignore"):
+        distance = np.abs(offered[:, None, :] - values[None, :, None])
+    same = offered[:, None, :] == values[None, :, None]  # Inf is equal to Inf, though their difference is NaN
+    distance = np.where(same, 0.0, np.where(np.isnan(distance), np.inf, distance))
+    codes = distance.argmin(axis=2)
+    nearest = np.take_along_axis(distance, codes[..., None], axis=2)[..., 0]
+    with np.errstate(over="ignore"):
+        errors = np.minimum(nearest**2, ABSURD)
+    return Table(first, np.ascontiguousarray(errors.T), codes.astype(np.uint8))
+
+
+def _worth_a_try(k: int, multiplier: float) -> tuple[int, int]:
+    """The range of E4M3 bytes among which the best scale of any half with exponent k lies (docs/cast.md).
+
+    With r = S·g/2^k: r ≥ 12/7 is never better than its half, where E4M3 has it. r < 1/16 clips more than keeping the
+    codes under the scale nearest to r = 1 costs, where that one is within a sixteenth of it.
+    """
+    ratio = np.ldexp(1.0, k) / multiplier
+    magnitudes = E4M3.magnitudes.astype(np.float64)
+    last = max(int(np.searchsorted(magnitudes, 12 / 7 * ratio)), FIRST_NORMAL)
+    first = 1
+    if E4M3.smallest_normal <= ratio <= E4M3.max:
+        first = int(np.searchsorted(magnitudes, ratio / 16))
+    return max(first, 1), min(last, magnitudes.size - 1)
+
+
+def half_errors(counts: F64, table: Table) -> F64:
+    """(halves, scales): the error of each half under each scale, added in the order of the magnitudes."""
+    total: F64 = counts[:, :1] * table.errors[0]
+    for magnitude in range(1, 8):
+        total += counts[:, magnitude : magnitude + 1] * table.errors[magnitude]
+    return total
+
+
+def best_scales(counts: F64, table: Table) -> tuple[npt.NDArray[np.int64], F64]:
+    """Column of the table and error of the best scale of each half; the smaller scale of equals."""
+    columns, errors = np.empty(len(counts), np.int64), np.empty(len(counts))
+    for start in range(0, len(counts), CHUNK):
+        part = half_errors(counts[start : start + CHUNK], table)
+        chosen = part.argmin(axis=1)
+        columns[start : start + CHUNK] = chosen
+        errors[start : start + CHUNK] = np.take_along_axis(part, chosen[:, None], axis=1)[:, 0]
+    return columns, errors
+
+
+def least_errors(counts: F64, table: Table) -> F64:
+    """The error of the best scale of each half, by a matrix product: the search's quick estimate of `best_scales`."""
+    return np.concatenate(
+        [(counts[start : start + CHUNK] @ table.errors).min(axis=1) for start in range(0, len(counts), CHUNK)]
+    )
+
+
+def total_error(group: Group, scale: GlobalScale, kept: tuple[int, int] | None = None) -> float:
+    """The least squared error of a group under a global scale. Exponents within `kept` are known to cost nothing."""
+    decoded = scale.decoded()
+    total = 0.0
+    for k, counts in group.by_exponent.items():
+        if kept is not None and kept[0] <= k <= kept[1]:
+            continue
+        total += float(best_scales(counts, make_table(k, scale, decoded))[1].sum())
+    return total
