@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
 import halfbyte as hb
-from tests.models import E4M3, MODELS, Config, Tensors, read_safetensors, write_checkpoint
+from tests.models import BF16, E4M3, MODELS, Array, Config, Tensors, read_safetensors, write_checkpoint
 
 Layout = Literal["modelopt", "compressed-tensors"]
 GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -120,3 +121,55 @@ def load(directory: Path) -> Tensors:
     for file in sorted(directory.glob("*.safetensors")):
         tensors |= read_safetensors(file)
     return tensors
+
+
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+
+
+def decode(codes: Array, scales: Array, block: int, multiplier: float = 1.0) -> Array:
+    """Values of packed codes: a table, a product, nothing of the library. Scales are E4M3, or exponents as uint8."""
+    packed = codes.astype(np.uint8)
+    values = E2M1[np.stack([packed & 15, packed >> 4], -1).reshape(*packed.shape[:-1], -1)]
+    if scales.dtype == np.uint8:
+        each = np.exp2(scales.astype(np.float32) - 127)
+    else:
+        each = scales.astype(np.float32) * np.float32(multiplier)
+    return np.asarray(values * np.repeat(each, block, axis=-1))
+
+
+def dequantized(tensors: Tensors) -> Tensors:
+    """A quantized checkpoint's tensors with every weight decoded to float32; gpt-oss stacks as [experts, in, out]."""
+    plain: Tensors = {}
+    helpers = (
+        ".weight_scale",
+        ".weight_scale_2",
+        ".weight_global_scale",
+        ".input_scale",
+        ".input_global_scale",
+        "_scales",
+    )
+    for name, values in tensors.items():
+        module = name.removesuffix("_packed").removesuffix(".weight")
+        if name.endswith("_blocks"):
+            stack = name.removesuffix("_blocks")
+            decoded = decode(values, tensors[f"{stack}_scales"][..., None], 32)
+            plain[stack] = np.swapaxes(decoded.reshape(*values.shape[:2], -1), 1, 2)
+        elif f"{module}.weight_scale" in tensors and values.dtype == np.uint8 and not name.endswith(helpers):
+            scales = tensors[f"{module}.weight_scale"]
+            multiplier, block = 1.0, 32 if scales.dtype == np.uint8 else 16
+            if f"{module}.weight_scale_2" in tensors:
+                multiplier = float(tensors[f"{module}.weight_scale_2"].astype(np.float32).reshape(-1)[0])
+            elif f"{module}.weight_global_scale" in tensors:
+                multiplier = float(1 / tensors[f"{module}.weight_global_scale"].astype(np.float32)[0])
+            plain[f"{module}.weight"] = decode(values, scales, block, multiplier)
+        elif not name.endswith(helpers):
+            plain[name] = values
+    return plain
+
+
+def write_dequantized(directory: Path, quantized: Path, dtype: npt.DTypeLike = BF16) -> Path:
+    """The same model unquantized: what any reader of the quantized one should compute."""
+    config = json.loads((quantized / "config.json").read_text())
+    config.pop("quantization_config", None)
+    tensors = {name: values.astype(dtype) for name, values in dequantized(load(quantized)).items()}
+    return write_checkpoint(directory, tensors, config | {"dtype": "float32" if dtype is np.float32 else "bfloat16"})
