@@ -119,8 +119,10 @@ def _parse(path: Path, raw: bytes) -> dict[str, object]:
         found = dict(pairs)
         if len(found) != len(pairs):
             seen: set[str] = set()
-            twice = next(name for name, _ in pairs if name in seen or seen.add(name) is not None)
-            raise CheckpointError(f"{path}: the header names {twice!r} twice")
+            for name, _ in pairs:
+                if name in seen:
+                    raise CheckpointError(f"{path}: the header names {name!r} twice")
+                seen.add(name)
         return found
 
     try:
@@ -175,7 +177,7 @@ def _entry(path: Path, name: str, value: object, data: int) -> TensorInfo:
     bits = math.prod(shape) * DTYPE_BITS[dtype]
     if bits % 8 or stop - start != bits // 8:
         raise CheckpointError(
-            f"{path}: tensor {name}, {dtype} {shape}, needs {bits / 8:g} bytes, but its data_offsets span {stop - start}"
+            f"{path}: tensor {name}, {dtype} {shape}, needs {bits / 8:g} bytes, but data_offsets span {stop - start}"
         )
     return TensorInfo(name, dtype, tuple(shape), data + start, data + stop)
 

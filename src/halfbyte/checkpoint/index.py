@@ -17,6 +17,7 @@ HF_QUANT_CONFIG = "hf_quant_config.json"
 MANIFEST = "halfbyte.json"
 WORK = ".halfbyte"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+OTHER_FORMS = (*PICKLES, ".onnx", ".gguf", ".h5", ".msgpack", ".ot", ".safetensors")
 LEFT_OUT = (".git", ".cache", ".gitattributes", WORK, "original", "metal")
 """Names in a checkpoint directory that are never copied: version control, caches, the same model in another form."""
 
@@ -123,7 +124,7 @@ def _shards(path: Path) -> tuple[list[str], dict[str, str] | None]:
     pickles = sorted(entry.name for entry in path.iterdir() if entry.suffix in PICKLES)
     if pickles:
         raise CheckpointError(
-            f"{path} holds only pickle files ({pickles[0]}), which can run code when loaded; convert it to safetensors first"
+            f"{path} holds only pickle files ({pickles[0]}), which can run code; save it as safetensors first"
         )
     raise CheckpointError(f"{path} holds no safetensors file: not a checkpoint")
 
@@ -146,10 +147,12 @@ def _side_files(path: Path, shards: list[str]) -> tuple[tuple[str, ...], dict[st
             left_out[entry.name] = "not read by loaders"
         elif entry.name.endswith((".safetensors", ".safetensors.index.json")):
             left_out[entry.name] = f"not named by {INDEX}"
-        elif entry.suffix in (*PICKLES, ".onnx", ".gguf", ".h5", ".msgpack", ".ot"):
+        elif entry.suffix in OTHER_FORMS:
             left_out[entry.name] = "the model in another form"
         elif entry.is_dir():
-            side.extend(sorted(str(item.relative_to(path)) for item in entry.rglob("*") if item.is_file()))
+            inner = sorted(item.relative_to(path) for item in entry.rglob("*") if item.is_file())
+            side.extend(str(item) for item in inner if item.suffix not in OTHER_FORMS)
+            left_out |= {str(item): "the model in another form" for item in inner if item.suffix in OTHER_FORMS}
         elif entry.is_file():
             side.append(entry.name)
         else:

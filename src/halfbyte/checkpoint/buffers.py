@@ -1,0 +1,36 @@
+"""Memory that is taken once and used again: fresh pages cost more than the kernels that would fill them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from halfbyte.codec.bits import U8
+from halfbyte.errors import CheckpointError
+
+ALIGNMENT = 64
+"""A cache line; the kernels like it."""
+
+
+class Arena:
+    """A stack of byte arrays in one allocation of fixed size. Pages that are never touched cost nothing."""
+
+    def __init__(self, size: int) -> None:
+        memory = np.empty(size + ALIGNMENT, np.uint8)
+        skip = -memory.ctypes.data % ALIGNMENT
+        self._memory: U8 = memory[skip : skip + size]
+        self._used = 0
+
+    def take(self, size: int) -> U8:
+        """The next `size` bytes, contents undefined, until the arena is released below them."""
+        start, stop = self._used, self._used + size
+        if stop > self._memory.size:
+            raise CheckpointError(f"a work buffer of {stop:,} bytes is needed and {self._memory.size:,} were planned")
+        self._used = stop + -stop % ALIGNMENT
+        return self._memory[start:stop]
+
+    def mark(self) -> int:
+        return self._used
+
+    def release(self, mark: int = 0) -> None:
+        """Give back everything taken after the mark."""
+        self._used = mark

@@ -1,0 +1,145 @@
+"""The output directory: checked before work, continued where a journal says so, closed when every shard is whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+from halfbyte.checkpoint.index import CONFIG, MANIFEST, WORK
+from halfbyte.checkpoint.manifest import (
+    JOURNAL,
+    Journal,
+    manifest_of,
+    read_manifest,
+    sync_folder,
+    work_folder,
+    write_synced,
+)
+from halfbyte.checkpoint.plan import Plan
+from halfbyte.errors import CheckpointError
+
+
+def check_destination(source: Path, destination: Path) -> None:
+    """Refuse a destination that is the source, lies in it, or holds it; or that is no directory."""
+    here, there = destination.resolve(), source.resolve()
+    if here == there:
+        raise CheckpointError(f"{destination} is the source itself; give another directory")
+    if there in here.parents:
+        raise CheckpointError(f"{destination} lies inside the source {source}; give a directory outside")
+    if here in there.parents:
+        raise CheckpointError(f"{destination} holds the source {source}; give a directory of its own")
+    if destination.exists() and not destination.is_dir():
+        raise CheckpointError(f"{destination} is a file; give a directory")
+
+
+def open_destination(plan: Plan, destination: Path, overwrite: bool) -> Journal | None:
+    """The journal to work with, new or continued. None: the very same conversion is finished already."""
+    check_destination(plan.source, destination)
+    destination.mkdir(parents=True, exist_ok=True)
+    work = work_folder(destination)
+    journal_path = work / JOURNAL
+    journal = Journal.load(journal_path)
+    if journal.first:
+        try:
+            journal.check(plan)
+        except CheckpointError:
+            if not overwrite:
+                raise
+            shutil.rmtree(work)
+        else:
+            _forget_lost(journal, destination)
+            _check_space(plan, destination, journal)
+            return journal
+    elif work.exists():
+        shutil.rmtree(work)  # a folder that was made and had no journal yet
+    manifest = read_manifest(destination)
+    if manifest is not None:
+        if manifest["fingerprint"] == plan.fingerprint and not overwrite and _complete(plan, destination):
+            return None
+        if not overwrite:
+            raise CheckpointError(
+                f"{destination} holds a finished conversion with other options or of another source; use --overwrite "
+                "to replace it"
+            )
+    elif any(destination.iterdir()):
+        found = sorted(entry.name for entry in destination.iterdir())
+        listed = ", ".join(found[:3]) + (", …" if len(found) > 3 else "")
+        raise CheckpointError(
+            f"{destination} holds something else ({listed}), which halfbyte did not write; give an empty directory"
+        )
+    _check_space(plan, destination, None)
+    work.mkdir()
+    sync_folder(destination)
+    return Journal.start(journal_path, plan)
+
+
+def _complete(plan: Plan, destination: Path) -> bool:
+    paths = [destination / shard.name for shard in plan.shards]
+    sizes = all(
+        path.is_file() and path.stat().st_size == shard.size for path, shard in zip(paths, plan.shards, strict=True)
+    )
+    return sizes and all((destination / name).is_file() for name in (*plan.json_files, *plan.side_files))
+
+
+def _forget_lost(journal: Journal, destination: Path) -> None:
+    """A shard that the journal names and that is not there (or not whole) is made again."""
+    for name, done in list(journal.finished.items()):
+        places = (journal.path.parent / name, destination / name)
+        if not any(place.is_file() and place.stat().st_size == done.size for place in places):
+            del journal.finished[name]
+
+
+def _check_space(plan: Plan, destination: Path, journal: Journal | None) -> None:
+    done = set(journal.finished) if journal else set()
+    needed = sum(shard.size for shard in plan.shards if shard.name not in done)
+    needed += sum((plan.source / name).stat().st_size for name in plan.side_files)
+    if journal is not None:
+        needed -= sum(path.stat().st_blocks * 512 for path in journal.path.parent.glob("*.part"))
+    free = shutil.disk_usage(destination).free
+    if needed > free:
+        raise CheckpointError(f"{destination} has {free:,} bytes free, but the output needs {needed:,} more")
+
+
+def close(plan: Plan, destination: Path, journal: Journal) -> None:
+    """Give everything its final name: shards, side files, index, config, and the manifest last of all.
+
+    Until this point no file stands under a final name. Each step can be repeated, so a crash in here is continued.
+    """
+    work = work_folder(destination)
+    old = read_manifest(destination)
+    if old is not None and old["fingerprint"] != plan.fingerprint:
+        _remove_old(old, destination)
+    for shard in plan.shards:
+        if (work / shard.name).exists():
+            os.replace(work / shard.name, destination / shard.name)
+    for name in plan.side_files:
+        final = destination / name
+        final.parent.mkdir(parents=True, exist_ok=True)
+        temporary = work / "side file"
+        write_synced(temporary, (plan.source / name).read_bytes())
+        shutil.copymode(plan.source / name, temporary)
+        os.replace(temporary, final)
+    contents = dict(plan.json_files)
+    config = contents.pop(CONFIG)
+    for name, content in [*contents.items(), (CONFIG, config), (MANIFEST, manifest_of(plan, journal.finished))]:
+        indent = 1 if name == MANIFEST else 2
+        write_synced(work / name, (json.dumps(content, indent=indent, ensure_ascii=False) + "\n").encode())
+        os.replace(work / name, destination / name)
+        sync_folder(destination)
+    shutil.rmtree(work)
+    sync_folder(destination)
+
+
+def _remove_old(old: dict[str, object], destination: Path) -> None:
+    """Take away what an earlier conversion wrote, its manifest first, so that nothing half stands as a checkpoint."""
+    names = [MANIFEST, CONFIG]
+    shards, files = old.get("shards"), old.get("files")
+    names += list(shards) if isinstance(shards, dict) else []
+    names += list(files) if isinstance(files, list) else []
+    for name in dict.fromkeys(str(name) for name in names):
+        path = destination / name
+        if Path(name).is_absolute() or ".." in Path(name).parts or WORK in Path(name).parts:
+            continue
+        path.unlink(missing_ok=True)

@@ -1,0 +1,165 @@
+"""The numbers of a conversion: amax of chunks, codes and scales of chunks, on the CPU or a GPU. No files here.
+
+Chunks of one matrix are quantized with the amax of the whole (and of all that share its scale), so that where a matrix
+is cut changes no bit.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from halfbyte.arrays import like, to_numpy
+from halfbyte.backends import Request
+from halfbyte.backends.cpu import tensor_amax
+from halfbyte.backends.cpu_library import load_library
+from halfbyte.codec.bits import F32, U8, dtype_name, widen
+from halfbyte.contracts import Contract, NVFP4Rule
+from halfbyte.errors import CheckpointError, InputError, UnsupportedError
+from halfbyte.formats import BlockFormat, get_format
+from halfbyte.methods import Amax, Method
+from halfbyte.quantize import quantize
+from halfbyte.types import QuantizedTensor
+
+SMALLEST_AMAX = np.float32(2688 * 2.0**-126)
+"""Below this amax / 2688 is subnormal, which many devices read as zero."""
+
+
+@dataclass(frozen=True)
+class TensorScales:
+    """What is stored beside the blocks, in both directions."""
+
+    multiplier: np.float32
+    divisor: np.float32
+
+
+class Engine:
+    """Computes chunks under one contract and method. Safe to use from several threads."""
+
+    def __init__(
+        self,
+        format: BlockFormat | None,
+        contract: Contract | None,
+        method: str | Method | None,
+        repairs: bool,
+        device: str = "cpu",
+    ) -> None:
+        self.format, self.contract, self.method, self.repairs = format, contract, method, repairs
+        self.device = resolve_device(device)
+        self._compiled = load_library() is not None
+
+    def amax(self, x: npt.NDArray[Any]) -> np.float32:
+        """Largest magnitude of a chunk; NaN if there is one."""
+        if self.device != "cpu":
+            return np.float32(to_numpy(self._on_device(x).abs().amax().float()))
+        if not self._compiled or not x.flags.c_contiguous:
+            return np.float32(np.abs(widen(x)).max())
+        contract, format = self.contract, self.format or get_format("nvfp4")
+        if contract is None:
+            raise UnsupportedError("there is no amax without a contract")
+        request = Request(format, contract, Amax(), (1, format.block), "tensor", dtype_name(x.dtype), threads=1)
+        return np.float32(tensor_amax(x, request)[0])
+
+    def usable_amax(self, amax: np.float32, module: str) -> np.float32:
+        """The amax to quantize with. NaN and Inf are refused; under the default contract zero and tiny ones are raised.
+
+        Model-Optimizer's formula gives NaN scales for an all-zero tensor; stored with a scale of 1 it decodes to zeros.
+        """
+        if not np.isfinite(amax):
+            raise CheckpointError(
+                f"{module} holds {'NaN' if np.isnan(amax) else 'Inf'}: its scale would be unusable; repair the source, "
+                f"or keep the module unquantized (--keep {module})"
+            )
+        if self.repairs and amax == 0:
+            return np.float32(2688)
+        if self.repairs and amax < SMALLEST_AMAX:
+            return SMALLEST_AMAX
+        return amax
+
+    def quantize(self, x: npt.NDArray[Any], amax: np.float32 | None, codes: U8, scales: U8) -> None:
+        """Codes and scales of a chunk of rows, into the given arrays."""
+        if self.format is None or self.contract is None:
+            raise UnsupportedError("this conversion decodes; it has no format to quantize to")
+        if self.device == "cpu":
+            out = QuantizedTensor(self.format, x.shape, codes, scales, None, None, self.contract)
+            quantize(x, self.format, self.contract, self.method, global_amax=amax, threads=1, out=out)
+            return
+        q = quantize(self._on_device(x), self.format, self.contract, self.method, global_amax=amax)
+        np.copyto(codes, to_numpy(q.codes))
+        np.copyto(scales, to_numpy(q.scales))
+
+    def tensor_scales(self, amax: np.float32, dtype: npt.DTypeLike) -> TensorScales:
+        """The scalars that a contract stores for an amax; `dtype`: of the weight, which some formulas ask for."""
+        if self.format is None or self.contract is None:
+            raise UnsupportedError("this conversion decodes; it has no tensor scale")
+        block = np.zeros((1, self.format.block), dtype)
+        q = quantize(block, self.format, self.contract, self.method, global_amax=amax, threads=1)
+        multiplier = np.float32(to_numpy(q.global_scale)) if q.global_scale is not None else np.float32(1)
+        rule = self.contract.rule(self.format)
+        if isinstance(rule, NVFP4Rule) and rule.stored_as == "encode factor" and q.stored_scale is not None:
+            return TensorScales(multiplier, np.float32(to_numpy(q.stored_scale)))
+        return TensorScales(multiplier, np.float32(1) / multiplier)
+
+    def _on_device(self, x: npt.NDArray[Any]) -> Any:
+        import torch
+
+        return like(x, torch.empty(0, device=self.device))
+
+
+def resolve_device(device: str) -> str:
+    """cpu, or a CUDA device that is there. auto: CUDA if torch finds one."""
+    kind, _, index = device.partition(":")
+    if kind not in ("auto", "cpu", "cuda") or (index and (kind != "cuda" or not index.isdigit())):
+        raise InputError(f"unknown device {device!r}; known: auto, cpu, cuda, cuda:0, cuda:1, …")
+    if kind == "cpu":
+        return "cpu"
+    if importlib.util.find_spec("torch") is None:
+        if kind == "auto":
+            return "cpu"
+        raise UnsupportedError(f"device {device} needs torch with CUDA, and torch is not installed; use --device cpu")
+    if kind == "auto" and not _driver_present():
+        return "cpu"
+    import torch
+
+    if not torch.cuda.is_available():
+        if kind == "auto":
+            return "cpu"
+        raise UnsupportedError(f"device {device}: torch finds no CUDA device here; use --device cpu")
+    count = torch.cuda.device_count()
+    number = int(index) if index else 0
+    if number >= count:
+        raise UnsupportedError(f"device {device}: this machine has {count} CUDA devices, counted from 0")
+    return f"cuda:{number}"
+
+
+def _driver_present() -> bool:
+    """Whether an NVIDIA driver shows itself: without one, importing torch (which is slow and large) proves nothing."""
+    from pathlib import Path
+
+    return any(Path(path).exists() for path in ("/dev/nvidiactl", "/dev/dxg", "/dev/nvidia0"))
+
+
+def scales_of_cast(largest: int) -> TensorScales:
+    """Tensor scale of a cast from MXFP4 whose largest block exponent is that: 2**(largest − 8), exact both ways."""
+    multiplier = np.ldexp(np.float32(1), largest - 8).astype(np.float32)
+    return TensorScales(np.float32(multiplier), np.float32(1) / np.float32(multiplier))
+
+
+def largest_exponent(scales: U8, module: str) -> int | None:
+    """The largest exponent of E8M0 bytes, those of value 0 (which stand for nothing) left out."""
+    top = int(scales.max()) if scales.size else 0
+    if top == 255:
+        raise CheckpointError(f"{module}: an E8M0 scale is 255, which is NaN; repair the source, or --keep the module")
+    return top - 127 if top > 0 else None
+
+
+def bf16(values: F32) -> npt.NDArray[Any]:
+    """Float32 rounded once to BF16."""
+    import ml_dtypes
+
+    with np.errstate(over="ignore", invalid="ignore"):
+        return values.astype(ml_dtypes.bfloat16)

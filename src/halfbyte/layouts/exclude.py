@@ -1,0 +1,47 @@
+"""Exclude lists that four different readers take the same way.
+
+One reader matches exactly, then by plain substring; another by whole dotted parts; another by file-name patterns. Full
+module names are safe in all of them, as long as no listed name is part of the name of a quantized module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from halfbyte.errors import InputError
+
+FUSED = {".q_proj": ".qkv_proj", ".gate_proj": ".gate_up_proj"}
+"""Names under which servers ask for modules that they fuse."""
+
+
+def exclude_list(excluded: Iterable[str], quantized: Sequence[str]) -> list[str]:
+    """The names to list, sorted.
+
+    vLLM's reader of Model-Optimizer files excludes every module whose name contains a listed one:
+    `model.layers.0.mlp.gate` would take `model.layers.0.mlp.gate_up_proj` along. A list that does so is refused.
+    """
+    names = sorted(set(excluded))
+    swallowed = clashes(names, quantized)
+    if swallowed:
+        name, module = swallowed[0]
+        raise InputError(
+            f"{name} stays unquantized, but its name is part of {module}, which is quantized: readers that match "
+            f"exclude lists by substring would take both. Keep {module} too (--keep)"
+        )
+    return names
+
+
+def clashes(names: Sequence[str], quantized: Sequence[str]) -> list[tuple[str, str]]:
+    """Pairs (listed name, quantized module) in which a plain substring match would swallow the module."""
+    found = []
+    fused = {
+        module[: -len(part)] + whole for module in quantized for part, whole in FUSED.items() if module.endswith(part)
+    }
+    haystack = "\n".join([*quantized, *sorted(fused)])
+    for name in names:
+        if name in haystack:
+            at = haystack.index(name)
+            start = haystack.rfind("\n", 0, at) + 1
+            end = haystack.find("\n", at)
+            found.append((name, haystack[start : end if end >= 0 else len(haystack)]))
+    return found
