@@ -1,0 +1,176 @@
+"""`halfbyte convert`: a checkpoint to FP4, streaming and resumable."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from typer.core import TyperCommand
+
+from halfbyte.checkpoint import Options, Outcome, Plan, Resources, Rules, make_plan, run
+from halfbyte.checkpoint.destination import check_destination
+from halfbyte.checkpoint.engine import resolve_device
+from halfbyte.checkpoint.run import sizes_for
+from halfbyte.cli.app import app
+from halfbyte.cli.convert_output import JsonLog, Quiet, Reporter, Screen
+from halfbyte.errors import HalfbyteError, InputError
+
+if TYPE_CHECKING:
+    from typer._click.core import Context  # typer's own copy of click: for the signature alone
+
+UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
+SEVERAL = ("--keep", "--include", "--extra-high-precision-layers-hf")
+
+
+class Convert(TyperCommand):
+    """Options that take patterns take several: `--keep a b c` says `--keep a --keep b --keep c`.
+
+    That holds after SRC and DST; before them, where a pattern and a path look alike, an option takes one.
+    """
+
+    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, expand(args))
+
+
+def expand(args: list[str]) -> list[str]:
+    """The arguments with every further pattern of an option under its own option."""
+    result: list[str] = []
+    option = None
+    positional = 0
+    takes_value = False
+    for argument in args:
+        if argument.startswith("-") and argument != "-":
+            option = argument if argument in SEVERAL else None
+            takes_value = "=" not in argument and argument not in FLAGS
+            result.append(argument)
+        elif takes_value:
+            takes_value = False
+            result.append(argument)
+        elif option is not None and positional >= 2:
+            result += [option, argument]
+        else:
+            positional += 1
+            result.append(argument)
+    return result
+
+
+FLAGS = ("--experts-only", "--dry-run", "--overwrite", "--quiet", "-q", "--json-log", "--help")
+
+
+def memory_size(text: str) -> int:
+    """Bytes of a size such as 2GB, 512MiB or 1e9.
+
+    >>> memory_size("2GB"), memory_size("1.5GiB")
+    (2000000000, 1610612736)
+    """
+    found = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([kmgt]i?)?b?\s*", text, re.IGNORECASE)
+    try:
+        size = int(float(found.group(1)) * UNITS[(found.group(2) or "").upper()]) if found else 0
+    except ValueError:
+        size = 0
+    if size < 1:
+        raise InputError(f"--max-memory {text!r} is no size; examples: 2GB, 512MiB")
+    return size
+
+
+@app.command(cls=Convert)
+def convert(
+    source: Annotated[Path, typer.Argument(metavar="SRC", help="A directory with config.json and safetensors.")],
+    destination: Annotated[
+        Path, typer.Argument(metavar="DST", help="The directory to write; new, empty, or unfinished.")
+    ],
+    to: Annotated[str, typer.Option(help="nvfp4, mxfp4, or bf16 (decode).")] = "nvfp4",
+    method: Annotated[
+        str | None,
+        typer.Option(help="How scales are chosen: amax, four_six, sweep, optimal. Default: optimal for NVFP4."),
+    ] = None,
+    layout: Annotated[
+        str | None, typer.Option(help="modelopt, compressed-tensors or gpt-oss. Default: the format's usual one.")
+    ] = None,
+    contract: Annotated[
+        str | None,
+        typer.Option(help="Whose bytes (halfbyte contracts lists them). Default: modelopt, or ocp for MXFP4."),
+    ] = None,
+    activations: Annotated[
+        str | None,
+        typer.Option(
+            metavar="none|unit|FILE",
+            help="none: weights alone (W4A16). unit: W4A4, input scale 1.0. FILE: W4A4, JSON of module: input amax.",
+        ),
+    ] = None,
+    experts_only: Annotated[bool, typer.Option("--experts-only", help="Quantize nothing but experts.")] = False,
+    include: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATTERN…", help="Quantize exactly these modules, whatever the family's table keeps."),
+    ] = None,
+    keep: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--keep",
+            "--extra-high-precision-layers-hf",
+            metavar="PATTERN…",
+            help="Leave these unquantized. With * ? [ a pattern fits whole names, without any part of a name.",
+        ),
+    ] = None,
+    keep_first: Annotated[
+        int, typer.Option("--keep-first", "--num-layers-at-start-in-bf16", min=0, help="Leave the first N layers.")
+    ] = 0,
+    keep_last: Annotated[
+        int, typer.Option("--keep-last", "--num-layers-at-end-in-bf16", min=0, help="Leave the last N layers.")
+    ] = 0,
+    device: Annotated[str, typer.Option(metavar="auto|cpu|cuda[:i]", help="Where to compute.")] = "auto",
+    workers: Annotated[int | None, typer.Option(min=1, help="Threads. Default: the processors there are.")] = None,
+    max_memory: Annotated[str, typer.Option(metavar="SIZE", help="Memory for buffers, such as 2GB.")] = "2GB",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and write nothing.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace what an earlier conversion wrote to DST.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
+    json_log: Annotated[
+        bool, typer.Option("--json-log", help="One JSON object a line on standard output, for machines.")
+    ] = False,
+) -> None:
+    """Turn a Hugging Face checkpoint into an FP4 one: no model code, bounded memory, nothing lost when it is killed.
+
+    The same command again continues where an earlier one stopped. Exit code 0: DST is whole. 1: stopped by an error
+    while working; finished shards are kept. 2: refused before anything was written. 130: stopped by Ctrl-C.
+    """
+    reporter: Reporter = JsonLog() if json_log else Quiet() if quiet else Screen()
+    working = False
+    try:
+        options = Options(
+            to=to,
+            layout=layout or ("compressed-tensors" if to == "mxfp4" else "modelopt"),
+            method=method,
+            contract=contract,
+            activations=activations,
+            rules=Rules(experts_only, tuple(include or ()), tuple(keep or ()), keep_first, keep_last),
+        )
+        check_destination(source, destination)
+        plan = make_plan(source, options)
+        resources = Resources(workers, memory_size(max_memory), resolve_device(device))
+        reporter.plan(plan, resources, sizes_for(plan, resources))
+        if dry_run:
+            return
+        working = True
+        reporter.finish(plan, destination, *_run(plan, destination, resources, overwrite, reporter))
+    except HalfbyteError as error:
+        reporter.error(str(error))
+        raise typer.Exit(1 if working and (destination / ".halfbyte").exists() else 2) from error
+    except KeyboardInterrupt as error:
+        reporter.error(
+            "stopped. Finished shards are kept; the same command continues from there, --overwrite begins anew"
+        )
+        raise typer.Exit(130) from error
+
+
+def _run(
+    plan: Plan, destination: Path, resources: Resources, overwrite: bool, reporter: Reporter
+) -> tuple[Outcome, float]:
+    began = time.perf_counter()
+    with reporter:
+        outcome = run(plan, destination, resources, overwrite, reporter.event)
+    return outcome, time.perf_counter() - began

@@ -1,0 +1,210 @@
+"""What `halfbyte convert` says: the plan as a table, a progress bar, or one JSON object a line."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol
+
+import typer
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+from rich.table import Table
+
+from halfbyte.checkpoint import Event, Outcome, Plan, Resources
+from halfbyte.checkpoint.tasks import Sizes
+from halfbyte.cli.app import err, out
+
+SHOWN = 12
+"""Lines of a list that are printed before it is cut."""
+
+
+class Reporter(Protocol):
+    """Where a conversion reports to."""
+
+    def plan(self, plan: Plan, resources: Resources, cut: tuple[Sizes, int]) -> None: ...
+    def event(self, event: Event) -> None: ...
+    def finish(self, plan: Plan, destination: Path, outcome: Outcome, seconds: float) -> None: ...
+    def error(self, message: str) -> None: ...
+    def __enter__(self) -> object: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class Quiet:
+    """Errors only."""
+
+    def plan(self, plan: Plan, resources: Resources, cut: tuple[Sizes, int]) -> None:
+        pass
+
+    def event(self, event: Event) -> None:
+        pass
+
+    def finish(self, plan: Plan, destination: Path, outcome: Outcome, seconds: float) -> None:
+        pass
+
+    def error(self, message: str) -> None:
+        err().print(f"halfbyte convert: {message}", markup=False, soft_wrap=True)
+
+    def __enter__(self) -> object:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+
+class JsonLog(Quiet):
+    """One JSON object a line."""
+
+    def _line(self, **content: object) -> None:
+        typer.echo(json.dumps(content))
+
+    def plan(self, plan: Plan, resources: Resources, cut: tuple[Sizes, int]) -> None:
+        sizes, workers = cut
+        self._line(event="plan", workers=workers, peak_memory=sizes.arena * workers, **plan.as_json())
+
+    def event(self, event: Event) -> None:
+        self._line(
+            event=event.kind, done=event.done, total=event.total, **({"shard": event.shard} if event.shard else {})
+        )
+
+    def finish(self, plan: Plan, destination: Path, outcome: Outcome, seconds: float) -> None:
+        self._line(event="finished", destination=str(destination), seconds=round(seconds, 3), **vars(outcome))
+
+    def error(self, message: str) -> None:
+        self._line(event="error", message=message)
+
+
+class Screen(Quiet):
+    """Tables and a progress bar."""
+
+    def __init__(self) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+        self._progress = Progress(
+            *columns, TimeRemainingColumn(), console=err(), transient=True, disable=not sys.stderr.isatty()
+        )
+        self._bar: TaskID | None = None
+
+    def plan(self, plan: Plan, resources: Resources, cut: tuple[Sizes, int]) -> None:
+        print_plan(plan, resources, cut)
+
+    def event(self, event: Event) -> None:
+        if self._bar is None:
+            self._bar = self._progress.add_task("convert", total=event.total, completed=event.done)
+        self._progress.update(self._bar, completed=event.done, total=event.total)
+        if event.kind == "shard":
+            self._progress.update(self._bar, description=event.shard)
+
+    def finish(self, plan: Plan, destination: Path, outcome: Outcome, seconds: float) -> None:
+        if outcome.finished_before:
+            out().print(f"{destination} is whole already: nothing to do", markup=False, soft_wrap=True)
+            return
+        found = f", {outcome.shards_found} were there" if outcome.shards_found else ""
+        speed = plan.source_bytes / seconds / 1e9
+        out().print(
+            f"{destination}: {outcome.shards_written} shards written{found}, {size(plan.output_bytes)} from "
+            f"{size(plan.source_bytes)} in {seconds:.1f} s ({speed:.2f} GB/s). Next: halfbyte verify {destination}",
+            markup=False,
+            soft_wrap=True,
+        )
+
+    def __enter__(self) -> object:
+        return self._progress.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.__exit__(kind, error, trace)
+
+
+def size(count: float) -> str:
+    """Bytes for people.
+
+    >>> size(2_500_000_000), size(900)
+    ('2.5 GB', '900 B')
+    """
+    for unit, power in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= power:
+            return f"{count / power:.4g} {unit}"
+    return f"{count:.0f} B"
+
+
+def print_plan(plan: Plan, resources: Resources, cut: tuple[Sizes, int]) -> None:
+    """The plan as tables: what becomes of the tensors, what is kept and why, what is shared, memory and bytes."""
+    console = out()
+    sizes, workers = cut
+    choices = plan.choices
+    how = f", contract {choices['contract']}, method {choices['method'] or 'of the contract'}" if plan.format else ""
+    console.print(f"{plan.source} → {choices['to']}, layout {choices['layout']}{how}", markup=False, soft_wrap=True)
+    if plan.activations:
+        console.print(f"activations: {plan.activations}", markup=False, soft_wrap=True)
+    table = Table("tensors", "count", "source", "output")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    rows: dict[str, list[int]] = {}
+    for shard in plan.shards:
+        for copy in shard.copies:
+            row = rows.setdefault("copied as they are", [0, 0, 0])
+            row[0] += 1
+            row[1] += copy.output.bytes
+            row[2] += copy.output.bytes
+        for unit in shard.units:
+            row = rows.setdefault(
+                f"{unit.action}: {unit.sources[0].kind} → {choices['to'] if unit.action != 'decode' else 'bf16'}",
+                [0, 0, 0],
+            )
+            row[0] += 1
+            row[1] += unit.source_bytes
+            row[2] += sum(output.bytes for output in unit.outputs)
+    for name, (count, before, after) in rows.items():
+        table.add_row(name, str(count), size(before), size(after))
+    table.add_row("all files", str(len(plan.shards)), size(plan.source_bytes), size(plan.output_bytes))
+    console.print(table)
+    _print_kept(plan)
+    if plan.shared:
+        console.print(
+            f"{len(plan.shared)} groups share a tensor scale, such as {', '.join(plan.shared[0])}", soft_wrap=True
+        )
+    _print_list("dropped", plan.dropped)
+    _print_list("not copied", plan.left_out)
+    for note in plan.notes:
+        console.print(f"note: {note}", markup=False, soft_wrap=True)
+    console.print(
+        f"memory: at most {size(sizes.arena * workers)} for buffers, {workers} workers on {resources.device}; "
+        f"{size(plan.output_bytes)} will be written",
+        markup=False,
+        soft_wrap=True,
+    )
+
+
+def _print_kept(plan: Plan) -> None:
+    if not plan.kept:
+        return
+    table = Table("kept", "modules", "such as", title_justify="left")
+    counts = Counter(plan.kept.values())
+    first = {reason: module for module, reason in reversed(list(plan.kept.items()))}
+    for reason, count in counts.most_common():
+        table.add_row(reason, str(count), first[reason])
+    out().print(table)
+
+
+def _print_list(title: str, items: object) -> None:
+    if not isinstance(items, dict) or not items:
+        return
+    for name, reason in list(items.items())[:SHOWN]:
+        out().print(f"{title}: {name} ({reason})", markup=False, soft_wrap=True)
+    if len(items) > SHOWN:
+        out().print(f"{title}: … and {len(items) - SHOWN} more")
