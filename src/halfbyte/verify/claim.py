@@ -25,6 +25,8 @@ class Claim:
     """Formats that the config speaks of: nvfp4, mxfp4."""
     layers: tuple[str, ...] | None = None
     """Modules that are quantized, where the config names each."""
+    beside: tuple[str, ...] = ()
+    """Other layouts that the same config explains: FP8 beside FP4."""
 
 
 def read_claim(checkpoint: Checkpoint) -> Claim:
@@ -42,6 +44,7 @@ def read_claim(checkpoint: Checkpoint) -> Claim:
             ignore=_texts(config.get("ignore", config.get("exclude_modules"))),
             formats=("nvfp4",) if "NVFP4" in algorithm or layers else (),
             layers=tuple(layers) if isinstance(layers, dict) else None,
+            beside=("fp8",) if layers else (),
         )
     if method == "compressed-tensors":
         groups = _groups(config)
@@ -55,15 +58,16 @@ def read_claim(checkpoint: Checkpoint) -> Claim:
                 for group in groups
                 if _is_fp4(group.get("weights"))
             ),
+            beside=() if all(_is_fp4(group.get("weights")) for group in groups) else ("fp8",),
         )
     if method == "mxfp4":
         return Claim("gpt-oss", False, formats=("mxfp4",))
     if config.get("moe_quant_algo"):
+        # DeepSeek-V4: vLLM builds such experts with quantized activations, whatever quantized_layers says of each
         layers = config.get("quantized_layers")
-        static = str(config["moe_quant_algo"]).upper() == "NVFP4"
         named = tuple(layers) if isinstance(layers, dict) else None
-        return Claim("modelopt", static and not _weight_only(layers), formats=("nvfp4",), layers=named)
-    return Claim(method or None, False)
+        return Claim("modelopt", True, formats=("nvfp4",), layers=named, beside=("fp8", "deepseek"))
+    return Claim(method or None, False, beside=("fp8", "deepseek"))
 
 
 def claim_problems(checkpoint: Checkpoint, weights: Weights, claim: Claim) -> Iterator[Problem]:
@@ -79,12 +83,43 @@ def claim_problems(checkpoint: Checkpoint, weights: Weights, claim: Claim) -> It
     elif claim.formats and formats and not formats <= set(claim.formats):
         text = f"quantization_config describes {', '.join(claim.formats)}, but tensors are {', '.join(sorted(formats))}"
         yield Problem("error", "config", "config.json", text)
+    yield from _others(weights, claim)
+    yield from _readers(checkpoint, weights, claim)
     yield from _activations(weights, claim)
     yield from _two_files(checkpoint)
     if checkpoint.setting("tie_word_embeddings") is True and "lm_head" in weights.quantized:
         text = "quantized, although tie_word_embeddings makes readers use the embedding instead"
         yield Problem("error", "tied", "lm_head", text)
     yield from _index(checkpoint)
+
+
+def _others(weights: Weights, claim: Claim) -> Iterator[Problem]:
+    """Quantized weights of a layout that the config does not speak of."""
+    if claim.layout is None:
+        return
+    seen: set[str] = set()
+    for weight in weights.quantized.values():
+        kind = weight.kind
+        if kind.layout not in (claim.layout, *claim.beside) and kind.name not in seen:
+            seen.add(kind.name)
+            text = f"stored as {kind.name}, which a quantization_config of {claim.layout} does not explain to a reader"
+            yield Problem("error", "config", weight.name, text)
+
+
+def _readers(checkpoint: Checkpoint, weights: Weights, claim: Claim) -> Iterator[Problem]:
+    """Layouts that are as they should be, and that some reader cannot use all the same."""
+    gpt_oss = checkpoint.model_type == "gpt_oss"
+    if claim.layout == "gpt-oss" and not gpt_oss:
+        text = f"quant_method mxfp4 is read for gpt_oss models only, not for {checkpoint.model_type or 'this one'}"
+        yield Problem("error", "reader", "config.json", text)
+    stored = [weight for weight in weights.quantized.values() if weight.kind.format == "nvfp4"]
+    experts = [weight for weight in stored if ".experts." in weight.name]
+    if experts and gpt_oss:
+        text = "NVFP4 experts of gpt-oss are not read by vLLM 0.32 (it registers no expert biases); MXFP4 is"
+        yield Problem("warning", "reader", experts[0].name, text)
+    elif experts and claim.layout == "compressed-tensors":
+        text = "transformers up to 5.22 drops the tensor scale of NVFP4 experts without a word; vLLM reads it"
+        yield Problem("warning", "reader", experts[0].name, text)
 
 
 def _activations(weights: Weights, claim: Claim) -> Iterator[Problem]:
@@ -149,11 +184,6 @@ def _groups(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 def _is_fp4(scheme: object) -> bool:
     return isinstance(scheme, dict) and scheme.get("num_bits") == 4 and scheme.get("type") == "float"
-
-
-def _weight_only(layers: object) -> bool:
-    entries = layers.values() if isinstance(layers, dict) else ()
-    return any(isinstance(entry, dict) and "W4A16" in str(entry.get("quant_algo")) for entry in entries)
 
 
 def _texts(value: object) -> tuple[str, ...]:
