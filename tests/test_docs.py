@@ -53,7 +53,7 @@ def test_demo_runs_and_every_peer_agrees() -> None:
     result = subprocess.run(
         [sys.executable, str(ROOT / "examples" / "demo.py")], capture_output=True, text=True, check=True, timeout=120
     )
-    assert "742 of 743 golden cases agree bit for bit" in result.stdout
+    assert "743 of 743 golden cases agree bit for bit" in result.stdout
     assert "differ" not in result.stdout
 
 

@@ -28,9 +28,10 @@ LAYERS = [
     "casting",
     "halfbyte",  # the package itself: its public names
     "layouts",
+    "checkpoint",
+    "online",
     "testing",
     "conform",
-    "checkpoint",
     "verify",
     "cli",
 ]

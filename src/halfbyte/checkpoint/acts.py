@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from halfbyte.checkpoint import moves
 from halfbyte.checkpoint.buffers import Arena
-from halfbyte.checkpoint.engine import Engine, TensorScales, bf16, largest_exponent, scales_of_cast
+from halfbyte.checkpoint.engine import Engine, TensorScales, bf16, scales_of_power
 from halfbyte.checkpoint.matrix import (
     NUMPY,
     Files,
@@ -65,16 +65,15 @@ class Group:
     pending: int = 0
     """Pieces whose amax is still to come."""
     amax: np.float32 = np.float32(0)
-    exponent: int | None = None
-    """MXFP4: the largest exponent of a block."""
+    exponents: moves.Exponents | None = None
+    """MXFP4: those of the blocks that are not zero."""
     scales: TensorScales | None = None
 
-    def add(self, amax: np.float32, exponent: int | None) -> None:
+    def add(self, amax: np.float32, exponents: moves.Exponents | None = None) -> None:
         """Take in what one piece found. NaN stays NaN."""
         with self.lock:
             self.amax = np.maximum(self.amax, amax)
-            if exponent is not None:
-                self.exponent = exponent if self.exponent is None else max(self.exponent, exponent)
+            self.exponents = moves.join(self.exponents, exponents)
 
     def wait(self, stop: threading.Event) -> None:
         while not self.ready.wait(0.2):
@@ -108,19 +107,20 @@ class Acts:
         """First pass: what a piece adds to the scale that its group shares."""
         source = unit.sources[piece.source]
         mark = arena.mark()
+        if raw is None:
+            raw = self.read(unit, piece, arena)
         if unit.action == "cast":
             scales = read_block_scales(self.files, source, piece.start, piece.stop, arena)
-            group.add(np.float32(0), largest_exponent(scales, unit.module))
+            group.add(np.float32(0), moves.find_exponents(raw, scales, source.columns, unit.module))
         else:
-            if raw is None:
-                raw = self.read(unit, piece, arena)
-            group.add(self.engine.amax(self._values(unit, piece, raw, arena)), None)
+            group.add(self.engine.amax(self._values(unit, piece, raw, arena)))
         arena.release(mark)
 
     def settle(self, unit: Unit, group: Group) -> None:
         """Between the passes: the tensor scale of a group from all that was found."""
         if unit.action == "cast":
-            group.scales = scales_of_cast(group.exponent or 0)
+            group.exponents = group.exponents or moves.NO_BLOCKS
+            group.scales = scales_of_power(group.exponents.m)
         else:
             group.amax = self.engine.usable_amax(group.amax, ", ".join(group.modules))
             dtype = NUMPY[unit.sources[0].weight.dtype] if unit.sources[0].kind == "float" else np.float32
@@ -151,7 +151,7 @@ class Acts:
             values = raw if unit.action == "gather" else bf16(self._values(unit, piece, raw, arena).astype(np.float32))
             self._put(writer, unit.outputs[0], values, first, piece)
         else:
-            codes, scales = self._blocks(unit, piece, raw, group, arena)
+            codes, scales = self._blocks(unit, piece, raw, group, writer, arena)
             for output in unit.outputs:
                 match output.part.role:
                     case "codes":
@@ -163,17 +163,25 @@ class Acts:
         arena.release(mark)
 
     def _blocks(
-        self, unit: Unit, piece: Piece, raw: npt.NDArray[Any], group: Group | None, arena: Arena
+        self,
+        unit: Unit,
+        piece: Piece,
+        raw: npt.NDArray[Any],
+        group: Group | None,
+        writer: ShardWriter,
+        arena: Arena,
     ) -> tuple[U8, U8]:
         """Packed codes and scale bytes of a piece."""
         source, rows = unit.sources[piece.source], piece.stop - piece.start
         if unit.action == "relayout":
             return raw, read_block_scales(self.files, source, piece.start, piece.stop, arena)
         if unit.action == "cast":
-            if group is None:
+            if group is None or group.exponents is None:
                 raise CheckpointError(f"{unit.module} was planned without a group")
             scales = read_block_scales(self.files, source, piece.start, piece.stop, arena)
-            return moves.cast_rows(raw, scales, group.exponent or 0)
+            codes, scales, outside = moves.cast_rows(raw, scales, source.columns, group.exponents)
+            writer.count(unit.module, outside)
+            return codes, scales
         format = self.engine.format
         if format is None:
             raise CheckpointError(f"{unit.module} was planned without a format")

@@ -102,7 +102,10 @@ class Engine:
         rule = self.contract.rule(self.format)
         if isinstance(rule, NVFP4Rule) and rule.stored_as == "encode factor" and q.stored_scale is not None:
             return TensorScales(multiplier, np.float32(to_numpy(q.stored_scale)))
-        return TensorScales(multiplier, np.float32(1) / multiplier)
+        with np.errstate(
+            over="ignore", divide="ignore"
+        ):  # an all-zero tensor under a contract that stores next to nothing
+            return TensorScales(multiplier, np.float32(1) / multiplier)
 
     def _on_device(self, x: npt.NDArray[Any]) -> Any:
         import torch
@@ -143,18 +146,10 @@ def _driver_present() -> bool:
     return any(Path(path).exists() for path in ("/dev/nvidiactl", "/dev/dxg", "/dev/nvidia0"))
 
 
-def scales_of_cast(largest: int) -> TensorScales:
-    """Tensor scale of a cast from MXFP4 whose largest block exponent is that: 2**(largest − 8), exact both ways."""
-    multiplier = np.ldexp(np.float32(1), largest - 8).astype(np.float32)
-    return TensorScales(np.float32(multiplier), np.float32(1) / np.float32(multiplier))
-
-
-def largest_exponent(scales: U8, module: str) -> int | None:
-    """The largest exponent of E8M0 bytes, those of value 0 (which stand for nothing) left out."""
-    top = int(scales.max()) if scales.size else 0
-    if top == 255:
-        raise CheckpointError(f"{module}: an E8M0 scale is 255, which is NaN; repair the source, or --keep the module")
-    return top - 127 if top > 0 else None
+def scales_of_power(m: int) -> TensorScales:
+    """The tensor scale 2**m, exact both ways."""
+    multiplier = np.float32(np.ldexp(1.0, m))
+    return TensorScales(multiplier, np.float32(1) / multiplier)
 
 
 def bf16(values: F32) -> npt.NDArray[Any]:

@@ -102,6 +102,7 @@ FAMILIES = (
             attention_of_this_family=last("q_proj", "k_proj", "v_proj", "o_proj"),
             latent_projection=last("fc1_latent_proj", "fc2_latent_proj"),
         ),
+        optional=("gate_proj",),
     ),
     Family("Gemma 4", ("gemma4", "gemma4_text"), optional=("v_proj",), stacking="halves"),
     Family(

@@ -30,6 +30,8 @@ class Finished:
     size: int
     tensors: dict[str, str] = field(default_factory=dict)
     """Output tensor → hash of its bytes."""
+    changed_blocks: dict[str, int] = field(default_factory=dict)
+    """Module → MXFP4 blocks outside the window of its NVFP4 tensor scale, which were coded anew."""
 
 
 class Journal:
@@ -120,6 +122,9 @@ def manifest_of(plan: Plan, finished: dict[str, Finished]) -> dict[str, Any]:
         "files": sorted([*plan.json_files, *plan.side_files]),
         "hash": f"sha256, first {DIGITS} hex digits, of each tensor's bytes",
         "shards": {shard.name: {"size": shard.size, "tensors": finished[shard.name].tensors} for shard in plan.shards},
+        "changed_blocks": {
+            module: count for done in finished.values() for module, count in done.changed_blocks.items()
+        },
         "kept": dict(plan.kept),
         "dropped": dict(plan.dropped),
         "shared_scales": [list(group) for group in plan.shared],

@@ -21,7 +21,7 @@ from halfbyte.checkpoint.tasks import SLACK, Sizes, Task, Tasks, largest_piece
 from halfbyte.checkpoint.writer import ShardWriter, Stopped
 from halfbyte.errors import CheckpointError, InputError
 
-CHUNK = 8 << 20
+CHUNK = 16 << 20
 """Source bytes of a piece: long enough that a call's fixed cost does not show, short enough for the cache."""
 
 DEFAULT_MEMORY = 2 << 30

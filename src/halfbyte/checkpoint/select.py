@@ -84,11 +84,8 @@ class Selector:
         if rules.experts_only and not EXPERTS.search(module):
             return "no expert"
         layer = layer_index(module)
-        if layer is not None and self.layers is not None and layer < self.layers:
-            if layer < rules.keep_first:
-                return f"one of the first {rules.keep_first} layers"
-            if layer >= self.layers - rules.keep_last:
-                return f"one of the last {rules.keep_last} layers"
+        if (edge := self.layer_reason(layer)) is not None:
+            return edge
         for rule, why in TABLES if defaults else ():
             if rule.search(module):
                 return why
@@ -99,6 +96,16 @@ class Selector:
             return default
         if columns % block:
             return f"width {columns} is no multiple of {block}"
+        return None
+
+    def layer_reason(self, layer: int | None) -> str | None:
+        """Why a layer is kept as one of the first or last."""
+        if layer is None or self.layers is None or layer >= self.layers:
+            return None
+        if layer < self.rules.keep_first:
+            return f"one of the first {self.rules.keep_first} layers"
+        if layer >= self.layers - self.rules.keep_last:
+            return f"one of the last {self.rules.keep_last} layers"
         return None
 
     def _default(self, module: str, layer: int | None) -> str | None:
@@ -117,15 +124,16 @@ class Selector:
 
 
 def share_scales(
-    modules: Sequence[str], quantized: Callable[[str], bool], optional: Iterable[str] = ()
+    modules: Sequence[str], quantized: Callable[[str], bool], optional: Iterable[str] = (), strict: bool = False
 ) -> tuple[list[tuple[str, ...]], dict[str, str]]:
     """Groups of quantized modules that share one tensor scale, and those that must be kept because a partner is.
 
     Modules without partners form no group. A quantized module whose partner is not in the checkpoint is an error that
-    names both, unless its kind never has one in this model (an up_proj without gates).
+    names both, unless its kind never has one in this model (an up_proj without gates; `strict` takes no such hint from
+    what is absent, because the modules are not all of a model).
     """
     names = set(modules)
-    shapes = {re.sub(r"\d+", "#", module) for module in modules}
+    shapes = set() if strict else {re.sub(r"\d+", "#", module) for module in modules}
     groups: list[tuple[str, ...]] = []
     kept: dict[str, str] = {}
     done: set[tuple[str, int]] = set()
@@ -185,7 +193,7 @@ def _missing(
         end = member.rpartition(".")[2]
         if member in present or end in optional:
             continue
-        if here == {"up_proj"} and re.sub(r"\d+", "#", member) not in shapes:
+        if here == {"up_proj"} and shapes and re.sub(r"\d+", "#", member) not in shapes:
             continue  # a model without gates
         return member
     return None

@@ -167,7 +167,7 @@ class Tasks:
                 for unit in members:
                     for piece in pieces_of(unit, self.sizes.chunk):
                         raw = None
-                        if unit.module in mine and unit.action != "cast":
+                        if unit.module in mine:
                             raw = held[unit.module, piece.number] = acts.read(unit, piece, arena)
                         acts.survey(unit, piece, raw, group, arena)
                 acts.settle(job.units[0], group)

@@ -57,6 +57,7 @@ class ShardWriter:
         """Tasks that have not finished; the run counts them under its own lock."""
         self.stop = stop
         self._digests: dict[str, Digest] = {}
+        self._changed: dict[str, int] = {}
         self._lock = threading.Lock()
         self._descriptor = os.open(self.temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         try:
@@ -73,6 +74,12 @@ class ShardWriter:
             raise CheckpointError(f"{output.part.name}: {flat.size} bytes at {at} leave the tensor's {output.bytes}")
         self._digest(output.part.name).update(piece, flat)
         self._write(flat.data, output.start + at)
+
+    def count(self, module: str, blocks: int) -> None:
+        """Add to the blocks of a module that a cast could not keep as they are."""
+        if blocks:
+            with self._lock:
+                self._changed[module] = self._changed.get(module, 0) + blocks
 
     def _digest(self, name: str) -> Digest:
         with self._lock:
@@ -100,7 +107,7 @@ class ShardWriter:
             os.close(self._descriptor)
         os.replace(self.temporary, self.final)
         tensors = {output.part.name: self._text(output) for output in self.shard.outputs}
-        return Finished(self.shard.name, self.shard.size, tensors)
+        return Finished(self.shard.name, self.shard.size, tensors, dict(sorted(self._changed.items())))
 
     def _text(self, output: Output) -> str:
         if output.bytes and output.part.name not in self._digests:

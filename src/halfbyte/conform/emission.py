@@ -16,6 +16,7 @@ from halfbyte.arrays import Array, to_numpy
 from halfbyte.casting import cast
 from halfbyte.codec.element import decode
 from halfbyte.conform import extras
+from halfbyte.conform.checkpoint import convert_case
 from halfbyte.conform.vectors import Case
 from halfbyte.contracts import CONTRACTS, Contract
 from halfbyte.contracts.peers.gguf import scale_from_float
@@ -179,7 +180,9 @@ def flashinfer(case: Case, backend: str) -> Outputs:
 
 
 def miles(case: Case, backend: str) -> Outputs:
-    """A single weight, or a gate/up pair that shares the larger amax."""
+    """A single weight, a gate/up pair that shares the larger amax, or a whole checkpoint."""
+    if case.config.get("mode") == "convert_hf_to_nvfp4":
+        return convert_case(case)
     contract = contract_of(case, leave_out=("mode", "first_rows"))
     x = case.tensors["input"]
     match case.config.get("mode"):
@@ -194,7 +197,7 @@ def miles(case: Case, backend: str) -> Outputs:
                 outputs |= parts(q, f"_{name}")
             return outputs
         case mode:
-            raise UnsupportedError(f"unknown mode of miles {mode!r}; known: single, pair")
+            raise UnsupportedError(f"unknown mode of miles {mode!r}; known: single, pair, convert_hf_to_nvfp4")
 
 
 def gguf(case: Case, backend: str) -> Outputs:

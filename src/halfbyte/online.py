@@ -1,0 +1,181 @@
+"""Weight sync: parameters of a trainer, quantized as `halfbyte convert` would quantize their checkpoint, bit for bit.
+
+A trainer hands over one converted parameter group at a time (gate and up together, q, k and v together) and sends what
+comes back to its inference engines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+
+from halfbyte.arrays import Array, is_torch, like, to_numpy
+from halfbyte.checkpoint.engine import Engine
+from halfbyte.checkpoint.families import Stacking, find_family
+from halfbyte.checkpoint.plan import Options
+from halfbyte.checkpoint.select import Rules, Selector, layer_index, matches, share_scales
+from halfbyte.checkpoint.target import Target, activations_of, resolve_target
+from halfbyte.codec.bits import F32, dtype_name, widen
+from halfbyte.errors import InputError, UnsupportedError
+from halfbyte.layouts.spec import Activations, Stack
+from halfbyte.quantize import quantize
+from halfbyte.types import QuantizedTensor
+
+Named = tuple[str, Array]
+
+
+@dataclass(frozen=True)
+class Config:
+    """What the engines expect: target and model. Take the options that the checkpoint was converted with."""
+
+    options: Options = Options()
+    model_type: str = ""
+    num_hidden_layers: int | None = None
+    tie_word_embeddings: bool = False
+    trainer_name: str = ""
+    """The trainer's own name of this group (Megatron's, say): patterns match it as well, and its layer number counts
+    where the names handed over have none."""
+
+
+def quantize_named(params: Iterable[Named], rules: Rules, config: Config) -> list[Named]:
+    """Quantize the (name, tensor) pairs of one parameter group; names are those of the checkpoint.
+
+    Returned are the tensors of the layout under its names; what the rules keep comes back as it came. Tensors stay on
+    their device and of their kind (numpy or torch). A module whose partner (gate and up, q k v, w1 w3) is not among the pairs
+    is an error: their shared scale could not be the checkpoint's. NaN and Inf are refused.
+
+    >>> gate = np.ones((32, 64), np.float32)
+    >>> pairs = [("layers.0.mlp.gate_proj.weight", gate), ("layers.0.mlp.up_proj.weight", 2 * gate)]
+    >>> for name, tensor in quantize_named(pairs, Rules(), Config()):
+    ...     print(name, tensor.shape)
+    layers.0.mlp.gate_proj.weight (32, 32)
+    layers.0.mlp.gate_proj.weight_scale (32, 4)
+    layers.0.mlp.gate_proj.weight_scale_2 ()
+    layers.0.mlp.up_proj.weight (32, 32)
+    layers.0.mlp.up_proj.weight_scale (32, 4)
+    layers.0.mlp.up_proj.weight_scale_2 ()
+    """
+    family = find_family(config.model_type)
+    target = resolve_target(config.options, family)
+    format = target.format
+    if format is None:
+        raise UnsupportedError("weight sync quantizes; there is nothing to do for bf16")
+    kind, activations = activations_of(config.options, target, sources_have=False)
+    if kind == "file":
+        raise UnsupportedError(
+            "weight sync knows activations none and unit; calibrated scales do not change with weights"
+        )
+    selector = Selector(rules, family, config.num_hidden_layers, config.tie_word_embeddings)
+    pairs = [pair for given in params for pair in _unstack(given, family.stacking, target)]
+    weights = {name.removesuffix(".weight"): x for name, x in pairs if name.endswith(".weight") and len(x.shape) == 2}
+    reasons = {module: _reason(selector, module, x, format.block, rules, config) for module, x in weights.items()}
+    fresh = {module for module, reason in reasons.items() if reason is None}
+    groups, partners = share_scales(list(weights), fresh.__contains__, family.optional, strict=True)
+    amaxes = _shared_amaxes(weights, [group for group in groups if format.has_global])
+    engine = Engine(format, target.contract, target.method, target.repairs)
+    result: list[Named] = []
+    for name, x in pairs:
+        module = name.removesuffix(".weight")
+        if module in fresh and module not in partners and name.endswith(".weight"):
+            result += _quantized(module, x, amaxes.get(module), engine, target, activations)
+        else:
+            result.append((name, x))
+    return result
+
+
+def _reason(selector: Selector, module: str, x: Array, block: int, rules: Rules, config: Config) -> str | None:
+    """Why a parameter is kept; the trainer's name stands in where the checkpoint's has no layer number."""
+    dtype_name(to_dtype(x))
+    reason = selector.reason(module, int(x.shape[-1]), block)
+    if reason is None and config.trainer_name:
+        for pattern in rules.keep:
+            if matches(config.trainer_name, pattern):
+                return f"--keep {pattern}"
+        if layer_index(module) is None:
+            return selector.layer_reason(layer_index(config.trainer_name))
+    return reason
+
+
+def to_dtype(x: Array) -> object:
+    """The numpy dtype that a tensor would have."""
+    return to_numpy(x[:0]).dtype
+
+
+def _shared_amaxes(weights: dict[str, Array], groups: Iterable[tuple[str, ...]]) -> dict[str, np.float32]:
+    shared: dict[str, np.float32] = {}
+    for group in groups:
+        largest = np.float32(0)
+        for module in group:
+            largest = np.maximum(largest, _amax(weights[module]))  # NaN stays
+        shared |= dict.fromkeys(group, largest)
+    return shared
+
+
+def _amax(x: Array) -> np.float32:
+    if is_torch(x):
+        return np.float32(x.detach().abs().amax().float().item())
+    return np.float32(np.abs(widen(to_numpy(x))).max())
+
+
+def _quantized(
+    module: str, x: Array, amax: np.float32 | None, engine: Engine, target: Target, activations: Activations
+) -> list[Named]:
+    """The tensors of one module under the layout's names."""
+    format = target.format
+    if format is None or target.contract is None:
+        raise UnsupportedError("no format to quantize to")
+    if is_torch(x):
+        x = x.detach().contiguous()
+    usable = engine.usable_amax(_amax(x) if amax is None else amax, module)
+    q = quantize(x, format, target.contract, target.method, global_amax=usable if format.has_global else None)
+    scales = engine.tensor_scales(usable, cast("np.dtype[np.generic]", to_dtype(x))) if format.has_global else None
+    one = np.float32(1)
+    named: list[Named] = []
+    for part in target.layout.parts(Stack(module, x.shape[0], x.shape[1]), format, activations):
+        match part.role:
+            case "codes":
+                value: Array = q.codes
+            case "scales":
+                value = _scale_bytes(q, part.dtype)
+            case "multiplier" | "divisor" if scales is not None:
+                word = scales.multiplier if part.role == "multiplier" else scales.divisor
+                value = like(_scalar(word, part.shape), x)
+            case _:
+                value = like(_scalar(one, part.shape), x)
+        named.append((part.name, value))
+    return named
+
+
+def _scale_bytes(q: QuantizedTensor, dtype: str) -> Array:
+    return q.scales if dtype == "U8" else q.scales_as_float8
+
+
+def _scalar(value: np.float32, shape: tuple[int, ...]) -> F32:
+    return np.full(shape, value, np.float32)
+
+
+def _unstack(pair: Named, stacking: Stacking | None, target: Target) -> list[Named]:
+    """Stacked experts as one pair each, in the layouts that hold them so."""
+    name, x = pair
+    if len(x.shape) != 3 or not name.endswith((".experts.gate_up_proj", ".experts.down_proj")):
+        return [pair]
+    if stacking is None:
+        raise InputError(
+            f"{name}: stacked experts of a family whose orientation is not known; hand them over one by one"
+        )
+    prefix, _, end = name.rpartition(".")
+    result: list[Named] = []
+    for expert in range(x.shape[0]):
+        matrix = x[expert] if stacking == "halves" else x[expert].T
+        if end == "down_proj":
+            parts = {"down_proj": matrix}
+        elif stacking == "interleaved":
+            parts = {"gate_proj": matrix[0::2], "up_proj": matrix[1::2]}
+        else:
+            half = matrix.shape[0] // 2
+            parts = {"gate_proj": matrix[:half], "up_proj": matrix[half:]}
+        result += [(f"{prefix}.{expert}.{part}.weight", rows) for part, rows in parts.items()]
+    return result
