@@ -59,6 +59,8 @@ class CastReport:
     m: int | None = None
     """The global scale is 2^m; None if it is no power of two, if there are several, or none."""
     global_scales: tuple[float, ...] = ()
+    bound: float | None = None
+    """No choice of global scale, block scales and codes has a smaller squared error than this; None: not looked for."""
     share: str = "tensor"
     costs: tuple[ShareCost, ...] = ()
     """For stacks and partners: every way of sharing the global scale, the coarsest first."""
@@ -97,6 +99,10 @@ class CastReport:
         if not self.lossless:
             lines.append(
                 f"  error      squared {self.squared_error:.6g}, max {self.max_error:.6g}, SNR {self.snr:.2f} dB"
+            )
+        if not self.lossless and self.bound is not None:
+            lines.append(
+                f"  bound      no choice has less than {self.bound:.6g}, {self.bound / self.squared_error:.2%}"
             )
         for cost in self.costs:
             exact = "lossless" if cost.lossless else f"squared error {cost.squared_error:.6g}"
@@ -162,6 +168,7 @@ def describe(
     exponents: tuple[int, int] | None = None,
     m: int | None = None,
     global_scales: tuple[float, ...] = (),
+    bound: float | None = None,
     share: str = "tensor",
     costs: tuple[ShareCost, ...] = (),
     parts: tuple[CastReport, ...] = (),
@@ -186,6 +193,7 @@ def describe(
         k_max=None if exponents is None else exponents[1],
         m=m,
         global_scales=global_scales,
+        bound=bound,
         share=share,
         costs=costs,
         parts=parts,

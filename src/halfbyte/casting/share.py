@@ -126,7 +126,15 @@ def _report(members: Sequence[Rows], cast: Cast, settings: Settings) -> CastRepo
         exponents=cast.group.exponent_range,
         m=cast.scale.exponent,
         global_scales=(float(cast.scale.multiplier),),
+        bound=_bound([cast]),
     )
+
+
+def _bound(casts: Sequence[Cast]) -> float | None:
+    """The bounds of all groups together; None if one has none."""
+    bounds = [0.0 if cast.tally.label != "lossy" else cast.bound for cast in casts]
+    known = [bound for bound in bounds if bound is not None]
+    return sum(known) if len(known) == len(bounds) else None
 
 
 def _whole(
@@ -151,6 +159,7 @@ def _whole(
         exponents=(min(low for low, _ in used), max(high for _, high in used)) if used else None,
         m=placed.pop() if len(placed) == 1 else None,
         global_scales=tuple(float(cast.scale.multiplier) for cast in casts),
+        bound=_bound(casts),
         share=share,
         costs=_costs(tensors, share, total, len(casts), settings),
         parts=tuple(parts) if len(parts) > 1 else (),

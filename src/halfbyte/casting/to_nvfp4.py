@@ -39,6 +39,8 @@ class Cast:
     parts: tuple[tuple[U8, U8], ...]
     """Codes and scales of each of the group's members."""
     tally: Tally
+    bound: float | None = None
+    """What no choice can be better than, where that is known; nothing is better than lossless."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,9 +138,10 @@ def _optimal(members: Members, group: Group, settings: Settings) -> Cast:
         _hybrid(members, group, settings),
         *(_verbatim(members, group, dataclasses.replace(settings, placement=how)) for how in verbatim.PLACEMENTS),
     ]
-    scale = optimal.choose(group, settings.contract, [float(first.scale.multiplier)])
-    ours = _measured(members, group, scale, _written(members, scale), settings)
-    return min([ours, first, *others], key=lambda cast: cast.tally.squared_error)
+    chosen = optimal.choose(group, settings.contract, [float(first.scale.multiplier)])
+    ours = _measured(members, group, chosen.scale, _written(members, chosen.scale), settings)
+    best = min([ours, first, *others], key=lambda cast: cast.tally.squared_error)
+    return dataclasses.replace(best, bound=chosen.bound)
 
 
 def _written(members: Members, scale: GlobalScale) -> tuple[tuple[U8, U8], ...]:

@@ -1,0 +1,107 @@
+"""NVFP4 to MXFP4, and every format to bfloat16."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import halfbyte as hb
+from halfbyte.testing import assert_same_bits
+from tests.casting.sources import decoded, random_source
+from tests.samples import E2M1_VALUES, gaussian
+
+
+def test_there_and_back_is_bit_exact() -> None:
+    q = random_source(np.random.default_rng(0), 12)
+    nvfp4, _ = hb.cast(q, "nvfp4")
+    back, report = hb.cast(nvfp4, "mxfp4")
+    assert_same_bits(hb.dequantize(back), hb.dequantize(q))
+    assert report.lossless
+    assert report.label in ("bit-exact", "value-exact")
+    assert (report.source, report.target) == ("nvfp4", "mxfp4")
+
+
+def test_codes_that_fit_are_kept_bit_for_bit() -> None:
+    """Every half holds a 6: no other power of two serves, so codes and scales come back."""
+    rng = np.random.default_rng(1)
+    codes = rng.integers(0, 16, (4, 64))
+    codes[:, ::16] = 7
+    from tests.casting.sources import source
+
+    q = source(rng.integers(-5, 3, (4, 2)), codes)
+    back, report = hb.cast(hb.cast(q, "nvfp4")[0], "mxfp4")
+    assert_same_bits(back.codes, q.codes)
+    assert_same_bits(back.scales, q.scales)
+    assert (report.label, report.verbatim) == ("bit-exact", 16)
+
+
+def best_block_error(values: list[float]) -> float:
+    """Every power of two and every code, in plain Python."""
+    return min(
+        sum(min((abs(v) - c * 2.0**k) ** 2 for c in E2M1_VALUES) for v in values) for k in range(-40, 20)
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("std", [1.0, 1e-3])
+def test_nvfp4_to_mxfp4_is_the_best_there_is(std: float) -> None:
+    q = hb.quantize(gaussian(4, 128) * np.float32(std), "nvfp4", "modelopt")
+    result, report = hb.cast(q, "mxfp4")
+    values = np.asarray(hb.dequantize(q), np.float64)
+    blocks = values.reshape(-1, 32)
+    error = ((decoded(result) - values) ** 2).reshape(-1, 32).sum(axis=1)
+    for got, block in zip(error, blocks, strict=True):
+        assert got == pytest.approx(best_block_error(block.tolist()), rel=1e-6)
+    assert report.squared_error == pytest.approx(error.sum(), rel=1e-9)
+    assert report.label == "lossy"
+    plain = hb.cast(q, "mxfp4", algorithm="requantize")
+    assert_same_bits(plain[0].codes, hb.quantize(hb.dequantize(q), "mxfp4").codes)
+    assert report.squared_error <= plain[1].squared_error
+
+
+def test_nvfp4_to_mxfp4_of_zeros_and_ragged_rows() -> None:
+    x = gaussian(3, 40)
+    x[0] = 0
+    q = hb.quantize(x, "nvfp4", "modelopt")
+    result, report = hb.cast(q, "mxfp4")
+    assert (result.shape, np.asarray(result.scales)[0].tolist()) == ((3, 40), [0, 0])
+    assert report.zero == 3
+    assert not np.asarray(hb.dequantize(result))[0].any()
+
+
+def test_mxfp4_to_bfloat16_is_exact() -> None:
+    q = random_source(np.random.default_rng(0), 254, (64, 256), top=127)
+    values, report = hb.cast(q, "bfloat16")
+    assert np.asarray(values).dtype == ml_dtypes.bfloat16
+    assert_same_bits(np.asarray(values).astype(np.float32), hb.dequantize(q))
+    assert (report.label, report.squared_error, report.target) == ("value-exact", 0, "bfloat16")
+
+
+def test_nvfp4_to_bfloat16_depends_on_the_global_scale() -> None:
+    lossless = hb.cast(hb.cast(random_source(np.random.default_rng(0), 9), "nvfp4")[0], "bf16")[1]
+    assert lossless.label == "value-exact"
+    q = hb.quantize(gaussian(8, 64), "nvfp4", "modelopt")
+    values, report = hb.cast(q, "bf16")
+    error = np.asarray(values).astype(np.float64) - np.asarray(hb.dequantize(q), np.float64)
+    assert report.label == "lossy"
+    assert report.squared_error == pytest.approx(float((error**2).sum()))
+    assert report.max_error == np.abs(error).max()
+
+
+def test_mxfp8_to_bfloat16() -> None:
+    q = hb.quantize(gaussian(8, 64), "mxfp8")
+    values, report = hb.cast(q, "bfloat16")
+    assert report.label == "value-exact"
+    assert_same_bits(np.asarray(values).astype(np.float32), hb.dequantize(q))
+    tiny = hb.quantize(np.full((1, 32), 2.0**-130, np.float32), "mxfp8")
+    assert hb.cast(tiny, "bfloat16")[1].label == "value-exact"
+
+
+def test_nan_scales_decode_to_nan_in_bfloat16_and_count_as_kept() -> None:
+    q = random_source(np.random.default_rng(0), 3)
+    scales = np.asarray(q.scales).copy()
+    scales[0, 0] = 255
+    broken = hb.QuantizedTensor(q.format, q.shape, q.codes, scales, None, None, q.contract)
+    values, report = hb.cast(broken, "bfloat16")
+    assert np.isnan(np.asarray(values).astype(np.float32)[0, :32]).all()
+    assert report.label == "value-exact"
