@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from halfbyte.arrays import to_numpy
+from halfbyte.arrays import Array, to_numpy
 from halfbyte.casting.operand import Piece
 from halfbyte.casting.report import Tally, add
 from halfbyte.codec.bits import F32
@@ -22,27 +21,27 @@ CHUNK = 1 << 20
 
 def exact_tally(piece: Piece) -> Tally:
     """The tally of a piece whose blocks were all kept: no value has to be decoded to know that nothing changed."""
-    blocks, zero = piece.scales.size, piece.scales.size - int(np.count_nonzero(piece.nonzero))
+    blocks, zero = piece.scales.size, piece.scan.zero.size
     return Tally(blocks, zero, blocks - zero, 0, 0, 0.0, 0.0, 0.0, piece.scales.shape[0] * piece.width, True)
 
 
 def rows_of(q: QuantizedTensor, start: int, stop: int) -> QuantizedTensor:
-    """Some rows of a tensor, taken as a matrix of all its rows."""
+    """Some rows of a tensor, taken as a matrix of all its rows; no copy, and torch tensors stay on their device."""
 
-    def part(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def part(array: Array) -> Array:
         return array.reshape(-1, array.shape[-1])[start:stop]
 
-    def scale(value: npt.NDArray[Any] | None) -> npt.NDArray[Any] | None:
-        return value if value is None or value.size == 1 else value.reshape(-1)[start:stop]
+    def scale(value: Array | None) -> Array | None:
+        return value if value is None or not value.shape else value.reshape(-1)[start:stop]
 
-    codes = part(to_numpy(q.codes))
+    codes = part(q.codes)
     return dataclasses.replace(
         q,
         shape=(len(codes), q.shape[-1]),
         codes=codes,
-        scales=part(to_numpy(q.scales)),
-        global_scale=None if q.global_scale is None else scale(to_numpy(q.global_scale)),
-        stored_scale=None if q.stored_scale is None else scale(to_numpy(q.stored_scale)),
+        scales=part(q.scales),
+        global_scale=scale(q.global_scale),
+        stored_scale=scale(q.stored_scale),
     )
 
 

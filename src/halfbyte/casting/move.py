@@ -5,6 +5,8 @@ These three functions are the definition. A compiled version replaces them in on
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 
@@ -23,10 +25,28 @@ POWER_BYTES = np.searchsorted(E4M3.magnitudes, 2.0 ** np.arange(LOWEST, HIGHEST 
 SIGNLESS = np.uint64(0x7777777777777777)
 
 
-def nonzero_blocks(codes: U8) -> npt.NDArray[np.bool_]:
-    """(rows, blocks, bytes) to (rows, blocks): whether any code is neither 0 nor 8. Sixteen codes at a time."""
-    words = codes.view(np.uint64) & SIGNLESS
-    return np.asarray(words.any(axis=-1))
+@dataclass(frozen=True)
+class Scan:
+    """What is to be known of some blocks before they are moved."""
+
+    zero: npt.NDArray[np.intp]
+    """Positions of the blocks whose codes are all 0 or 8."""
+    lowest: int | None
+    """Smallest scale byte of the other blocks; None if there are none."""
+    highest: int | None
+
+
+def scan(codes: U8, scales: U8) -> Scan:
+    """Zero blocks, and the range of the others' scales: codes (rows, blocks, bytes), scales (rows, blocks)."""
+    words = codes.reshape(scales.size, -1).view(np.uint64)
+    zero = np.flatnonzero((words[:, 0] & SIGNLESS) == 0)  # most blocks are decided by their first sixteen codes
+    zero = zero[((words[zero] & SIGNLESS) == 0).all(axis=1)]
+    flat = scales.reshape(-1)
+    if not zero.size:
+        return Scan(zero, int(flat.min()), int(flat.max()))
+    left = np.bincount(flat, minlength=256) - np.bincount(flat[zero], minlength=256)
+    used = np.flatnonzero(left)
+    return Scan(zero, int(used[0]), int(used[-1])) if used.size else Scan(zero, None, None)
 
 
 def snapped_exponents(m: int) -> npt.NDArray[np.int64]:

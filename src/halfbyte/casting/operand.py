@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from halfbyte.arrays import to_numpy
-from halfbyte.casting.move import LOWEST, WINDOW, nonzero_blocks
+from halfbyte.casting.move import LOWEST, WINDOW, Scan, scan
 from halfbyte.codec.bits import U8
 from halfbyte.codec.blocks import ceil_div
 from halfbyte.errors import InputError, UnsupportedError
@@ -67,19 +67,15 @@ class Piece:
         return np.ascontiguousarray(codes).reshape(rows, blocks, self.block // 2)
 
     @functools.cached_property
-    def nonzero(self) -> Bools:
-        """(rows, blocks): whether a block holds any code but 0 and 8."""
-        return nonzero_blocks(self.whole)
-
-    @functools.cached_property
-    def exponents(self) -> I16:
-        """(rows, blocks): k, the scale being 2**k."""
-        return self.scales.astype(np.int16) - np.int16(127)
+    def scan(self) -> Scan:
+        """Zero blocks, and the range of the scales of all others."""
+        return scan(self.whole, self.scales)
 
     @functools.cached_property
     def half_exponents(self) -> I16:
-        """(rows, halves): k of each NVFP4 block."""
-        return np.repeat(self.exponents, self.block // HALF, axis=1)[:, : self.halves]
+        """(rows, halves): k of each NVFP4 block, the scale being 2**k."""
+        exponents = self.scales.astype(np.int16) - np.int16(127)
+        return np.repeat(exponents, self.block // HALF, axis=1)[:, : self.halves]
 
     @functools.cached_property
     def counts(self) -> U8:
@@ -118,11 +114,9 @@ class Group:
     @functools.cached_property
     def exponent_range(self) -> tuple[int, int] | None:
         """k_min and k_max over blocks that are not all zero; None if all are."""
-        used = [piece.exponents[piece.nonzero] for piece in self.pieces]
-        filled = [k for k in used if k.size]
-        if not filled:
-            return None
-        return min(int(k.min()) for k in filled), max(int(k.max()) for k in filled)
+        lowest = [piece.scan.lowest for piece in self.pieces if piece.scan.lowest is not None]
+        highest = [piece.scan.highest for piece in self.pieces if piece.scan.highest is not None]
+        return (min(lowest) - 127, max(highest) - 127) if lowest and highest else None
 
     @property
     def fits(self) -> bool:

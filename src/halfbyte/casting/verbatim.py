@@ -38,8 +38,8 @@ def snapping_error(energy: dict[int, float], m: int) -> float:
 def search(group: Group) -> int:
     """The m with the least snapping error; of equals the one nearest to the midpoint, then the smaller."""
     found = group.exponent_range
-    if found is None:
-        return 0
+    if found is None or group.fits:
+        return midpoint(group)  # no block is snapped there, and none is nearer
     energy, middle = energy_by_exponent(group), midpoint(group)
     # Below k_min - 8 and above k_max + 9 every block is snapped, further the farther away m is.
     candidates = range(max(found[0] - HIGHEST, -140), min(found[1] - LOWEST, 127) + 1)
