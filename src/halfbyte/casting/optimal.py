@@ -57,7 +57,20 @@ def choose(group: Group, contract: Contract, others: Iterable[float] = ()) -> Bo
         tried = total_error(group, scale, _kept(scale))
         if tried < error * MARGIN:
             best, error = scale, tried
+    if best.exponent is None:
+        best, error = _polished(group, contract, best, error)
     return prove(group, best, error, contract)
+
+
+def _polished(group: Group, contract: Contract, scale: GlobalScale, error: float) -> tuple[GlobalScale, float]:
+    """The best of a few neighbours in float32: values that round to the same decode leave room for the others."""
+    bits = int(scale.multiplier.view(np.uint32))
+    for step in (-64, -16, -4, -2, -1, 1, 2, 4, 16, 64):
+        neighbour = hold(np.uint32(bits + step).view(np.float32), contract)
+        tried = total_error(group, neighbour)
+        if tried < error:
+            scale, error = neighbour, tried
+    return scale, error
 
 
 def write(piece: Piece, scale: GlobalScale) -> tuple[U8, U8]:

@@ -42,7 +42,26 @@ def cast_by_rule(
     # Kept within E4M3 before it is rounded: no saturation, and no rule for zero.
     wanted = np.clip(nvfp4.pre_scale(amax, t), np.float32(nvfp4.scale_byte.smallest), np.float32(E4M3.max))
     byte = scale_byte(wanted, nvfp4.scale_byte)
-    blocks = split(widen(values), format.block)
-    y = nvfp4.element(blocks, decode(byte, E4M3), t)
-    codes = round_elements(blocks, y, E2M1, nvfp4.rounding)[0]
-    return pack(join(codes, values.shape), format), byte[..., 0], np.float32(factor.reshape(()))
+    codes = WITHOUT_NEGATIVE_ZERO[piece.codes]
+    # Where the scale came out as 2^k the codes come back; only the other blocks have to be rounded.
+    again = np.ldexp(np.float32(1), piece.half_exponents.astype(np.int32))[..., None] != decode(byte, E4M3) * factor
+    again = again[..., 0]
+    if again.any():
+        blocks = split(widen(values), format.block)[again][:, None]
+        y = nvfp4.element(blocks, decode(byte[again], E4M3)[:, None], t)
+        rounded = np.zeros((*again.shape, format.block), np.uint8)
+        rounded[again] = round_elements(blocks, y, E2M1, nvfp4.rounding)[0][:, 0]
+        touched = np.repeat(again, format.block // 2, axis=1)[:, : codes.shape[1]]
+        packed = pack(join(rounded, values.shape), format)
+        codes = np.where(touched, packed, codes)
+    return codes, byte[..., 0], np.float32(factor.reshape(()))
+
+
+def _without_negative_zero() -> U8:
+    """For each byte of two codes: 8 replaced by 0."""
+    byte = np.arange(256, dtype=np.uint8)
+    low, high = byte & 0xF, byte >> 4
+    return np.asarray(np.where(low == 8, 0, low) | (np.where(high == 8, 0, high) << 4), np.uint8)
+
+
+WITHOUT_NEGATIVE_ZERO = _without_negative_zero()

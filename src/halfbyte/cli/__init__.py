@@ -1,6 +1,6 @@
 """The command: parse, call the library, print. No numerics here. One command a file."""
 
-from halfbyte.cli import conform, contracts, convert, inspect, verify
+from halfbyte.cli import conform, contracts, convert, inspect, study, verify
 from halfbyte.cli.app import app
 
-__all__ = ["app", "conform", "contracts", "convert", "inspect", "verify"]
+__all__ = ["app", "conform", "contracts", "convert", "inspect", "study", "verify"]

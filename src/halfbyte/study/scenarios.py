@@ -63,6 +63,10 @@ def mixed_scales(rng: Generator, shape: tuple[int, ...]) -> npt.NDArray[np.float
     return np.asarray((rng.standard_normal((scale.size, BLOCK)) * scale[:, None]).reshape(shape))
 
 
+def signs(rng: Generator, shape: tuple[int, ...]) -> npt.NDArray[np.float64]:
+    return np.where(rng.random(shape) < 0.5, -1.0, 1.0)
+
+
 def heavy_tail(rng: Generator, shape: tuple[int, ...]) -> npt.NDArray[np.floating]:
     return rng.standard_t(3, shape)
 
@@ -72,7 +76,7 @@ def rare_outliers(rng: Generator, shape: tuple[int, ...]) -> npt.NDArray[np.floa
 
 
 def narrow_range(rng: Generator, shape: tuple[int, ...]) -> npt.NDArray[np.floating]:
-    return rng.uniform(0.9, 1.1, shape) * rng.choice([-1.0, 1.0], shape)
+    return rng.uniform(0.9, 1.1, shape) * signs(rng, shape)
 
 
 def mostly_zeros(rng: Generator, shape: tuple[int, ...]) -> npt.NDArray[np.floating]:
@@ -84,7 +88,7 @@ def bimodal_magnitudes(rng: Generator, shape: tuple[int, ...]) -> npt.NDArray[np
 
 
 def pareto(rng: Generator, shape: tuple[int, ...]) -> npt.NDArray[np.floating]:
-    return (1 + rng.pareto(1.5, shape)) * rng.choice([-1.0, 1.0], shape)
+    return (1 + rng.pareto(1.5, shape)) * signs(rng, shape)
 
 
 def row_outliers(rng: Generator, shape: tuple[int, ...]) -> npt.NDArray[np.floating]:
@@ -111,7 +115,7 @@ def saturating(rng: Generator, shape: tuple[int, ...]) -> npt.NDArray[np.floatin
 
 
 def bimodal_signs(rng: Generator, shape: tuple[int, ...]) -> npt.NDArray[np.floating]:
-    return rng.choice([-1.0, 1.0], shape) + 0.05 * rng.standard_normal(shape)
+    return signs(rng, shape) + 0.05 * rng.standard_normal(shape)
 
 
 def constant(rng: Generator, shape: tuple[int, ...]) -> npt.NDArray[np.floating]:

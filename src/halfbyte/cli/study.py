@@ -1,0 +1,172 @@
+"""`halfbyte study`: what each cast from MXFP4 to NVFP4 loses, and what each quantization method buys."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import numpy.typing as npt
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from halfbyte.cli.app import app, err, out
+from halfbyte.errors import HalfbyteError, InputError, UnsupportedError
+from halfbyte.study import MethodRow, Study, get_scenario, run_methods, run_study
+from halfbyte.study.device import DEVICES, on_device
+from halfbyte.study.export import methods_csv, methods_json, study_csv, study_json
+from halfbyte.study.methods import COLUMNS as METHOD_COLUMNS
+from halfbyte.study.methods import SAMPLE
+from halfbyte.study.page import decibels, findings, methods_page, study_page, summary, winner
+from halfbyte.study.run import COLUMNS, Row
+from halfbyte.study.scenarios import SCENARIOS
+from halfbyte.study.weights import read_statistics, read_weights
+
+DETAILED = 3
+"""Up to so many scenarios, every algorithm gets a line of its own."""
+
+
+@app.command()
+def study(
+    scenario: Annotated[list[str] | None, typer.Option(help="One scenario; may be given again.")] = None,
+    methods: Annotated[bool, typer.Option("--methods", help="Study quantization methods instead of casts.")] = False,
+    weights: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="With --methods: a safetensors file or directory.")
+    ] = None,
+    statistics: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="With --weights: activations or Hessians under the weights' names."),
+    ] = None,
+    sample: Annotated[int, typer.Option(help="With --methods: about how many elements of a tensor.", min=16)] = SAMPLE,
+    device: Annotated[str, typer.Option(help=f"Where to compute: {', '.join(DEVICES)}.")] = "cpu",
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the figures as JSON.")] = None,
+    csv_file: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write the figures as CSV.")] = None,
+    html_file: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write a page with the figures and plots.")
+    ] = None,
+) -> None:
+    """Compare the casts from MXFP4 to NVFP4 on 27 kinds of tensors, or with --methods the ways to quantize to NVFP4.
+
+    Exit code 0: done. 2: a scenario, device or file that is not there.
+    """
+    try:
+        chosen = [get_scenario(name).name for name in scenario] if scenario else list(SCENARIOS)
+        if (weights or statistics) and not methods:
+            raise UnsupportedError("--weights and --statistics belong to --methods")
+        if statistics and not weights:
+            raise UnsupportedError("--statistics needs --weights: it holds the inputs of those layers")
+        if methods:
+            rows = _run_methods(chosen, weights, statistics, sample, device)
+            _print_methods(rows)
+            data, table, page = methods_json(rows), methods_csv, methods_page
+            _write(json_file, json.dumps(data, indent=1) + "\n")
+            _write(csv_file, table(rows))
+            _write(html_file, page(rows))
+        else:
+            with _bar(len(chosen)) as advance:
+                result = run_study(chosen, device, maps=html_file is not None, progress=lambda row: advance())
+            _print_study(result)
+            _write(json_file, json.dumps(study_json(result), indent=1) + "\n")
+            _write(csv_file, study_csv(result))
+            _write(html_file, study_page(result))
+    except HalfbyteError as error:
+        err().print(f"halfbyte study: {error}", markup=False, soft_wrap=True)
+        raise typer.Exit(2) from error
+
+
+class _Advance:
+    """Called once a finished scenario or tensor."""
+
+    def __init__(self, progress: Progress, total: int | None) -> None:
+        self._progress, self._task = progress, progress.add_task("study", total=total)
+
+    def __call__(self) -> None:
+        self._progress.advance(self._task)
+
+
+@contextmanager
+def _bar(total: int | None) -> Iterator[_Advance]:
+    columns = (TextColumn("study"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=err(), transient=True, disable=not sys.stderr.isatty()) as progress:
+        yield _Advance(progress, total)
+
+
+def _run_methods(
+    chosen: Sequence[str], weights: Path | None, statistics: Path | None, sample: int, device: str
+) -> list[MethodRow]:
+    tensors: Iterator[tuple[str, npt.NDArray[np.generic]]]
+    if weights is None:
+        tensors = ((name, SCENARIOS[name].tensor()) for name in chosen)
+    else:
+        tensors = read_weights(weights)
+    given = None if statistics is None else read_statistics(statistics)
+    with _bar(len(chosen) if weights is None else None) as advance:
+        rows = run_methods(tensors, given, on_device(device), sample, lambda row: advance())
+    if not rows:
+        raise InputError(f"{weights} holds no float matrix whose rows are multiples of 16")
+    return rows
+
+
+def _print_study(result: Study) -> None:
+    table = Table("scenario")
+    for column in ("spread", "m", "outside", *(f"MSE {name}" for name in COLUMNS), "SNR", "max error"):
+        table.add_column(column, justify="right")
+    table.add_column("winner")
+    for row in result.rows:
+        best = row.outcomes["optimal"]
+        cells = ["–" if value is None else str(value) for value in (row.spread, row.m, row.outside)]
+        cells += [_shown(row, name) for name in COLUMNS]
+        table.add_row(row.name, *cells, decibels(best.snr), f"{best.max_error:.3g}", winner(row))
+    out().print(table)
+    if len(result.rows) <= DETAILED:
+        for row in result.rows:
+            _print_details(row)
+    out().print("SNR and max error are those of optimal; errors are against the MXFP4 source.", markup=False)
+    for sentence in (summary(result), *findings(result)):
+        out().print(sentence, markup=False, soft_wrap=True)
+
+
+def _print_details(row: Row) -> None:
+    """Every algorithm on one scenario."""
+    table = Table("algorithm", title=f"{row.name}: {row.about}, {row.blocks} blocks", title_justify="left")
+    for column in ("MSE", "SNR", "max error", "global scale", "blocks changed", "label"):
+        table.add_column(column, justify="right")
+    for name in COLUMNS:
+        outcome = row.outcomes[name]
+        scale = f"2^{outcome.m}" if outcome.m is not None else f"{outcome.global_scale:.6g}"
+        figures = (_shown(row, name), decibels(outcome.snr), f"{outcome.max_error:.3g}", scale)
+        table.add_row(name, *figures, str(outcome.requantized), outcome.label)
+    out().print(table)
+
+
+def _shown(row: Row, name: str) -> str:
+    mse = row.outcomes[name].mse
+    shown = "0" if mse == 0 else "inf" if math.isinf(mse) else f"{mse:.4g}"
+    return f"[bold green]{shown}[/]" if name in row.winners else shown
+
+
+def _print_methods(rows: Sequence[MethodRow]) -> None:
+    for title, errors in (
+        ("relative RMS error", {row.name: row.errors for row in rows}),
+        ("relative RMS error of the layer's output", {row.name: row.output_errors for row in rows}),
+    ):
+        columns = [name for name in METHOD_COLUMNS if any(name in found for found in errors.values())]
+        if not columns:
+            continue
+        table = Table("tensor", title=title, title_justify="left")
+        for column in columns:
+            table.add_column(column, justify="right")
+        for name, found in errors.items():
+            table.add_row(name, *(f"{found[column]:.2%}" if column in found else "–" for column in columns))
+        out().print(table)
+
+
+def _write(path: Path | None, text: str) -> None:
+    if path is not None:
+        path.write_text(text, encoding="utf-8")

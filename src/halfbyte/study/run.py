@@ -1,0 +1,212 @@
+"""The cast study: every scenario quantized to MXFP4 as Model-Optimizer does, then cast to NVFP4 by every algorithm."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from halfbyte import CastReport, QuantizedTensor, cast, contracts, dequantize, quantize
+from halfbyte.arrays import Array, to_numpy
+from halfbyte.study.device import on_device
+from halfbyte.study.scenarios import SCENARIOS, Scenario
+
+F64 = npt.NDArray[np.float64]
+
+ALGORITHMS = ("requantize", "verbatim", "hybrid", "optimal")
+PEER = "modelopt"
+"""Model-Optimizer's own closed-form cast, shown beside the algorithms; it takes no part in who wins."""
+
+COLUMNS = ("requantize", "verbatim", "hybrid", PEER, "optimal")
+MAP_SHAPE = (24, 48)
+"""Rows and columns of an error map."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One scenario under one algorithm."""
+
+    mse: float
+    squared_error: float
+    max_error: float
+    snr: float
+    m: int | None
+    global_scale: float
+    label: str
+    requantized: int
+    error_map: list[list[float]] = field(default_factory=list)
+    """Root mean square error over patches of the tensor, as a share of the tensor's own; empty where exact."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One scenario under all algorithms."""
+
+    name: str
+    about: str
+    shape: tuple[int, ...]
+    k_min: int | None
+    k_max: int | None
+    spread: int | None
+    m: int | None
+    """k_max - 8, the closed form."""
+    blocks: int
+    zero: int
+    outside: int
+    """Blocks that are not zero and lie outside the window of that m."""
+    exponents: dict[int, int]
+    """How many blocks that are not zero have each exponent."""
+    outcomes: dict[str, Outcome]
+    bound: float
+    """Squared error that no choice of scales and codes can be below."""
+
+    @property
+    def winners(self) -> tuple[str, ...]:
+        """The algorithms with the least squared error."""
+        least = min(self.outcomes[name].squared_error for name in ALGORITHMS)
+        return tuple(name for name in ALGORITHMS if self.outcomes[name].squared_error == least)
+
+    @property
+    def exact(self) -> tuple[str, ...]:
+        """The columns that lose nothing here."""
+        return tuple(name for name in COLUMNS if self.outcomes[name].label != "lossy")
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A scenario in which algorithm 3 is worse than algorithm 1."""
+
+    scenario: str
+    ratio: float
+    """Squared error of 3 over that of 1."""
+
+
+@dataclass(frozen=True)
+class Study:
+    """All scenarios that were run."""
+
+    rows: tuple[Row, ...]
+
+    def exact(self, algorithm: str) -> int:
+        """Scenarios in which an algorithm loses nothing."""
+        return sum(algorithm in row.exact for row in self.rows)
+
+    def wins(self, algorithm: str) -> int:
+        """Scenarios in which an algorithm alone has the least error."""
+        return sum(row.winners == (algorithm,) for row in self.rows)
+
+    @property
+    def ties(self) -> int:
+        """Scenarios in which several algorithms have the least error."""
+        return sum(len(row.winners) > 1 for row in self.rows)
+
+    @property
+    def losses(self) -> list[Loss]:
+        """Where algorithm 3 is worse than algorithm 1."""
+        found = []
+        for row in self.rows:
+            first, third = row.outcomes["requantize"].squared_error, row.outcomes["hybrid"].squared_error
+            if third > first:
+                found.append(Loss(row.name, third / first if first else float("inf")))
+        return found
+
+    @property
+    def inexact(self) -> list[Row]:
+        """Scenarios that no choice of scales and codes leaves as they are."""
+        return [row for row in self.rows if row.outcomes["optimal"].label == "lossy"]
+
+
+def run_study(
+    names: Sequence[str] | None = None,
+    device: str = "cpu",
+    maps: bool = False,
+    workers: int | None = None,
+    progress: Callable[[Row], None] = lambda row: None,
+) -> Study:
+    """Run scenarios (all, or those named); `maps` adds the error maps. The numbers do not depend on workers."""
+    chosen = [SCENARIOS[name] for name in (names or SCENARIOS)]
+    check = on_device(device)
+
+    def run(scenario: Scenario) -> Row:
+        row = run_scenario(scenario, check, maps)
+        progress(row)
+        return row
+
+    count = workers or min(os.cpu_count() or 1, 2)
+    with ThreadPoolExecutor(count) as pool:  # the largest first; results in the order asked for
+        order = sorted(chosen, key=lambda scenario: -int(np.prod(scenario.shape)))
+        done = {scenario.name: pool.submit(run, scenario) for scenario in order}
+        return Study(tuple(done[scenario.name].result() for scenario in chosen))
+
+
+def run_scenario(scenario: Scenario, place: Callable[[npt.NDArray[np.float32]], Array], maps: bool = False) -> Row:
+    """One scenario. `place` puts the tensor on the device that quantizes and decodes."""
+    source = quantize(place(scenario.tensor()), "mxfp4", "modelopt")
+    reports: dict[str, CastReport] = {}
+    outcomes: dict[str, Outcome] = {}
+    values = to_numpy(dequantize(source)) if maps else None
+    for name in COLUMNS:
+        if name == PEER:
+            contract = contracts.modelopt(mode="quantize_mxfp4_to_nvfp4_lossless")
+            result, report = cast(source, "nvfp4", contract=contract, threads=1)
+        else:
+            result, report = cast(source, "nvfp4", algorithm=name, threads=1)
+        reports[name] = report
+        outcomes[name] = _outcome(report, _error_map(result, values) if values is not None else [])
+    return _row(scenario, source, reports, outcomes)
+
+
+def _outcome(report: CastReport, error_map: list[list[float]]) -> Outcome:
+    return Outcome(
+        mse=report.mse,
+        squared_error=report.squared_error,
+        max_error=report.max_error,
+        snr=report.snr,
+        m=report.m,
+        global_scale=report.global_scales[0],
+        label=report.label,
+        requantized=report.requantized,
+        error_map=error_map if report.label == "lossy" else [],
+    )
+
+
+def _row(
+    scenario: Scenario, source: QuantizedTensor, reports: dict[str, CastReport], outcomes: dict[str, Outcome]
+) -> Row:
+    report = reports["optimal"]
+    scales = to_numpy(source.scales).reshape(-1)
+    codes = to_numpy(source.codes).reshape(len(scales), -1)
+    nonzero = ((codes & 0x77) != 0).any(axis=1)
+    exponents = {
+        int(byte) - 127: int(count) for byte, count in zip(*np.unique(scales[nonzero], return_counts=True), strict=True)
+    }
+    m = None if report.k_max is None else report.k_max - 8
+    return Row(
+        name=scenario.name,
+        about=scenario.about,
+        shape=scenario.shape,
+        k_min=report.k_min,
+        k_max=report.k_max,
+        spread=report.spread,
+        m=m,
+        blocks=report.blocks,
+        zero=report.zero,
+        outside=0 if m is None else sum(count for k, count in exponents.items() if not -9 <= k - m <= 8),
+        exponents=exponents,
+        outcomes=outcomes,
+        bound=0.0 if report.bound is None else report.bound,
+    )
+
+
+def _error_map(result: QuantizedTensor, values: npt.NDArray[np.float32]) -> list[list[float]]:
+    """Root mean square error over patches, as a share of the root mean square of the tensor."""
+    wanted = values.reshape(-1, values.shape[-1]).astype(np.float64)
+    squared = (to_numpy(dequantize(result)).reshape(wanted.shape) - wanted) ** 2
+    total = float(np.sqrt((wanted**2).mean()))
+    rows = np.array_split(squared, min(MAP_SHAPE[0], squared.shape[0]), axis=0)
+    patches = [np.array_split(part.mean(axis=0), min(MAP_SHAPE[1], squared.shape[1])) for part in rows]
+    return [[float(np.sqrt(patch.mean())) / total if total else 0.0 for patch in row] for row in patches]
