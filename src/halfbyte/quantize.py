@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from halfbyte.arrays import Array, is_torch, like, output_dtype, to_numpy
-from halfbyte.backends import Request, choose_backend
+from halfbyte.backends import Request, choose_backend, choose_device_backend
 from halfbyte.codec.bits import F32, U8, dtype_name, widen
 from halfbyte.contracts import CONTRACTS, Contract, DecodeRule, MXRule, NVFP4Rule, get_contract
 from halfbyte.contracts.hadamard import GROUP, rotate
@@ -16,6 +17,7 @@ from halfbyte.contracts.spec import Rule, Scaling, Tile, defined_methods
 from halfbyte.errors import InputError, UnsupportedError, unknown_name
 from halfbyte.formats import BlockFormat, get_format
 from halfbyte.methods import Amax, FourSix, Hessian, Method, Optimal, check_method_name
+from halfbyte.on_device import decode_tensor, device_of, quantize_tensor
 from halfbyte.types import QuantizedTensor
 
 SCALINGS = ("tensor", "row")
@@ -50,7 +52,9 @@ def quantize(
     tile: None for one scale a (1, block); (16, 16) for one a square, where the contract has that.
     scaling: "tensor" for one global scale, "row" for one a row, where the contract has that.
     global_amax: the amax to use in place of the tensor's own, when several tensors share a global scale.
-    backend: "auto", "cpu" (compiled) or "reference" (numpy). All give the same bits; "auto" takes the first that can.
+        A CUDA tensor given here is not looked at, because that would wait for the device.
+    backend: "auto", "triton" (CUDA tensors, which stay on their device), "cpu" (compiled) or "reference" (numpy). All
+        give the same bits; "auto" takes the first that can.
     threads: how many may work; None: HALFBYTE_THREADS, or the processors there are. Never changes a bit.
     out: a QuantizedTensor of the same format and shape whose codes and scales are overwritten, which saves new memory.
 
@@ -60,7 +64,7 @@ def quantize(
     """
     block_format = get_format(format, block)
     chosen = get_contract(contract, block_format)
-    matrix, shape, name = _operand(x, block_format, chosen)
+    shape, name = _describe(x, block_format, chosen)
     rule = chosen.rule(block_format)
     if isinstance(rule, MXRule) and rule.blocks is not None and block_format.block not in rule.blocks:
         listed = ", ".join(map(str, rule.blocks))
@@ -74,11 +78,26 @@ def quantize(
         tile=_resolve_tile(tile, chosen, rule, block_format, row_scaling),
         scaling=row_scaling,
         dtype=name,
-        global_amax=_check_global_amax(global_amax, rule, block_format, matrix.shape[0], row_scaling),
         threads=threads,
+        device=device_of(x),
+    )
+    _check_search(request, shape[-1])
+    rows = int(np.prod(shape[:-1]))
+    engine = choose_device_backend(backend, request)
+    if engine is not None and is_torch(x):
+        if not is_torch(global_amax):
+            request = dataclasses.replace(
+                request, global_amax=_check_global_amax(global_amax, rule, block_format, rows, row_scaling)
+            )
+            return quantize_tensor(x, shape, request, engine, out)
+        _check_takes_amax(rule, block_format)
+        return quantize_tensor(x, shape, request, engine, out, global_amax)
+    matrix = _matrix(x, chosen, name)
+    request = dataclasses.replace(
+        request,
+        global_amax=_check_global_amax(global_amax, rule, block_format, rows, row_scaling),
         out=None if out is None else _check_out(out, x, block_format, shape),
     )
-    _check_search(request, matrix.shape[1])
     parts = choose_backend(backend, request).quantize(matrix, request)
     leading = shape[:-1]
     codes, scales = parts.codes, parts.scales
@@ -121,14 +140,20 @@ def dequantize(
     [1.0, 1.0, 1.0]
     """
     wanted = output_dtype(dtype)
-    request = Request(q.format, q.contract, q.method, (1, q.format.block), "tensor", "fp32", threads=threads)
+    device = device_of(q.codes)
+    request = Request(
+        q.format, q.contract, q.method, (1, q.format.block), "tensor", "fp32", threads=threads, device=device
+    )
     rows, width = int(np.prod(q.shape[:-1])), q.shape[-1]
-    given = None if out is None else _check_decoded(out, q, wanted).reshape(rows, width)
-    stored = None if q.stored_scale is None else to_numpy(q.stored_scale).reshape(-1)
-    if stored is None and _stores_scale(q.contract.rule(q.format)):
+    if q.stored_scale is None and _stores_scale(q.contract.rule(q.format)):
         raise InputError(
             f"contract {q.contract.name} decodes {q.format.name} with a stored scale, and the tensor has none"
         )
+    engine = choose_device_backend(backend, request, decoding=True)
+    if engine is not None:
+        return decode_tensor(q, request, engine, wanted, out)
+    given = None if out is None else _check_decoded(out, q, wanted).reshape(rows, width)
+    stored = None if q.stored_scale is None else to_numpy(q.stored_scale).reshape(-1)
     values = choose_backend(backend, request, decoding=True).dequantize(
         to_numpy(q.codes).reshape(rows, -1),
         to_numpy(q.scales).reshape(rows, -1),
@@ -149,33 +174,44 @@ def _stores_scale(rule: Rule) -> bool:
     return isinstance(rule, NVFP4Rule) and rule.stored is not None
 
 
-def _operand(x: Array, format: BlockFormat, contract: Contract) -> tuple[npt.NDArray[np.generic], tuple[int, ...], str]:
-    """The operand as a (rows, K) matrix after the contract's transform, its logical shape, its dtype's short name."""
-    if is_torch(x) and str(x.dtype).removeprefix("torch.") not in ("float32", "float16", "bfloat16"):
-        dtype_name(x.dtype)
-    array = to_numpy(x)
-    name = dtype_name(array.dtype)
-    shape = tuple(array.shape)
+def _describe(x: Array, format: BlockFormat, contract: Contract) -> tuple[tuple[int, ...], str]:
+    """The logical shape of the operand after the contract's transform, and its dtype's short name."""
+    if is_torch(x):
+        if str(x.layout) != "torch.strided":
+            raise InputError(f"expected a dense torch tensor, got layout {x.layout}; call .to_dense() first")
+        name = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}.get(str(x.dtype).removeprefix("torch."))
+        if name is None:
+            name = dtype_name(x.dtype)
+    else:
+        name = dtype_name(to_numpy(x).dtype)
+    shape = tuple(x.shape)
     if not shape or 0 in shape:
         raise InputError(f"cannot quantize a tensor of shape {shape}: it has no elements along some axis")
-    matrix = array.reshape(-1, shape[-1])
-    transform = contract.transform
-    if transform.columnwise:
-        matrix = matrix.T
-        shape = (matrix.shape[0], matrix.shape[1])
-    width = matrix.shape[1]
-    if transform.hadamard:
-        if width % GROUP:
-            raise InputError(f"the Hadamard transform needs a block axis that is a multiple of {GROUP}, not {width}")
-        rotated = rotate(widen(matrix), name, transform.random_signs)
-        with np.errstate(over="ignore"):
-            matrix = rotated.astype(array.dtype)  # exact: it was rounded to that dtype
+    if contract.transform.columnwise:
+        shape = (shape[-1], int(np.prod(shape[:-1])))
+    width = shape[-1]
+    if contract.transform.hadamard and width % GROUP:
+        raise InputError(f"the Hadamard transform needs a block axis that is a multiple of {GROUP}, not {width}")
     if contract.ragged == "refuse" and width % format.block:
         raise InputError(
             f"shape {shape}: contract {contract.name} needs a last axis that is a multiple of {format.block}, not "
             f"{width}; pad the tensor, or choose a contract that pads ({', '.join(PADDING_CONTRACTS)})"
         )
-    return matrix, shape, name
+    return shape, name
+
+
+def _matrix(x: Array, contract: Contract, name: str) -> npt.NDArray[np.generic]:
+    """The operand as a (rows, K) matrix after the contract's transform."""
+    array = to_numpy(x)
+    matrix: npt.NDArray[np.generic] = array.reshape(-1, array.shape[-1])
+    transform = contract.transform
+    if transform.columnwise:
+        matrix = matrix.T
+    if transform.hadamard:
+        rotated = rotate(widen(matrix), name, transform.random_signs)
+        with np.errstate(over="ignore"):
+            matrix = rotated.astype(array.dtype)  # exact: it was rounded to that dtype
+    return matrix
 
 
 def _check_out(out: QuantizedTensor, x: Array, format: BlockFormat, shape: tuple[int, ...]) -> tuple[U8, U8]:
@@ -315,14 +351,18 @@ def _resolve_tile(
     return (tile[0], tile[1])
 
 
-def _check_global_amax(global_amax: object, rule: Rule, format: BlockFormat, rows: int, scaling: Scaling) -> F32 | None:
-    """The given amax as float32 of shape () or (rows,)."""
-    if global_amax is None:
-        return None
+def _check_takes_amax(rule: Rule, format: BlockFormat) -> None:
     if not isinstance(rule, NVFP4Rule) or rule.stored is None:
         raise UnsupportedError(f"{format.name} under this contract has no global scale; leave global_amax out")
     if rule.constant_factor is not None:
         raise UnsupportedError("this contract was made with a global_scale of its own; leave global_amax out")
+
+
+def _check_global_amax(global_amax: object, rule: Rule, format: BlockFormat, rows: int, scaling: Scaling) -> F32 | None:
+    """The given amax as float32 of shape () or (rows,)."""
+    if global_amax is None:
+        return None
+    _check_takes_amax(rule, format)
     raw = to_numpy(cast("Any", global_amax)) if is_torch(global_amax) else np.asarray(global_amax)
     if raw.dtype.kind not in "iufbV":  # ml_dtypes report kind V
         raise InputError(f"global_amax must be a number or an array of numbers, got {global_amax!r}")

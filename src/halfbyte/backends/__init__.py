@@ -3,14 +3,48 @@
 from __future__ import annotations
 
 from halfbyte.backends.cpu import Cpu
-from halfbyte.backends.protocol import Backend, Parts, Request
+from halfbyte.backends.protocol import Backend, DeviceBackend, DeviceParts, Parts, Request
 from halfbyte.backends.reference import Reference
+from halfbyte.backends.triton import Triton
 from halfbyte.errors import BackendError, unknown_name
 
 BACKENDS: dict[str, Backend] = {"cpu": Cpu(), "reference": Reference()}
-"""In the order in which "auto" asks them."""
+"""Those that take numpy arrays, in the order in which "auto" asks them."""
 
-__all__ = ["BACKENDS", "Backend", "Parts", "Request", "choose_backend"]
+DEVICE_BACKENDS: dict[str, DeviceBackend] = {"triton": Triton()}
+"""Those that take tensors where they lie. "auto" asks them first, for tensors that lie on a device."""
+
+__all__ = [
+    "BACKENDS",
+    "DEVICE_BACKENDS",
+    "Backend",
+    "DeviceBackend",
+    "DeviceParts",
+    "Parts",
+    "Request",
+    "choose_backend",
+    "choose_device_backend",
+]
+
+
+def choose_device_backend(name: str, request: Request, decoding: bool = False) -> DeviceBackend | None:
+    """The device backend that serves a request, or None where a backend on numpy arrays has to.
+
+    One that is asked for by name and cannot serve raises its reason.
+    """
+
+    def reason_against(backend: DeviceBackend) -> str | None:
+        return backend.supports_decoding(request) if decoding else backend.supports(request)
+
+    if name == "auto":
+        on_device = request.device not in ("numpy", "cpu")
+        able = (backend for backend in DEVICE_BACKENDS.values() if on_device and reason_against(backend) is None)
+        return next(able, None)
+    if not isinstance(name, str) or name not in DEVICE_BACKENDS:
+        return None
+    if (reason := reason_against(DEVICE_BACKENDS[name])) is not None:
+        raise BackendError(f"backend {name} cannot do this: {reason}; or choose backend='auto'")
+    return DEVICE_BACKENDS[name]
 
 
 def choose_backend(name: str, request: Request, decoding: bool = False) -> Backend:
@@ -25,7 +59,7 @@ def choose_backend(name: str, request: Request, decoding: bool = False) -> Backe
     if name == "auto":
         return next(backend for backend in BACKENDS.values() if reason_against(backend) is None)
     if not isinstance(name, str) or name not in BACKENDS:
-        raise unknown_name("backend", name, ["auto", *BACKENDS])
+        raise unknown_name("backend", name, ["auto", *BACKENDS, *DEVICE_BACKENDS])
     backend = BACKENDS[name]
     if (reason := reason_against(backend)) is not None:
         raise BackendError(f"backend {name} cannot do this: {reason}; choose backend='reference'")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,9 @@ from halfbyte.contracts import Contract
 from halfbyte.contracts.spec import Scaling, Tile
 from halfbyte.formats import BlockFormat
 from halfbyte.methods import Method
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,8 @@ class Request:
     """Contiguous (rows, K) codes and scales to write into, where the backend can; it may return others instead."""
     threads: int | None = None
     """How many threads may work; None: the backend's own choice. Never changes a bit."""
+    device: str = "numpy"
+    """Where the operand lies: "numpy", or the type of a torch tensor's device ("cpu", "cuda")."""
 
 
 @dataclass(frozen=True)
@@ -72,3 +77,46 @@ class Backend(Protocol):
 
         out: where the values may go; the caller looks whether it is what came back.
         """
+
+
+@dataclass(frozen=True)
+class DeviceParts:
+    """What a device backend returns: tensors on the operand's device."""
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+    stored_scale: torch.Tensor | None
+    global_scale: torch.Tensor | None
+
+
+class DeviceBackend(Protocol):
+    """The plug point for engines that take tensors where they lie and return them there, without waiting."""
+
+    name: str
+
+    def supports(self, request: Request) -> str | None:
+        """None if this backend can quantize the request, else the reason why not."""
+
+    def supports_decoding(self, request: Request) -> str | None:
+        """The same for dequantize."""
+
+    def quantize(
+        self,
+        x: torch.Tensor,
+        request: Request,
+        amax: torch.Tensor | None = None,
+        out: tuple[torch.Tensor, torch.Tensor] | None = None,
+    ) -> DeviceParts:
+        """Quantize a (rows, K) matrix; `amax`: one for the tensor or one a row, in place of the operand's own."""
+
+    def dequantize(
+        self,
+        codes: torch.Tensor,
+        scales: torch.Tensor,
+        stored_scale: torch.Tensor | None,
+        shape: tuple[int, int],
+        request: Request,
+        dtype: torch.dtype,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Decode a (rows, K) matrix, into `out` if given."""
