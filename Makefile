@@ -4,13 +4,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test check sanitize lint types format conform bench docs clean
+.PHONY: demo test test-clients check sanitize lint types format conform bench docs clean
 
-demo: $(VENV)/.runtime  ## quantize a small set of tensors with every contract and method
+demo: $(VENV)/.runtime  ## every contract and method on a few tensors; then a real model converted and verified
 	$(BIN)/python examples/demo.py
+	$(BIN)/python -m examples.minilm
 
 test: $(VENV)/.peers  ## run every test, the live peers included
 	$(BIN)/python -m pytest -n auto
+
+test-clients: $(VENV)/.peers .venv-vllm/.ready .venv-sglang/.ready  ## vLLM and SGLang load what convert writes (minutes)
+	$(BIN)/python -m pytest tests/clients/check_sglang.py tests/clients/check_vllm.py
 
 check: lint types test sanitize  ## lint, types, tests, and the kernels under sanitizers
 
@@ -38,7 +42,7 @@ docs: $(VENV)/.runtime  ## rewrite the generated tables in docs/
 	$(BIN)/python docs/generate.py
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-vllm .venv-sglang .demo .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -54,4 +58,11 @@ $(VENV)/.peers: requirements.txt requirements-dev.txt requirements-peers.txt pyp
 	$(PIP) -r requirements-peers.txt
 	$(PIP) --no-deps transformer_engine==2.20.2  # its Python reference quantizer is loaded as a file: no CUDA
 	$(PIP) --no-deps --editable .
+	touch $@
+
+# torch first and with what it needs; the client itself without, so that nothing built for a GPU comes along
+.venv-%/.ready: requirements-%.txt
+	$(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/python -m pip --disable-pip-version-check install --quiet torch==2.13.0
+	.venv-$*/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r requirements-$*.txt
 	touch $@

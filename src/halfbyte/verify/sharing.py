@@ -13,6 +13,7 @@ from halfbyte.verify.weights import Weight, Weights
 
 FUSED_SETS = (
     ("q_proj", "k_proj", "v_proj"),
+    ("query", "key", "value"),
     ("gate_proj", "up_proj"),
     ("w1", "w3"),
     ("q_a_proj", "kv_a_proj_with_mqa"),
