@@ -11,7 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from halfbyte.verify.matching import sglang_modelopt
 from tests.clients.converted import converted
+from tests.clients.matching_cases import disagreements
 from tests.quantized import dequantized, edit, load
 
 ROOT = Path(__file__).parents[2]
@@ -83,3 +85,7 @@ def test_config_files_that_disagree_are_seen(tmp_path: Path) -> None:
     edit(path, ignore=["lm_head", "model.layers.1.mlp"])
     done = run(path, tmp_path / "weights.npz")
     assert "different exclude lists" in done.stderr
+
+
+def test_verify_matches_exclude_lists_as_sglang_does(tmp_path: Path) -> None:
+    assert disagreements(PYTHON, "sglang", sglang_modelopt, tmp_path) == []

@@ -17,7 +17,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from halfbyte.verify.matching import vllm_modelopt
 from tests.clients.converted import converted
+from tests.clients.matching_cases import disagreements
 from tests.quantized import edit, load, write_dequantized
 
 ROOT = Path(__file__).parents[2]
@@ -169,3 +171,7 @@ def test_what_is_wrong_goes_wrong(answers: dict[str, Answer], name: str) -> None
     values = answers[name].values
     if values is not None and np.isfinite(values).all():
         assert distance(answers, name, f"{good}/decoded") > 0.03
+
+
+def test_verify_matches_exclude_lists_as_vllm_does(tmp_path: Path) -> None:
+    assert disagreements(PYTHON, "vllm", vllm_modelopt, tmp_path) == []

@@ -106,12 +106,17 @@ def decoded(layer: Any) -> tuple[Any, bool]:
     return values * scales * multiplier, True
 
 
-def main() -> None:
-    checkpoint, output = Path(sys.argv[1]), Path(sys.argv[2])
+def prepare() -> None:
+    """Make SGLang importable."""
     transformers = import_module("transformers")
     for name in ("AutoConfig", "AutoModel", "AutoModelForCausalLM", "AutoProcessor", "AutoTokenizer"):
         getattr(transformers, name)  # transformers looks for real packages: before there are empty ones
     import_module("stand_ins").install(COMPILED)
+
+
+def main() -> None:
+    checkpoint, output = Path(sys.argv[1]), Path(sys.argv[2])
+    prepare()
     config = json.loads((checkpoint / "config.json").read_text())
     load_file = import_module("safetensors.torch").load_file
     tensors = {name: tensor for file in checkpoint.glob("*.safetensors") for name, tensor in load_file(file).items()}
