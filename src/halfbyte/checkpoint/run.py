@@ -160,10 +160,11 @@ class Pool:
             while closer.is_alive():
                 closer.join(0.1)
                 self._report()
+        except BaseException:
+            self.stop.set()
+            raise
         finally:
-            if any(thread.is_alive() for thread in threads) or self._error is not None:
-                self.stop.set()
-                self._whole.put(None)
+            self._whole.put(None)
             for thread in (*threads, closer):
                 thread.join()
             for writer in self._open:
