@@ -106,9 +106,8 @@ class CastReport:
             )
         for cost in self.costs:
             exact = "lossless" if cost.lossless else f"squared error {cost.squared_error:.6g}"
-            lines.append(
-                f"  share {cost.share:<7}{cost.scales} global scales, {cost.exact_blocks} blocks exact, {exact}"
-            )
+            scales = f"{cost.scales} global scale{'s' if cost.scales > 1 else ''}"
+            lines.append(f"  share {cost.share:<7}{scales}, {cost.exact_blocks} blocks exact, {exact}")
         return "\n".join(lines)
 
     def _scale(self) -> str:
