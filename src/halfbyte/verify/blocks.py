@@ -8,11 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from halfbyte.verify.report import Problem
-from halfbyte.verify.values import view
+from halfbyte.verify.values import pieces, view
 from halfbyte.verify.weights import GPT_OSS, Weight, Weights
-
-ROWS = 1 << 22
-"""Scale bytes that are looked at together."""
 
 
 def block_problems(path: Path, weights: Weights) -> Iterator[Problem]:
@@ -24,12 +21,11 @@ def block_problems(path: Path, weights: Weights) -> Iterator[Problem]:
 
 
 def _weight(path: Path, weight: Weight) -> Iterator[Problem]:
-    scales = view(path, weight.parts["scales"]).view(np.uint8).reshape(-1)
-    name = weight.parts["scales"].name
+    total, name = weight.parts["scales"].info.bytes, weight.parts["scales"].name
     e4m3 = weight.kind.format == "nvfp4"
     nan = negative = zero = 0
-    for start in range(0, scales.size, ROWS):
-        part = scales[start : start + ROWS]
+    for piece in pieces(path, weight.parts["scales"]):
+        part = piece.view(np.uint8)
         if e4m3:
             nan += int(((part & 0x7F) == 0x7F).sum())
             negative += int((part > 0x80).sum()) - int((part == 0xFF).sum())
@@ -37,20 +33,16 @@ def _weight(path: Path, weight: Weight) -> Iterator[Problem]:
         else:
             nan += int((part == 0xFF).sum())
     if nan:
-        yield Problem(
-            "error", "block-scale", name, f"{nan} of {scales.size} scales are NaN: their blocks decode to NaN"
-        )
+        yield Problem("error", "block-scale", name, f"{nan} of {total} scales are NaN: their blocks decode to NaN")
     if negative:
-        yield Problem("error", "block-scale", name, f"{negative} of {scales.size} scales are negative")
+        yield Problem("error", "block-scale", name, f"{negative} of {total} scales are negative")
     if zero:
         lost = _lost_blocks(path, weight)
         if lost:
-            text = (
-                f"{zero} of {scales.size} scales are 0, {lost} of them over codes that are not: those values are lost"
-            )
+            text = f"{zero} of {total} scales are 0, {lost} of them over codes that are not: those values are lost"
             yield Problem("error", "block-scale", name, text)
         else:
-            text = f"{zero} of {scales.size} scales are 0 (over zero codes); Model-Optimizer's rule is never to write 0"
+            text = f"{zero} of {total} scales are 0 (over zero codes); Model-Optimizer's rule is never to write 0"
             yield Problem("warning", "block-scale", name, text)
 
 

@@ -12,13 +12,11 @@ from halfbyte.checkpoint.index import Checkpoint, Tensor
 from halfbyte.codec.bits import F32
 from halfbyte.verify.diagnose import diagnose
 from halfbyte.verify.report import Problem, Report, WeightError
-from halfbyte.verify.values import Matrix, matrices, view
+from halfbyte.verify.values import Matrix, matrices, pieces, view
 from halfbyte.verify.weights import Weights, find_weights
 
 CONSUMED = (".input_scale", ".input_global_scale", ".weight_shape", "_input_scale", ".k_scale", ".v_scale")
 """Tensors of a quantized source that describe activations or shapes; a conversion may leave them out."""
-
-ELEMENTS = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -166,9 +164,8 @@ def _equal(checkpoint: Checkpoint, source: Checkpoint, mine: Tensor, theirs: Ten
         text = f"shape {list(mine.info.shape)}, but {list(theirs.info.shape)} in the source"
         report.add("error", "shape", mine.name, text)
         return
-    a, b = view(checkpoint.path, mine).reshape(-1), view(source.path, theirs).reshape(-1)
-    for start in range(0, a.size, ELEMENTS):
-        got, wanted = a[start : start + ELEMENTS], b[start : start + ELEMENTS]
+    at = 0
+    for got, wanted in zip(pieces(checkpoint.path, mine), pieces(source.path, theirs), strict=True):
         if not same_type(mine, theirs):
             with np.errstate(over="ignore"):
                 wanted = wanted.astype(np.float32).astype(got.dtype)
@@ -176,9 +173,10 @@ def _equal(checkpoint: Checkpoint, source: Checkpoint, mine: Tensor, theirs: Ten
             how = f"kept as {mine.info.dtype}"
             if not same_type(mine, theirs):
                 how = f"{theirs.info.dtype} rounded to {mine.info.dtype}"
-            text = f"{how}, but some of elements {start} to {start + got.size - 1} differ from the source"
+            text = f"{how}, but some of elements {at} to {at + got.size - 1} differ from the source"
             report.add("error", "kept", mine.name, text)
             return
+        at += got.size
     report.equal += 1
 
 

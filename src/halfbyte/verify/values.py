@@ -40,7 +40,7 @@ NUMPY: dict[str, npt.DTypeLike] = {
     "I64": np.int64,
     "BOOL": np.bool_,
 }
-CHUNK = 1 << 22
+CHUNK = 1 << 20
 """Elements that are decoded at a time."""
 
 TRANSPOSED = ("gpt_oss", "llama4", "llama4_text", "qwen3_vl_moe", "qwen3_vl_moe_text")
@@ -78,6 +78,15 @@ def view(path: Path, tensor: Tensor) -> Raw:
         return np.zeros(info.shape, NUMPY[info.dtype])
     raw = np.memmap(path / tensor.file, np.uint8, "r", info.start, (info.bytes,))
     return np.asarray(raw).view(NUMPY[info.dtype]).reshape(info.shape)
+
+
+def pieces(path: Path, tensor: Tensor) -> Iterator[Raw]:
+    """A tensor's elements in order, flat, a part at a time; each part is mapped on its own."""
+    dtype = np.dtype(NUMPY[tensor.info.dtype])
+    step = CHUNK * dtype.itemsize
+    for start in range(tensor.info.start, tensor.info.stop, step):
+        size = min(step, tensor.info.stop - start)
+        yield np.asarray(np.memmap(path / tensor.file, np.uint8, "r", start, (size,))).view(dtype)
 
 
 def scalar(path: Path, tensor: Tensor) -> np.float32:
