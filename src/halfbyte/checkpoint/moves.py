@@ -11,7 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from halfbyte.casting.hybrid import outside
 from halfbyte.casting.move import HIGHEST, WINDOW
+from halfbyte.casting.operand import Group as CastGroup
 from halfbyte.casting.operand import Piece as CastPiece
 from halfbyte.casting.optimal import write
 from halfbyte.casting.scales import power
@@ -58,9 +60,8 @@ def find_exponents(codes: U8, scales: U8, width: int, module: str) -> Exponents 
     """The exponents of some rows; None if every block is zero. A scale of 255 is NaN and refused."""
     if scales.size and int(scales.max()) == 255:
         raise CheckpointError(f"{module}: an E8M0 scale is 255, which is NaN; repair the source, or --keep the module")
-    piece = CastPiece(codes, scales, width, BLOCK)
-    used = piece.exponents[piece.nonzero]
-    return Exponents(int(used.min()), int(used.max())) if used.size else None
+    found = CastGroup([CastPiece(codes, scales, width, BLOCK)]).exponent_range
+    return None if found is None else Exponents(*found)
 
 
 def cast_rows(codes: U8, scales: U8, width: int, exponents: Exponents) -> tuple[U8, U8, int]:
@@ -68,8 +69,8 @@ def cast_rows(codes: U8, scales: U8, width: int, exponents: Exponents) -> tuple[
     piece = CastPiece(codes, scales, width, BLOCK)
     if exponents.fit:
         return *keep(piece, exponents.m), 0
-    below = (piece.exponents < exponents.high - WINDOW) & piece.nonzero
-    return *write(piece, power(exponents.m, STORES_MULTIPLIER)), int(below.sum())
+    beyond = outside(piece, exponents.m).reshape(*scales.shape, -1).any(axis=-1)
+    return *write(piece, power(exponents.m, STORES_MULTIPLIER)), int(beyond.sum())
 
 
 def stored_word(files: Files, view: View | None, module: str) -> np.float32:

@@ -81,7 +81,7 @@ def activations_of(options: Options, target: Target, sources_have: bool) -> tupl
         if sources_have:
             return "source", "static"
         is_miles = target.contract is not None and target.contract.name == "miles"
-        wanted = "unit" if is_miles else "none"
+        wanted = "unit" if is_miles or target.layout.name == "deepseek-v4" else "none"  # whose readers expect a scale
     if wanted == "none":
         return "none", "none"
     if target.format is not None and not target.format.has_global:
