@@ -203,7 +203,15 @@ def gpt_oss(seed: int = 0) -> tuple[Tensors, Config]:
         "layer_types": ["sliding_attention", "full_attention"],
         "swiglu_limit": 7.0,
         "attention_bias": True,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 150000.0},
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 150000.0,
+            "factor": 32.0,
+            "original_max_position_embeddings": 4096,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+        },
     }
     return w.tensors, base_config("gpt_oss", "GptOssForCausalLM", **more)
 

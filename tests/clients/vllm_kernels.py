@@ -33,6 +33,7 @@ def install(activations: bool) -> None:
         linear.register_linear_kernel(kernel, cpu, kind)
     _install_nvfp4_experts()
     _install_mxfp4_experts()
+    _install_plain_experts()
 
 
 def decode_nvfp4(packed: Any, scales: Any, multiplier: Any, dtype: Any) -> Any:
@@ -160,3 +161,26 @@ def _install_mxfp4_experts() -> None:
     # these experts choose by platform; the branch named after another device keeps the tensors as they were loaded
     compressed.__dict__["current_platform"] = SimpleNamespace(is_xpu=lambda: True)
     compressed.__dict__["XPUExpertsMxFp4"] = experts
+
+
+def _install_plain_experts() -> None:
+    """Unquantized experts through the same sums, so that a model and its decoded twin can be equal to the bit."""
+    experts = import_module(f"{MOE}.experts.cpu_moe").CPUUnquantizedExperts
+
+    def apply(
+        self: Any,
+        output: Any,
+        hidden_states: Any,
+        w1: Any,
+        w2: Any,
+        topk_weights: Any,
+        topk_ids: Any,
+        activation: Any,
+        *rest: Any,
+        **named: Any,
+    ) -> None:
+        biases = (self.w1_bias, self.w2_bias)
+        mix_experts(output, hidden_states, w1.data, w2.data, topk_weights, topk_ids, activation, biases)
+
+    experts.process_weights_after_loading = lambda self, layer: None
+    experts.apply = apply
