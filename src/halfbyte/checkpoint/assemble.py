@@ -204,13 +204,25 @@ def _json_files(draft: Draft, activations: Activations, shards: Sequence[Shard])
 
 def _excluded(draft: Draft, quantized: Sequence[str]) -> list[str]:
     """Modules that a reader would take for quantized linear layers: all that are kept but lookup tables."""
-    excluded = [module for module in draft.kept if not any(rule.search(module) for rule, _ in TABLES)]
+    excluded = [
+        module for module in draft.kept if not any(rule.search(module.rpartition(".")[2]) for rule, _ in TABLES)
+    ]
     for name, tensor in draft.checkpoint.tensors.items():  # convolutions
         if name.endswith(".weight") and len(tensor.info.shape) > 2 and name not in draft.owned:
             excluded.append(name.removesuffix(".weight"))
     if draft.checkpoint.setting("tie_word_embeddings"):
         excluded.append("lm_head")
+    excluded += _whole_experts(excluded, quantized)
     return exclude_list(excluded, quantized)
+
+
+def _whole_experts(excluded: Sequence[str], quantized: Sequence[str]) -> list[str]:
+    """Names of expert layers that are kept as a whole: SGLang asks for the layer, not for its experts."""
+
+    def layers(modules: Sequence[str]) -> set[str]:
+        return {module.partition(".experts.")[0] + ".experts" for module in modules if ".experts." in module}
+
+    return sorted(layers(excluded) - layers(quantized))
 
 
 def _notes(draft: Draft, selector: Selector) -> list[str]:
