@@ -56,8 +56,17 @@ def resolve_target(options: Options, family: Family) -> Target:
         listed = ", ".join(layout.formats)
         raise UnsupportedError(f"layout {layout.name} holds {listed}, not {options.to}; layouts: modelopt (nvfp4), "
                                "compressed-tensors (nvfp4, mxfp4), gpt-oss (mxfp4)")  # fmt: skip
-    if family.native_fp8 and layout.name == "modelopt":
+    if family.native_fp8 and layout.name != "modelopt":
+        raise UnsupportedError(
+            f"{family.name} stays FP8 outside its experts, which no reader of layout {layout.name} expects; "
+            "use --to nvfp4 --layout modelopt"
+        )
+    if family.native_fp8:
         layout = get_layout("deepseek-v4")
+    if layout.name == "gpt-oss" and family.stacking not in (None, "interleaved"):
+        raise UnsupportedError(
+            f"layout gpt-oss is read for gpt-oss models only, not for {family.name}; use --layout compressed-tensors"
+        )
     format = get_format(options.to)
     contract = get_contract(options.contract or DEFAULT_CONTRACT[options.to], format)
     repairs = options.contract is None or contract.name in DEFAULT_CONTRACT.values()
