@@ -16,7 +16,7 @@ import halfbyte as hb
 from halfbyte.study import SCENARIOS, Study, run_study
 from halfbyte.study.export import study_csv, study_json
 from halfbyte.study.page import findings, study_page, summary, winner
-from halfbyte.study.run import ALGORITHMS, COLUMNS
+from halfbyte.study.run import ALGORITHMS, COLUMNS, run_scenario
 
 NAMES = ["gaussian", "mixed-scales", "spread-17", "spread-18", "spread-50", "single-outlier", "constant", "conv"]
 
@@ -122,3 +122,12 @@ def test_error_maps_lie_where_the_errors_are(study: Study) -> None:
 
 def test_workers_change_nothing(study: Study) -> None:
     assert run_study(["spread-18", "constant"], workers=1).rows == run_study(["spread-18", "constant"], workers=3).rows
+
+
+def test_torch_tensors_give_the_same_figures() -> None:
+    """What `--device cuda` does, on a device that is always there."""
+    import torch
+
+    for name in ("conv", "spread-18"):
+        row = run_scenario(SCENARIOS[name], lambda x: torch.from_numpy(x))
+        assert row == run_scenario(SCENARIOS[name], lambda x: x)

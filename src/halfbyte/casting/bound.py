@@ -99,7 +99,7 @@ def _better(
     except UnsupportedError:
         return scale, error
     found = total_error(group, tried)
-    return (tried, found) if found < error * (1 - 1e-9) else (scale, error)
+    return (tried, found) if found < error * (1 - 1e-12) else (scale, error)
 
 
 def _cut(a: float, b: float) -> F64:

@@ -33,8 +33,8 @@ SAMPLE = 8192
 FINALISTS = 4
 """How many of the sampled global scales are measured on all halves."""
 
-MARGIN = 1 - 1e-9
-"""A global scale that is no power of two has to be better by more than rounding."""
+CLEARLY = 1 - 1e-12
+"""Another global scale has to be better by more than the rounding of sums, so that every machine takes the same."""
 
 LARGEST = E2M1.max * E4M3.max
 
@@ -55,7 +55,7 @@ def choose(group: Group, contract: Contract, others: Iterable[float] = ()) -> Bo
     candidates += sampled_candidates(group, contract)
     for scale in candidates:
         tried = total_error(group, scale, _kept(scale))
-        if tried < error * MARGIN:
+        if tried < error * CLEARLY:
             best, error = scale, tried
     if best.exponent is None:
         best, error = _polished(group, contract, best, error)
@@ -68,7 +68,7 @@ def _polished(group: Group, contract: Contract, scale: GlobalScale, error: float
     for step in (-64, -16, -4, -2, -1, 1, 2, 4, 16, 64):
         neighbour = hold(np.uint32(bits + step).view(np.float32), contract)
         tried = total_error(group, neighbour)
-        if tried < error:
+        if tried < error * CLEARLY:
             scale, error = neighbour, tried
     return scale, error
 
@@ -90,7 +90,7 @@ def write(piece: Piece, scale: GlobalScale) -> tuple[U8, U8]:
     for k in np.unique(exponents):
         here = exponents == k
         table = make_table(int(k), scale, decoded)
-        columns, _ = best_scales(counts[here].astype(np.float64), table)
+        columns = best_scales(counts[here].astype(np.float64), table)
         byte[here] = columns + table.first
         new[here] = table.codes[columns]
     scales[where] = byte
@@ -121,7 +121,7 @@ def best_power(group: Group, contract: Contract) -> tuple[GlobalScale, float]:
                 raise
             break
         error = total_error(group, scale, _kept(scale))
-        if best is None or error < best[1]:
+        if best is None or error < best[1] * CLEARLY:
             best = scale, error
     if best is None:
         raise UnsupportedError(f"contract {contract.name} holds no power of two that fits this tensor")

@@ -80,19 +80,13 @@ def half_errors(counts: F64, table: Table) -> F64:
     return total
 
 
-def best_scales(counts: F64, table: Table) -> tuple[npt.NDArray[np.int64], F64]:
-    """Column of the table and error of the best scale of each half; the smaller scale of equals."""
-    columns, errors = np.empty(len(counts), np.int64), np.empty(len(counts))
-    for start in range(0, len(counts), CHUNK):
-        part = half_errors(counts[start : start + CHUNK], table)
-        chosen = part.argmin(axis=1)
-        columns[start : start + CHUNK] = chosen
-        errors[start : start + CHUNK] = np.take_along_axis(part, chosen[:, None], axis=1)[:, 0]
-    return columns, errors
+def best_scales(counts: F64, table: Table) -> npt.NDArray[np.intp]:
+    """Column of the table with the best scale of each half; the smaller scale of equals."""
+    return np.concatenate([half_errors(part, table).argmin(axis=1) for part in chunks(counts)])
 
 
 def least_errors(counts: F64, table: Table) -> F64:
-    """The error of the best scale of each half, by a matrix product: the search's quick estimate of `best_scales`."""
+    """The error of the best scale of each half, by a matrix product: its last bit is the library's, it picks none."""
     return np.concatenate([least_sums(part, table.errors) for part in chunks(counts)])
 
 
@@ -114,5 +108,5 @@ def total_error(group: Group, scale: GlobalScale, kept: tuple[int, int] | None =
     for k, counts in group.by_exponent.items():
         if kept is not None and kept[0] <= k <= kept[1]:
             continue
-        total += float(best_scales(counts, make_table(k, scale, decoded))[1].sum())
+        total += float(least_errors(counts, make_table(k, scale, decoded)).sum())
     return total
