@@ -1,0 +1,179 @@
+"""The layouts of checkpoints: names, dtypes, shapes and what the config files say, literally."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from halfbyte.errors import InputError, UnknownNameError, UnsupportedError
+from halfbyte.formats import get_format
+from halfbyte.layouts import LAYOUTS, get_layout
+from halfbyte.layouts.exclude import clashes, exclude_list
+from halfbyte.layouts.spec import Activations, Setting, Stack
+
+NVFP4, MXFP4 = get_format("nvfp4"), get_format("mxfp4")
+
+
+def parts(
+    layout: str, stack: Stack, format: str = "nvfp4", activations: Activations = "none"
+) -> list[tuple[object, ...]]:
+    found = get_layout(layout).parts(stack, get_format(format), activations)
+    return [(part.name, part.dtype, part.shape, part.role) for part in found]
+
+
+def test_modelopt_tensors() -> None:
+    assert parts("modelopt", Stack("m", 128, 64), activations="static") == [
+        ("m.weight", "U8", (128, 32), "codes"),
+        ("m.weight_scale", "F8_E4M3", (128, 4), "scales"),
+        ("m.weight_scale_2", "F32", (), "multiplier"),
+        ("m.input_scale", "F32", (), "input_multiplier"),
+    ]
+    assert len(parts("modelopt", Stack("m", 128, 64))) == 3
+
+
+def test_modelopt_stacks() -> None:
+    assert parts("modelopt", Stack("experts.down_proj", 128, 64, 8), activations="static") == [
+        ("experts.down_proj", "U8", (8, 32, 128), "codes"),
+        ("experts.down_proj_weight_scale", "F8_E4M3", (8, 4, 128), "scales"),
+        ("experts.down_proj_weight_scale_2", "F32", (), "multiplier"),
+        ("experts.down_proj_input_scale", "F32", (), "input_multiplier"),
+    ]
+
+
+def test_compressed_tensors() -> None:
+    assert parts("compressed-tensors", Stack("m", 128, 64), activations="static") == [
+        ("m.weight_packed", "U8", (128, 32), "codes"),
+        ("m.weight_scale", "F8_E4M3", (128, 4), "scales"),
+        ("m.weight_global_scale", "F32", (1,), "divisor"),
+        ("m.input_global_scale", "F32", (1,), "input_divisor"),
+    ]
+    assert parts("compressed-tensors", Stack("m", 128, 64), "mxfp4", "static") == [
+        ("m.weight_packed", "U8", (128, 32), "codes"),
+        ("m.weight_scale", "U8", (128, 2), "scales"),
+    ]
+    with pytest.raises(UnsupportedError, match="has no stacked experts"):
+        parts("compressed-tensors", Stack("m", 128, 64, 8))
+
+
+def test_gpt_oss() -> None:
+    assert parts("gpt-oss", Stack("experts.gate_up_proj", 128, 64, 8), "mxfp4") == [
+        ("experts.gate_up_proj_blocks", "U8", (8, 128, 2, 16), "codes"),
+        ("experts.gate_up_proj_scales", "U8", (8, 128, 2), "scales"),
+    ]
+    with pytest.raises(UnsupportedError, match="holds stacked experts only"):
+        parts("gpt-oss", Stack("m", 128, 64), "mxfp4")
+
+
+def setting(format: str = "nvfp4", activations: Activations = "none") -> Setting:
+    return Setting(get_format(format), activations, ["a.up_proj"], ["lm_head"], {"quant_method": "fp8"})
+
+
+def test_modelopt_configs() -> None:
+    scheme = {"dynamic": False, "num_bits": 4, "type": "float", "group_size": 16}
+    producer = {"name": "modelopt", "version": "0.47.0"}
+    layout = get_layout("modelopt")
+    assert layout.quantization_config(setting(activations="static")) == {
+        "quant_method": "modelopt",
+        "quant_algo": "NVFP4",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": scheme, "input_activations": scheme}},
+        "ignore": ["lm_head"],
+        "producer": producer,
+    }
+    weights_alone = layout.quantization_config(setting())
+    assert weights_alone["quant_algo"] == "W4A16_NVFP4"
+    assert "input_activations" not in weights_alone["config_groups"]["group_0"]
+    assert layout.extra_files(setting()) == {
+        "hf_quant_config.json": {
+            "producer": producer,
+            "quantization": {
+                "quant_algo": "W4A16_NVFP4",
+                "kv_cache_quant_algo": None,
+                "group_size": 16,
+                "exclude_modules": ["lm_head"],
+            },
+        }
+    }
+
+
+def test_compressed_tensors_configs() -> None:
+    layout = get_layout("compressed-tensors")
+    config = layout.quantization_config(setting(activations="static"))
+    group = config["config_groups"]["group_0"]
+    assert (config["quant_method"], config["format"]) == ("compressed-tensors", "nvfp4-pack-quantized")
+    assert (group["weights"]["strategy"], group["weights"]["group_size"]) == ("tensor_group", 16)
+    assert (group["input_activations"]["dynamic"], group["input_activations"]["observer"]) == ("local", "static_minmax")
+    assert layout.quantization_config(setting())["config_groups"]["group_0"]["input_activations"] is None
+    mx = layout.quantization_config(setting("mxfp4", "static"))
+    group = mx["config_groups"]["group_0"]
+    assert (mx["format"], group["weights"]["strategy"], group["weights"]["group_size"]) == (
+        "mxfp4-pack-quantized", "group", 32,
+    )  # fmt: skip
+    assert group["weights"]["scale_dtype"] == "torch.uint8"
+    assert group["input_activations"]["dynamic"] is True
+    assert layout.extra_files(setting()) == {}
+
+
+def test_compressed_tensors_reads_its_config() -> None:
+    """The peer's own parser takes it, and finds the schemes that were meant."""
+    from compressed_tensors.quantization import QuantizationConfig
+
+    for format, activations in (("nvfp4", "none"), ("nvfp4", "static"), ("mxfp4", "none"), ("mxfp4", "static")):
+        wanted = setting(format, "static" if activations == "static" else "none")
+        parsed = QuantizationConfig.model_validate(get_layout("compressed-tensors").quantization_config(wanted))
+        group = parsed.config_groups["group_0"]
+        assert (group.weights.num_bits, group.weights.group_size) == (4, wanted.format.block)
+        assert (group.input_activations is None) == (activations == "none")
+
+
+def test_deepseek_v4_builds_on_the_source() -> None:
+    config = get_layout("deepseek-v4").quantization_config(setting(activations="static"))
+    assert config["quant_method"] == "fp8"
+    assert config["moe_quant_algo"] == "NVFP4"
+    assert config["quantized_layers"] == {"a.up_proj": {"quant_algo": "NVFP4", "group_size": 16}}
+
+
+def test_configs_are_json() -> None:
+    for layout in LAYOUTS.values():
+        for format in layout.formats:
+            config = layout.quantization_config(setting(format))
+            assert json.loads(json.dumps(config)) == config
+
+
+def test_unknown_layouts_list_the_known() -> None:
+    with pytest.raises(UnknownNameError, match="unknown layout 'awq'; known: compressed-tensors, deepseek-v4, gpt-oss"):
+        get_layout("awq")
+
+
+def vllm_excludes(listed: list[str], module: str) -> bool:
+    """The rule of vLLM's reader of Model-Optimizer files: exact, then any substring."""
+    return any(name == module or name in module for name in listed)
+
+
+@pytest.mark.parametrize(
+    ("listed", "quantized", "clash"),
+    [
+        ("model.layers.0.mlp.gate", "model.layers.0.mlp.gate_up_proj", True),
+        ("model.layers.0.mlp.gate", "model.layers.0.mlp.gate_proj", True),
+        ("model.layers.1", "model.layers.10.mlp.up_proj", True),
+        ("model.layers.0.mlp.gate", "model.layers.0.mlp.experts.0.gate_proj", False),
+        ("model.layers.1.mlp.gate", "model.layers.11.mlp.up_proj", False),
+        ("lm_head", "model.layers.0.mlp.up_proj", False),
+    ],
+)
+def test_names_that_swallow_others(listed: str, quantized: str, clash: bool) -> None:
+    assert vllm_excludes([listed], quantized) is clash
+    assert bool(clashes([listed], [quantized])) is clash
+    if clash:
+        with pytest.raises(InputError, match=f"{listed} stays unquantized, but its name is part of {quantized}"):
+            exclude_list([listed], [quantized])
+    else:
+        assert exclude_list([listed], [quantized]) == [listed]
+
+
+def test_fused_names_count_too() -> None:
+    assert clashes(["a.qkv_proj"], ["a.q_proj", "a.k_proj", "a.v_proj"]) == [("a.qkv_proj", "a.qkv_proj")]
+
+
+def test_lists_are_sorted_and_have_no_doubles() -> None:
+    assert exclude_list(["b", "a", "b"], ["x"]) == ["a", "b"]

@@ -1,0 +1,180 @@
+"""`halfbyte convert`: options, plan, log, errors and exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from halfbyte.checkpoint import Options, Resources, Rules, make_plan
+from halfbyte.checkpoint import run as run_plan
+from halfbyte.cli import app
+from halfbyte.cli.convert import expand, memory_size
+from halfbyte.errors import InputError
+from tests.checkpoint.toy import all_bytes, llama, random, write_checkpoint
+
+RUNNER = CliRunner()
+SMALL = ("--max-memory", "256MB", "--workers", "2", "--device", "cpu")
+
+
+def convert(*arguments: object) -> tuple[int, str]:
+    result = RUNNER.invoke(app, ["convert", *map(str, arguments), *SMALL])
+    return result.exit_code, result.output
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return write_checkpoint(tmp_path / "s", llama(), shards=2)
+
+
+def test_a_conversion_and_the_same_again(tmp_path: Path, source: Path) -> None:
+    code, output = convert(source, tmp_path / "d")
+    assert code == 0, output
+    assert "2 shards written" in output
+    assert f"Next: halfbyte verify {tmp_path / 'd'}" in " ".join(output.split("\n"))
+    run_plan(make_plan(source, Options()), tmp_path / "library", Resources(workers=1, sync=False))
+    assert all_bytes(tmp_path / "d") == all_bytes(tmp_path / "library")
+    code, output = convert(source, tmp_path / "d")
+    assert (code, "is whole already: nothing to do" in output) == (0, True)
+
+
+def test_dry_run_prints_the_plan_and_writes_nothing(tmp_path: Path, source: Path) -> None:
+    code, output = convert(source, tmp_path / "d", "--dry-run", "--keep", "o_proj", "--activations", "unit")
+    assert code == 0
+    assert not (tmp_path / "d").exists()
+    for text in (
+        "quantize: float → nvfp4", "copied as they are", "--keep o_proj", "output head", "groups share a tensor scale",
+        "W4A4 with input_scale 1.0", "for buffers", "will be written", "contract modelopt()",
+    ):  # fmt: skip
+        assert text in output, text
+
+
+def test_names_of_the_miles_converter(tmp_path: Path, source: Path) -> None:
+    theirs = ("--num-layers-at-start-in-bf16", 1, "--extra-high-precision-layers-hf", "o_proj", "v_proj")
+    assert convert(source, tmp_path / "a", *theirs)[0] == 0
+    ours = ("--keep-first", 1, "--keep", "o_proj", "--keep", "v_proj")
+    assert convert(source, tmp_path / "b", *ours)[0] == 0
+    assert all_bytes(tmp_path / "a") == all_bytes(tmp_path / "b")
+    assert convert(source, tmp_path / "c", "--num-layers-at-end-in-bf16", 1, "--quiet") == (0, "")
+
+
+def test_patterns_after_one_option() -> None:
+    assert expand(["s", "d", "--keep", "a", "b", "--to", "mxfp4"]) == [
+        "s",
+        "d",
+        "--keep",
+        "a",
+        "--keep",
+        "b",
+        "--to",
+        "mxfp4",
+    ]
+    assert expand(["--keep", "a", "s", "d"]) == ["--keep", "a", "s", "d"]
+    assert expand(["--quiet", "s", "d", "--include", "x", "y"]) == [
+        "--quiet",
+        "s",
+        "d",
+        "--include",
+        "x",
+        "--include",
+        "y",
+    ]
+    assert expand(["s", "--to", "nvfp4", "d", "--keep", "x"]) == ["s", "--to", "nvfp4", "d", "--keep", "x"]
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("2GB", 2 * 10**9), ("2 GiB", 2 << 30), ("512m", 512 * 10**6), ("1e9", 10**9), ("1.5k", 1500), ("7", 7)],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert memory_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "lots", "-1GB", "0", "2XB", "1.2.3GB"])
+def test_sizes_that_are_none(text: str) -> None:
+    with pytest.raises(InputError, match="is no size; examples"):
+        memory_size(text)
+
+
+def test_json_log(tmp_path: Path, source: Path) -> None:
+    code, output = convert(source, tmp_path / "d", "--json-log")
+    lines = [json.loads(line) for line in output.splitlines()]
+    kinds = [line["event"] for line in lines]
+    assert (code, kinds[0], kinds[-1]) == (0, "plan", "finished")
+    assert kinds.count("shard") == 2
+    assert lines[0]["shards"][0]["tensors"][0]["offsets"]
+    assert lines[-1]["shards_written"] == 2
+    code, output = convert(source, source, "--json-log")
+    assert (code, json.loads(output)["event"]) == (2, "error")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--to", "int4"), "unknown target format 'int4'"),
+        (("--method", "best"), "unknown method 'best'"),
+        (("--layout", "awq"), "unknown layout 'awq'"),
+        (("--device", "tpu"), "unknown device 'tpu'"),
+        (("--device", "cuda:x"), "unknown device 'cuda:x'"),
+        (("--max-memory", "lots"), "is no size"),
+        (("--max-memory", "1kB"), "is too little"),
+        (("--experts-only", "--include", "x"), "exclude each other"),
+        (("--include", "nothing"), "nothing to convert"),
+    ],
+)
+def test_refused_before_anything_is_written(
+    tmp_path: Path, source: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    result = RUNNER.invoke(app, ["convert", str(source), str(tmp_path / "d"), *arguments])
+    assert result.exit_code == 2
+    assert message in " ".join(result.output.split())
+    assert not (tmp_path / "d").exists()
+
+
+def test_cuda_that_is_not_there(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    result = RUNNER.invoke(app, ["convert", str(source), str(tmp_path / "d"), "--device", "cuda"])
+    assert result.exit_code == 2
+    assert "device cuda: torch finds no CUDA device here; use --device cpu" in result.output
+
+
+def test_an_error_while_working_keeps_what_is_done(tmp_path: Path) -> None:
+    tensors = llama()
+    tensors["model.layers.1.mlp.down_proj.weight"][0, 0] = float("nan")
+    source = write_checkpoint(tmp_path / "s", tensors, shards=2)
+    code, output = convert(source, tmp_path / "d", "--quiet")
+    assert code == 1
+    assert "model.layers.1.mlp.down_proj holds NaN" in " ".join(output.split())
+
+
+def test_ctrl_c_says_how_to_continue(tmp_path: Path) -> None:
+    """A real signal to a real process, at work on tensors that keep it busy for a while."""
+    tensors = {f"model.layers.{i}.mlp.down_proj.weight": random(i, 1024, 2048) for i in range(40)}
+    source = write_checkpoint(tmp_path / "s", tensors, {"num_hidden_layers": 40}, shards=20)
+    start = [sys.executable, "-c", "from halfbyte.cli import app; app()", "convert"]
+    program = [*start, str(source), str(tmp_path / "d"), "--method", "optimal", "--workers", "1", "--json-log"]
+    environment = {**os.environ, "HALFBYTE_THREADS": "1"}
+    with subprocess.Popen(program, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if json.loads(line)["event"] == "shard":
+                process.send_signal(signal.SIGINT)
+                break
+        rest = process.stdout.read()
+        assert process.wait(timeout=60) == 130, rest
+    assert "the same command continues from there" in json.loads(rest.splitlines()[-1])["message"]
+    assert {path.name for path in (tmp_path / "d").iterdir()} == {".halfbyte"}
+    began = time.perf_counter()
+    plan = make_plan(source, Options(method="optimal", rules=Rules()))
+    outcome = run_plan(plan, tmp_path / "d", Resources(workers=2, sync=False))
+    assert outcome.shards_found >= 1
+    assert time.perf_counter() - began < 60

@@ -1,0 +1,171 @@
+"""Weight sync: bit-identical with convert, complete groups only, the same rules under the trainer's names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from halfbyte.arrays import to_numpy
+from halfbyte.checkpoint import Options, Resources, Rules, make_plan, run
+from halfbyte.errors import CheckpointError, InputError, UnsupportedError
+from halfbyte.online import Config, Named, quantize_named
+from halfbyte.testing import assert_same_bits
+from tests.checkpoint.toy import llama, random, read_checkpoint, write_checkpoint
+
+Array = npt.NDArray[Any]
+ONE = Resources(workers=1, max_memory=1 << 28, sync=False)
+GROUPS = (("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",))
+
+
+def as_torch(x: Array) -> torch.Tensor:
+    return (
+        torch.from_numpy(x.view(np.int16)).view(torch.bfloat16)
+        if x.dtype == ml_dtypes.bfloat16
+        else torch.from_numpy(x)
+    )
+
+
+def by_groups(tensors: dict[str, Array]) -> list[list[tuple[str, Array]]]:
+    """What a trainer hands over: partners together, everything else alone."""
+    batches: dict[object, list[tuple[str, Array]]] = {}
+    for name, x in tensors.items():
+        prefix, _, end = name.removesuffix(".weight").rpartition(".")
+        key = next(((prefix, names) for names in GROUPS if end in names and x.ndim == 2), name)
+        batches.setdefault(key, []).append((name, x))
+    return list(batches.values())
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        Options(),
+        Options(method="amax", activations="unit"),
+        Options(method="four_six"),
+        Options(layout="compressed-tensors", activations="unit"),
+        Options(to="mxfp4", layout="compressed-tensors"),
+        Options(contract="transformer_engine", method="amax"),
+        Options(contract="compressed_tensors", method="amax", layout="compressed-tensors"),
+    ],
+    ids=["default", "amax", "four_six", "ct", "mxfp4", "te", "ct contract"],
+)
+def test_the_same_bits_as_convert(tmp_path: Path, options: Options, kind: str) -> None:
+    tensors = llama()
+    tensors["model.layers.0.self_attn.o_proj.weight"][...] = 0
+    run(make_plan(write_checkpoint(tmp_path / "s", tensors, shards=2), options), tmp_path / "d", ONE)
+    expected = read_checkpoint(tmp_path / "d")
+    config = Config(options, "llama", 2)
+    got: dict[str, Array] = {}
+    for batch in by_groups(tensors):
+        pairs: list[Named] = [(name, as_torch(x) if kind == "torch" else x) for name, x in batch]
+        for name, x in quantize_named(pairs, Rules(), config):
+            assert isinstance(x, torch.Tensor) == (kind == "torch")
+            found = to_numpy(x)
+            got[name] = found.view(np.uint8) if found.dtype == ml_dtypes.float8_e4m3fn else found
+    assert set(got) == set(expected)
+    for name, x in expected.items():
+        assert_same_bits(got[name], x)
+
+
+def test_float8_scales_come_as_float8() -> None:
+    x = torch.ones(32, 64, dtype=torch.bfloat16)
+    named = dict(quantize_named([("a.down_proj.weight", x)], Rules(), Config()))
+    assert named["a.down_proj.weight_scale"].dtype == torch.float8_e4m3fn
+    assert named["a.down_proj.weight_scale_2"].shape == ()
+
+
+@pytest.mark.parametrize(
+    ("given", "missing"), [("gate_proj", "up_proj"), ("up_proj", "gate_proj"), ("w1", "w3"), ("q_proj", "k_proj")]
+)
+def test_incomplete_groups_are_refused(given: str, missing: str) -> None:
+    with pytest.raises(CheckpointError, match=f"m.0.{given} shares its scale with m.0.{missing}"):
+        quantize_named([(f"m.0.{given}.weight", random(0, 32, 32))], Rules(), Config())
+
+
+def test_a_family_without_gates() -> None:
+    pairs = [("backbone.layers.0.mixer.experts.0.up_proj.weight", random(0, 32, 32))]
+    assert len(quantize_named(pairs, Rules(), Config(model_type="nemotron_h"))) == 3
+
+
+@pytest.mark.parametrize(
+    ("rules", "trainer_name"),
+    [
+        (Rules(keep=("down_proj",)), ""),
+        (Rules(keep_first=1), ""),
+        (Rules(keep_last=4), ""),
+        (Rules(experts_only=True), ""),
+        (Rules(keep=("decoder.layers.0.",)), "module.module.decoder.layers.0.mlp.linear_fc2.weight"),
+        (Rules(keep=("*linear_fc2*",)), "module.module.decoder.layers.0.mlp.linear_fc2.weight"),
+    ],
+)
+def test_rules_keep(rules: Rules, trainer_name: str) -> None:
+    pair = ("model.layers.0.mlp.down_proj.weight", random(0, 32, 32))
+    config = Config(num_hidden_layers=4, trainer_name=trainer_name)
+    (name, x), *rest = quantize_named([pair], rules, config)
+    assert (name, rest) == (pair[0], [])
+    assert x is pair[1]
+
+
+@pytest.mark.parametrize(("layer", "kept"), [(0, True), (1, False), (3, True)])
+def test_the_trainers_layer_number_counts_where_the_name_has_none(layer: int, kept: bool) -> None:
+    rules = Rules(keep_first=1, keep_last=1)
+    config = Config(num_hidden_layers=4, trainer_name=f"module.module.decoder.layers.{layer}.mlp.linear_fc2.weight")
+    named = quantize_named([("mlp.down_proj.weight", random(0, 32, 32))], rules, config)
+    assert (len(named) == 1) is kept
+
+
+def test_everything_else_passes_through() -> None:
+    pairs: list[Named] = [
+        ("model.layers.0.input_layernorm.weight", random(0, 32)),
+        ("lm_head.weight", random(1, 32, 32)),
+        ("model.layers.0.mlp.down_proj.bias", random(2, 32)),
+        ("model.layers.0.mlp.gate.weight", random(3, 4, 32)),
+    ]
+    assert quantize_named(pairs, Rules(), Config()) == pairs
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_5_moe", "qwen3_vl_moe", "gpt_oss"])
+def test_stacked_experts_as_convert_splits_them(tmp_path: Path, model_type: str) -> None:
+    shapes = {"qwen3_5_moe": ((2, 64, 64), (2, 64, 32))}.get(model_type, ((2, 64, 64), (2, 32, 64)))
+    at = "model.layers.0.mlp.experts"
+    tensors = {f"{at}.gate_up_proj": random(0, *shapes[0]), f"{at}.down_proj": random(1, *shapes[1])}
+    options = Options(layout="compressed-tensors")
+    source = write_checkpoint(
+        tmp_path / "s", tensors, {"model_type": model_type, "hidden_size": 64, "intermediate_size": 32}
+    )
+    run(make_plan(source, options), tmp_path / "d", ONE)
+    expected = read_checkpoint(tmp_path / "d")
+    got = quantize_named([(name, as_torch(x)) for name, x in tensors.items()], Rules(), Config(options, model_type))
+    assert {name for name, _ in got} == set(expected)
+    for name, x in got:
+        found = to_numpy(x)
+        assert_same_bits(found, expected[name])
+
+
+def test_stacked_experts_of_an_unknown_family() -> None:
+    with pytest.raises(InputError, match="orientation is not known"):
+        quantize_named([("m.experts.gate_up_proj", random(0, 2, 32, 32))], Rules(), Config())
+
+
+@pytest.mark.parametrize(
+    ("config", "error"),
+    [(Config(Options(to="bf16")), UnsupportedError), (Config(Options(activations="amax.json")), UnsupportedError)],
+)
+def test_what_weight_sync_does_not_do(config: Config, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        quantize_named([("a.down_proj.weight", random(0, 32, 32))], Rules(), config)
+
+
+def test_broken_weights_and_dtypes() -> None:
+    broken = random(0, 32, 32)
+    broken[0, 0] = np.nan
+    with pytest.raises(CheckpointError, match=r"a.down_proj holds NaN"):
+        quantize_named([("a.down_proj.weight", broken)], Rules(), Config())
+    with pytest.raises(InputError, match="cannot quantize dtype"):
+        quantize_named([("a.down_proj.weight", np.ones((32, 32), np.int32))], Rules(), Config())
