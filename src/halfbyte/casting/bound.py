@@ -18,7 +18,7 @@ import numpy as np
 from halfbyte.casting.hybrid import values_of
 from halfbyte.casting.operand import F64, MAGNITUDES, Group
 from halfbyte.casting.scales import GlobalScale, hold
-from halfbyte.casting.tables import FIRST_NORMAL, chunks, least_sums, total_error
+from halfbyte.casting.tables import FIRST_NORMAL, chunks, largest_value, least_sums, total_error
 from halfbyte.contracts import Contract
 from halfbyte.errors import UnsupportedError
 from halfbyte.formats import E2M1, E4M3
@@ -55,9 +55,7 @@ class Bounded:
 def prove(group: Group, scale: GlobalScale, error: float, contract: Contract) -> Bounded:
     """Search all global scales for a better one than the one given; bound what is left."""
     exponents = sorted(group.by_exponent, reverse=True)
-    largest = max(
-        float(values_of(k)[int(np.flatnonzero((group.by_exponent[k] > 0).any(axis=0))[-1])]) for k in exponents
-    )
+    largest = largest_value(group)
     low, high = (largest - error**0.5) / (E2M1.max * E4M3.max), largest / 784
     if not (np.isfinite(largest) and low > 0):
         return Bounded(scale, error, 0.0)
@@ -114,7 +112,7 @@ def _front_bounds(group: Group, exponents: list[int], intervals: F64, error: flo
         open_ = np.flatnonzero(bounds < error * CLOSE)
         if not open_.size:
             break
-        counts = group.by_exponent[k][:FRONT]
+        counts = group.by_exponent[k][:FRONT].astype(np.float64)
         for start in range(0, open_.size, 128):
             some = open_[start : start + 128]
             errors = interval_errors(k, intervals[some])

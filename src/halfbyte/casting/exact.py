@@ -63,7 +63,7 @@ def find_lossless(group: Group) -> Lossless | None:
         low, high = intervals(odd)
         least, most = -NEVER, NEVER
         for k, counts in group.by_exponent.items():
-            sets = np.unique((counts[:, 1:] > 0) @ (1 << np.arange(7)))
+            sets = np.unique(np.packbits(counts[:, 1:] > 0, axis=1, bitorder="little"))
             least = max(least, k + int(low[sets].max()))
             most = min(most, k + int(high[sets].min()))
         if least <= most:

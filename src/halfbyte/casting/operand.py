@@ -131,14 +131,13 @@ class Group:
         return 0 if found is None else found[1] - (LOWEST + WINDOW)
 
     @functools.cached_property
-    def by_exponent(self) -> dict[int, F64]:
+    def by_exponent(self) -> dict[int, U8]:
         """Counts of the NVFP4 blocks that are not zero, by their exponent: {k: (blocks, 8)}."""
         k = np.concatenate([piece.half_exponents[piece.nonzero_half] for piece in self.pieces])
         counts = np.concatenate([piece.counts[piece.nonzero_half] for piece in self.pieces])
         order = np.argsort(k, kind="stable")
         values, starts = np.unique(k[order], return_index=True)
-        parts = np.split(counts[order], starts[1:])
-        return {int(value): part.astype(np.float64) for value, part in zip(values, parts, strict=True)}
+        return {int(value): part for value, part in zip(values, np.split(counts[order], starts[1:]), strict=True)}
 
 
 def read(q: QuantizedTensor, name: str) -> Piece:

@@ -16,11 +16,11 @@ import numpy as np
 
 from halfbyte.casting.bound import Bounded, prove
 from halfbyte.casting.exact import find_lossless
-from halfbyte.casting.hybrid import outside, recode, values_of
+from halfbyte.casting.hybrid import outside, recode
 from halfbyte.casting.move import HIGHEST, LOWEST
-from halfbyte.casting.operand import F64, Group, Piece
+from halfbyte.casting.operand import Group, Piece
 from halfbyte.casting.scales import GlobalScale, hold, power
-from halfbyte.casting.tables import best_scales, least_errors, make_table, total_error
+from halfbyte.casting.tables import best_scales, largest_value, least_errors, make_table, total_error
 from halfbyte.casting.verbatim import keep
 from halfbyte.codec.bits import U8
 from halfbyte.contracts import Contract
@@ -90,7 +90,7 @@ def write(piece: Piece, scale: GlobalScale) -> tuple[U8, U8]:
     for k in np.unique(exponents):
         here = exponents == k
         table = make_table(int(k), scale, decoded)
-        columns = best_scales(counts[here].astype(np.float64), table)
+        columns = best_scales(counts[here], table)
         byte[here] = columns + table.first
         new[here] = table.codes[columns]
     scales[where] = byte
@@ -108,7 +108,7 @@ def best_power(group: Group, contract: Contract) -> tuple[GlobalScale, float]:
 
     A larger m than k_max - 8 only loses small scales (docs/cast.md), so no power of two is better than this one.
     """
-    largest = max(_largest(k, counts) for k, counts in group.by_exponent.items())
+    largest = largest_value(group)
     best: tuple[GlobalScale, float] | None = None
     for m in range(group.closed_form, -150, -1):
         clipped = largest - LARGEST * 2.0**m
@@ -128,16 +128,10 @@ def best_power(group: Group, contract: Contract) -> tuple[GlobalScale, float]:
     return best
 
 
-def _largest(k: int, counts: F64) -> float:
-    """The largest value of the halves with exponent k."""
-    top = int(np.flatnonzero((counts > 0).any(axis=0))[-1])
-    return float(values_of(k)[top])
-
-
 def sampled_candidates(group: Group, contract: Contract) -> list[GlobalScale]:
     """Global scales that are no power of two and look best on a sample of the halves, the best first."""
     sample = _sample(group)
-    largest = max(_largest(k, counts) for k, counts in group.by_exponent.items())
+    largest = largest_value(group)
     if not np.isfinite(largest):
         return []
     # The largest value as a product of E2M1's 6 or 4 and one of the upper E4M3 scales: it is then decoded exactly.
@@ -156,7 +150,7 @@ def _rating(entry: tuple[float, GlobalScale]) -> tuple[float, float]:
 
 
 def _rated(
-    multipliers: Iterable[float], sample: dict[int, tuple[F64, float]], contract: Contract
+    multipliers: Iterable[float], sample: dict[int, tuple[U8, float]], contract: Contract
 ) -> list[tuple[float, GlobalScale]]:
     rated = []
     for value in multipliers:
@@ -173,7 +167,7 @@ def _rated(
     return sorted(rated, key=_rating)
 
 
-def _sample(group: Group) -> dict[int, tuple[F64, float]]:
+def _sample(group: Group) -> dict[int, tuple[U8, float]]:
     """{k: (some of its halves, how many each stands for)}."""
     share = max(SAMPLE // max(len(group.by_exponent), 1), 1)
     sample = {}

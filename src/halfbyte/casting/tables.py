@@ -80,20 +80,20 @@ def half_errors(counts: F64, table: Table) -> F64:
     return total
 
 
-def best_scales(counts: F64, table: Table) -> npt.NDArray[np.intp]:
+def best_scales(counts: U8, table: Table) -> npt.NDArray[np.intp]:
     """Column of the table with the best scale of each half; the smaller scale of equals."""
     return np.concatenate([half_errors(part, table).argmin(axis=1) for part in chunks(counts)])
 
 
-def least_errors(counts: F64, table: Table) -> F64:
+def least_errors(counts: U8, table: Table) -> F64:
     """The error of the best scale of each half, by a matrix product: its last bit is the library's, it picks none."""
     return np.concatenate([least_sums(part, table.errors) for part in chunks(counts)])
 
 
-def chunks(counts: F64) -> Iterator[F64]:
+def chunks(counts: U8) -> Iterator[F64]:
     """The halves a few at a time."""
     for start in range(0, len(counts), CHUNK):
-        yield counts[start : start + CHUNK]
+        yield counts[start : start + CHUNK].astype(np.float64)
 
 
 def least_sums(counts: F64, errors: F64) -> F64:
@@ -110,3 +110,9 @@ def total_error(group: Group, scale: GlobalScale, kept: tuple[int, int] | None =
             continue
         total += float(least_errors(counts, make_table(k, scale, decoded)).sum())
     return total
+
+
+def largest_value(group: Group) -> float:
+    """The largest value of a group; Inf if float32 cannot hold it."""
+    tops = {k: int(np.flatnonzero(counts.max(axis=0))[-1]) for k, counts in group.by_exponent.items()}
+    return max(float(values_of(k)[top]) for k, top in tops.items())

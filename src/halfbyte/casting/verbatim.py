@@ -24,7 +24,7 @@ def midpoint(group: Group) -> int:
 def energy_by_exponent(group: Group) -> dict[int, float]:
     """{k: sum of the squared E2M1 values of all blocks with that exponent}: S_j of the closed form, added up."""
     squares = MAGNITUDES**2
-    return {k: float((counts @ squares).sum()) for k, counts in group.by_exponent.items()}
+    return {k: float(counts.sum(axis=0, dtype=np.int64) @ squares) for k, counts in group.by_exponent.items()}
 
 
 def snapping_error(energy: dict[int, float], m: int) -> float:
