@@ -95,7 +95,7 @@ def main() -> None:
     before = embeddings(SOURCE)
     original = (SOURCE / "model.safetensors").stat().st_size
     table = Table(title=f"all-MiniLM-L6-v2, fp32, {original / 1e6:.1f} MB; to NVFP4, {len(SENTENCES)} sentences")
-    for column in ("method", "size", "mean error", "worst", "mean cosine", "least", "problems", "seconds"):
+    for column in ("method", "size", "mean error", "worst", "mean cosine", "least", "wrong", "seconds"):
         table.add_column(column, justify="left" if column == "method" else "right")
     for method in METHODS:
         result = measure(method, before)
