@@ -10,7 +10,8 @@ from hypothesis import given, settings
 
 import halfbyte as hb
 from halfbyte.casting.exact import intervals
-from halfbyte.casting.move import POWER_BYTES, power_scales
+from halfbyte.casting.move import power_bytes, power_scales
+from halfbyte.casting.operand import Group, Piece, read
 from halfbyte.formats import E4M3
 from halfbyte.testing import assert_same_bits
 from tests.casting.sources import Matrix, decoded, random_source, source, sources
@@ -52,11 +53,13 @@ def test_18_is_one_too_many() -> None:
 
 
 def test_block_scales_are_the_powers_of_two_that_e4m3_holds() -> None:
-    assert [float(E4M3.values[byte]) for byte in POWER_BYTES] == [2.0**n for n in range(-9, 9)]
+    steps = np.arange(18, dtype=np.uint8)
+    assert_same_bits(E4M3.values[power_bytes(steps)], (2.0 ** np.arange(-9, 9)).astype(np.float32))
     scales = np.arange(255, dtype=np.uint8)[None]
-    bytes_ = power_scales(scales, 10, 2, 510)
-    wanted = 2.0 ** np.clip(np.arange(255) - 127 - 10, -9, 8)
-    assert_same_bits(E4M3.values[bytes_], np.repeat(wanted, 2).astype(np.float32)[None])
+    for m in range(-150, 140):
+        wanted = (2.0 ** np.clip(np.arange(255) - 127 - m, -9, 8)).astype(np.float32)
+        assert_same_bits(E4M3.values[power_scales(scales, m, 2, 510)], np.repeat(wanted, 2)[None])
+        assert_same_bits(E4M3.values[power_scales(scales, m, 1, 255)], wanted[None])
 
 
 @pytest.mark.parametrize(
@@ -176,6 +179,27 @@ def test_every_way_to_store_the_global_scale_decodes_alike(contract: str) -> Non
     values: Matrix = np.asarray(hb.dequantize(result))
     assert np.array_equal(values, hb.dequantize(q))
     assert result.contract.name == contract
+
+
+def test_blocks_of_16_become_one_block_each() -> None:
+    q = hb.quantize(np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32), "mxfp4", block=16)
+    result, report = hb.cast(q, "nvfp4")
+    assert (report.blocks, np.asarray(result.scales).shape) == (16, (4, 4))
+    assert_same_bits(hb.dequantize(result), hb.dequantize(q))
+
+
+def test_the_scales_alone_settle_the_common_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No code is looked at to know that a spread of 17 is kept; a spread of 18 asks for the codes."""
+
+    def refuse(self: Piece) -> None:
+        raise AssertionError("a code was read")
+
+    pieces = [read(random_source(np.random.default_rng(0), spread), "q") for spread in (17, 18)]
+    monkeypatch.setattr(Piece, "whole", property(refuse))
+    assert Group([pieces[0]]).settled
+    assert not Group([pieces[1]]).settled
+    with pytest.raises(AssertionError, match="a code was read"):
+        bool(Group([pieces[1]]).fits)
 
 
 @given(sources(widest=17))

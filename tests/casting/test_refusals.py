@@ -73,7 +73,9 @@ def test_lists(q: hb.QuantizedTensor) -> None:
 def test_a_contract_that_cannot_hold_the_scale() -> None:
     """compressed-tensors stores 1/g, which is 2^135 for the smallest blocks."""
     tiny = source(np.full((1, 1), -127), np.full((1, 32), 7))
-    with pytest.raises(hb.UnsupportedError, match=r"float32 cannot hold for a global scale of .* stores the multiplier"):
+    with pytest.raises(
+        hb.UnsupportedError, match=r"float32 cannot hold for a global scale of .* stores the multiplier"
+    ):
         hb.cast(tiny, "nvfp4", contract="compressed_tensors")
 
 

@@ -106,6 +106,10 @@ def test_the_page_is_whole_and_needs_nothing_else(study: Study) -> None:
         xml.dom.minidom.parseString(picture)
     assert page.count("data:image/png;base64,") == len(study.inexact) * len(COLUMNS)
     assert page.count("<circle") == len(NAMES) * len(COLUMNS)
+    width = float(re.findall(r'viewBox="0 0 (\S+) ', pictures[0])[0])
+    positions = [float(x) for x in re.findall(r'<circle cx="(\S+)"', pictures[0])]
+    assert all(0 < x < width for x in positions)
+    assert len(set(positions)) > 5, "zeros in one column, the rest along the axis"
     assert not re.search(r'(src|href)="http', page)
     assert "<script" not in page
 

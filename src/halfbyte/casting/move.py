@@ -19,9 +19,6 @@ LOWEST, HIGHEST = -9, 8
 WINDOW = HIGHEST - LOWEST
 """17: how far the exponents of two blocks may lie apart under one global scale."""
 
-POWER_BYTES = np.searchsorted(E4M3.magnitudes, 2.0 ** np.arange(LOWEST, HIGHEST + 1)).astype(np.uint8)
-"""E4M3 byte of 2**(LOWEST + index)."""
-
 SIGNLESS = np.uint64(0x7777777777777777)
 
 
@@ -38,10 +35,9 @@ class Scan:
 
 def scan(codes: U8, scales: U8) -> Scan:
     """Zero blocks, and the range of the others' scales: codes (rows, blocks, bytes), scales (rows, blocks)."""
-    words = codes.reshape(scales.size, -1).view(np.uint64)
-    zero = np.flatnonzero((words[:, 0] & SIGNLESS) == 0)  # most blocks are decided by their first sixteen codes
-    zero = zero[((words[zero] & SIGNLESS) == 0).all(axis=1)]
-    flat = scales.reshape(-1)
+    blocks, flat = codes.reshape(scales.size, -1), scales.reshape(-1)
+    zero = np.flatnonzero((blocks[:, 0] & np.uint8(0x77)) == 0)  # most blocks are decided by their first two codes
+    zero = zero[((blocks[zero].view(np.uint64) & SIGNLESS) == 0).all(axis=1)]
     if not zero.size:
         return Scan(zero, int(flat.min()), int(flat.max()))
     left = np.bincount(flat, minlength=256) - np.bincount(flat[zero], minlength=256)
@@ -49,17 +45,21 @@ def scan(codes: U8, scales: U8) -> Scan:
     return Scan(zero, int(used[0]), int(used[-1])) if used.size else Scan(zero, None, None)
 
 
-def snapped_exponents(m: int) -> npt.NDArray[np.int64]:
-    """For each E8M0 byte: k - m, snapped to the powers of two that E4M3 holds."""
-    return np.clip(np.arange(256) - 127 - m, LOWEST, HIGHEST)
-
-
 def power_scales(scales: U8, m: int, repeat: int, halves: int) -> U8:
     """E8M0 bytes (rows, blocks) to E4M3 bytes (rows, halves): 2**(k - m), snapped, `repeat` times each."""
-    table = POWER_BYTES[snapped_exponents(m) - LOWEST]
-    if repeat == 2:  # both bytes of a pair in one look-up
-        pairs = np.take(table.astype(np.uint16) * np.uint16(257), scales)
-        doubled = pairs.view(np.uint8).reshape(scales.shape[0], -1)
+    lowest = 127 + m + LOWEST  # the E8M0 byte that becomes 2**-9
+    if 0 <= lowest <= 255 - WINDOW:
+        step = np.clip(scales, np.uint8(lowest), np.uint8(lowest + WINDOW)) - np.uint8(lowest)
     else:
-        doubled = np.repeat(np.take(table, scales), repeat, axis=1)
-    return doubled if doubled.shape[1] == halves else np.ascontiguousarray(doubled[:, :halves])
+        step = np.clip(scales.astype(np.int16) - np.int16(lowest), 0, WINDOW).astype(np.uint8)
+    byte = power_bytes(step)
+    if repeat == 2:
+        byte = (byte.astype(np.uint16) * np.uint16(257)).view(np.uint8)  # each byte twice
+    return byte if byte.shape[1] == halves else np.ascontiguousarray(byte[:, :halves])
+
+
+def power_bytes(step: U8) -> U8:
+    """E4M3 byte of 2**(LOWEST + step): a subnormal's mantissa bit moves up, then the exponent field counts."""
+    subnormal = np.left_shift(np.uint8(1), step)
+    normal = np.left_shift(step - np.uint8(2), np.uint8(E4M3.mantissa_bits))
+    return np.where(step < 3, subnormal, normal)

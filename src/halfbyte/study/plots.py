@@ -60,7 +60,8 @@ def dots(rows: Mapping[str, Mapping[str, float]], title: str) -> str:
     low = math.floor(math.log10(min(positive))) if positive else -1
     high = math.ceil(math.log10(max(positive))) if positive else 0
     high = max(high, low + 1)
-    left, right, top, step = 150.0, 900.0, 46.0, 18.0
+    left = max(150.0, 7.0 * max(map(len, rows), default=0) + 16)  # long tensor names stay inside
+    right, top, step = left + 750, 46.0, 18.0
     zero, start = left + 20, left + 60
 
     def place(value: float) -> float:
