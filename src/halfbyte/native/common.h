@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 
 enum Dtype : int { BF16 = 0, FP16 = 1, FP32 = 2 };
 enum Tie : int { TIE_EVEN = 0, TIE_DOWN = 1 };
