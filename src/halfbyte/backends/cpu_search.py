@@ -28,7 +28,7 @@ from halfbyte.backends.protocol import Request
 from halfbyte.backends.reference import scale_byte
 from halfbyte.codec.bits import F32, U8
 from halfbyte.contracts import NVFP4Rule, expressions, reductions
-from halfbyte.contracts.spec import FourSixRule, Rounding, TensorScale
+from halfbyte.contracts.spec import FourSixRule, TensorScale
 from halfbyte.methods import Amax, FourSix, Hessian, Optimal
 
 ERRORS: list[Callable[[F32, F32, F32, TensorScale], F32]] = [
@@ -65,8 +65,8 @@ def search_reason(request: Request, rule: NVFP4Rule) -> str | None:
             return "4over6 is compiled for errors added in index order"
         return None
     if isinstance(method, Optimal | Hessian):
-        if rule.rounding != Rounding() and rule.rounding != Rounding(nan_code=7):
-            return "the exact search is compiled for ties to even and signs by y < 0"
+        if rule.rounding.wraps:
+            return "the exact search is compiled for contracts that saturate"
         if request.scaling == "row":
             return "the exact search is compiled for one global scale"
         if isinstance(method, Hessian) and method.codes == "descent":
@@ -113,7 +113,7 @@ def choose_bytes(
         else:
             return _in_range(found, t, multiplier)
     else:
-        _exact(x, rule, t, multiplier, request, scales, tables, codes)
+        return _exact(x, rule, t, multiplier, request, scales, tables, codes)
     return True
 
 
@@ -258,10 +258,15 @@ def _exact(
     scales: U8,
     tables: Tables,
     codes: U8,
-) -> None:
-    """Scale bytes and codes of least squared, weighted or Hessian error; zero blocks get the contract's own."""
+) -> bool:
+    """Scale bytes and codes of least squared, weighted or Hessian error; zero blocks get the contract's own.
+
+    False where the kernel has no numbers for the contract's way to a code.
+    """
     library, isa = native()
-    search = build_search_tables(rule, one_scale(t), multiplier.reshape(()))
+    search = build_search_tables(rule, one_scale(t), multiplier.reshape(()), tables, request.dtype)
+    if search is None:
+        return False
     rows, columns = scales.shape
     row_bytes, dtype = x.shape[1] * x.dtype.itemsize, DTYPE_CODES[request.dtype]
     method = request.method
@@ -283,3 +288,4 @@ def _exact(
             library.hb_search(isa, *inputs, ctypes.byref(search), given, *outputs)
 
     over_ranges(run, rows, row_bytes, request.threads)
+    return True

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from halfbyte.backends.cpu_library import DTYPE_CODES, Rule, SearchTables, Tables, as_array, load_library
+from halfbyte.backends.cpu_multipliers import fit_multipliers
 from halfbyte.backends.reference import scale_byte
 from halfbyte.codec.bits import DTYPES, F32, I32, U8, widen
 from halfbyte.codec.element import decode
@@ -223,20 +224,32 @@ def decode_table(
 
 
 @np.errstate(all="ignore")
-def build_search_tables(rule: NVFP4Rule, t: TensorScale, multiplier: F32) -> SearchTables:
-    """Numbers of every scale byte for the exact search (reference_search.py), pre-scaled by a power of two."""
+def build_search_tables(
+    rule: NVFP4Rule, t: TensorScale, multiplier: F32, tables: Tables, dtype: str
+) -> SearchTables | None:
+    """Numbers of every scale byte for the exact search (reference_search.py), pre-scaled by a power of two.
+
+    tables: those of the same rule and tensor. None where no multiplier stands for the rule's way to a code.
+    """
     divides, constants = element_constants(rule, t)
     exponent = int(np.frexp(multiplier)[1]) - 1
     unit = np.ldexp(multiplier, -exponent).astype(np.float32)
     scale = decode(ALL_BYTES[:127], E4M3) * unit
-    tables = SearchTables(divides=divides, prescale=float(np.ldexp(np.float32(1), -exponent)), unit=float(unit))
-    tables.to_scale = float(np.float32(1) / (np.float32(6) * unit))
-    tables.first = int(np.searchsorted(E4M3.magnitudes, max(rule.scale_byte.smallest, E4M3.smallest)))
-    tables.zero_byte = int(scale_byte(rule.pre_scale(np.zeros(1, np.float32), t), rule.scale_byte)[0])
+    search = SearchTables(divides=divides, prescale=float(np.ldexp(np.float32(1), -exponent)), unit=float(unit))
+    search.to_scale = float(np.float32(1) / (np.float32(6) * unit))
+    search.first = int(np.searchsorted(E4M3.magnitudes, max(rule.scale_byte.smallest, E4M3.smallest)))
+    search.zero_byte = int(scale_byte(rule.pre_scale(np.zeros(1, np.float32), t), rule.scale_byte)[0])
     # y = x·m = x'·(m·2**k), or x/d = x'/(d·2**-k): exact, because k is small (the caller checked the range of A).
-    as_array(tables.multiplier, np.float32)[:127] = np.ldexp(constants, -exponent if divides else exponent)
-    as_array(tables.scale, np.float32)[:127] = scale
-    return tables
+    numbers = np.ldexp(constants, -exponent if divides else exponent).astype(np.float32)
+    if divides or rule.rounding.tie != "even":
+        fitted = fit_multipliers(tables, 1 / numbers if divides else numbers, search.prescale, dtype)
+        if fitted is not None:
+            search.divides, numbers = 0, fitted
+        elif rule.rounding.tie != "even":
+            return None
+    as_array(search.multiplier, np.float32)[:127] = numbers
+    as_array(search.scale, np.float32)[:127] = scale
+    return search
 
 
 def triangle(matrices: F32) -> F32:
@@ -247,9 +260,9 @@ def triangle(matrices: F32) -> F32:
 
 
 def hessian_bounds(matrices: F32) -> F32:
-    """For each matrix: a bound on the root of its largest eigenvalue, and its trace, both a little too large.
+    """For each matrix: bounds on the root of its largest eigenvalue, on its trace, and from below on its smallest eigenvalue.
 
-    With them the kernel leaves out scales that cannot win (native/exact.inc). A matrix that is not positive
+    With them the kernel leaves out scales that cannot win (native/hessian.inc). A matrix that is not positive
     semidefinite gets a root of -1: nothing is left out.
     """
     exact = matrices.astype(np.float64)
@@ -257,7 +270,8 @@ def hessian_bounds(matrices: F32) -> F32:
     trace = np.trace(exact, axis1=1, axis2=2) * (1 + 1e-6)
     root = np.sqrt(np.maximum(values[:, -1], 0)) * (1 + 1e-6)
     root = np.where(values[:, 0] < 0, -1, root)
-    return np.ascontiguousarray(np.stack([root, trace], axis=1).astype(np.float32))
+    smallest = np.maximum(values[:, 0] - 1e-6 * trace, 0)
+    return np.ascontiguousarray(np.stack([root, trace, smallest], axis=1).astype(np.float32))
 
 
 def exponent_of_largest(values: F32) -> I32:

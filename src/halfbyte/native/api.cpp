@@ -113,12 +113,12 @@ void hb_search(int isa, const void* x, int64_t rows, int64_t columns, int dtype,
         k->emit(at, count, 16, dtype, tables, codes + start * 8, scales + start);
     }
 }
-// The same through Hessians: 136 numbers and two bounds a column.
+// The same through Hessians: 136 numbers and three bounds a column.
 void hb_hessian(int isa, const void* x, int64_t rows, int64_t columns, int dtype, const SearchTables* t, const float* h, const float* bounds, uint8_t* scales, const Tables* tables, uint8_t* codes) {
     const Kernels* k = tables_of(isa);
     const int64_t size = 16 * (dtype == FP32 ? 4 : 2);
     for (int64_t c = 0; c < columns; ++c)
-        k->hessian((const uint8_t*)x + c * size, columns * size, rows, dtype, t, h + c * 136, bounds + c * 2, scales + c, columns);
+        k->hessian((const uint8_t*)x + c * size, columns * size, rows, dtype, t, h + c * 136, bounds + c * 3, scales + c, columns);
     k->emit(x, rows * columns, 16, dtype, tables, codes, scales);
 }
 

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <numeric>
 #include <type_traits>
 
 enum Dtype : int { BF16 = 0, FP16 = 1, FP32 = 2 };

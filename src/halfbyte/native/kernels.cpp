@@ -9,6 +9,7 @@
 #include "lanes.inc"
 #include "four_six.inc"
 #include "exact.inc"
+#include "hessian.inc"
 
 namespace {
 
