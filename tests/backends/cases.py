@@ -155,9 +155,9 @@ def every_case() -> list[Case]:
     return cases
 
 
-def served_cases() -> list[Case]:
+def served_cases(dtype: str = "bf16") -> list[Case]:
     """Those that the compiled backend takes; test_bits.py holds the list to what it must contain."""
-    return [case for case in every_case() if Cpu().supports(case.request()) is None]
+    return [case for case in every_case() if Cpu().supports(case.request(dtype)) is None]
 
 
 # --- inputs ---

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from halfbyte.backends.cpu_library import DTYPE_CODES, Tables, load_library, native, over_ranges, pointer
+from halfbyte.backends.cpu_library import DTYPE_CODES, load_library, native, over_ranges, pointer
+from halfbyte.backends.cpu_mx import mx_reason, quantize_mx, run_tables
 from halfbyte.backends.cpu_search import choose_bytes, search_reason
-from halfbyte.backends.cpu_tables import build_mx_tables, build_nvfp4_tables, decode_table, magnitude_values, one_scale
+from halfbyte.backends.cpu_tables import build_nvfp4_tables, decode_table, magnitude_values, one_scale
 from halfbyte.backends.protocol import Parts, Request
 from halfbyte.backends.reference import Reference, tensor_scale
 from halfbyte.codec.bits import F32, U8
@@ -39,7 +40,7 @@ class Cpu:
         if isinstance(rule, NVFP4Rule | MXRule) and rule.scale_search and isinstance(request.method, Optimal | Hessian):
             return f"the search of {request.contract} has no compiled kernel"
         if isinstance(rule, MXRule):
-            return None if isinstance(request.method, Amax) else f"{request.format.name} has no compiled search"
+            return mx_reason(request, rule)
         if isinstance(rule, NVFP4Rule):
             return search_reason(request, rule.for_method(request.method))
         return None
@@ -56,7 +57,9 @@ class Cpu:
         matrix = np.require(x, requirements=["C", "A"]) if whole else np.pad(x, padding)
         rule = request.contract.rule(request.format)
         if isinstance(rule, MXRule):
-            parts = _quantize_mx(matrix, rule, request)
+            codes, scales = _outputs(matrix, request)
+            quantize_mx(matrix, rule, request, codes, scales)
+            parts = Parts(codes, scales, None, None)
         elif isinstance(rule, NVFP4Rule):
             parts = _quantize_nvfp4(matrix, rule.for_method(request.method), request)
         else:
@@ -126,15 +129,8 @@ def _quantize_nvfp4(x: npt.NDArray[Any], rule: NVFP4Rule, request: Request) -> P
         tables = build_nvfp4_tables(rule, one_scale(t), request.dtype)
         if tables is None:
             return REFERENCE.quantize(x, request)
-        _run_tables(x, tables, request, codes, scales)
+        run_tables(x, tables, request, codes, scales)
     return Parts(codes, scales, stored, multiplier)
-
-
-def _quantize_mx(x: npt.NDArray[Any], rule: MXRule, request: Request) -> Parts:
-    tables = build_mx_tables(rule, request.format.element, request.dtype)
-    codes, scales = _outputs(x, request)
-    _run_tables(x, tables, request, codes, scales)
-    return Parts(codes, scales, None, None)
 
 
 def _outputs(x: npt.NDArray[Any], request: Request) -> tuple[U8, U8]:
@@ -144,30 +140,6 @@ def _outputs(x: npt.NDArray[Any], request: Request) -> tuple[U8, U8]:
     if request.out is not None and (request.out[0].shape, request.out[1].shape) == (code_shape, scale_shape):
         return request.out
     return np.empty(code_shape, np.uint8), np.empty(scale_shape, np.uint8)
-
-
-def _run_tables(x: npt.NDArray[Any], tables: Tables, request: Request, codes: U8, scales: U8) -> None:
-    """Every block by table; then the blocks that no table describes by the reference."""
-    library, isa = native()
-    block, dtype = request.format.block, DTYPE_CODES[request.dtype]
-    size, code_bytes = block * x.dtype.itemsize, block // request.format.codes_per_byte
-    irregular = np.empty(scales.size, np.int64)
-
-    def run(start: int, stop: int) -> npt.NDArray[np.int64]:
-        count = ctypes.c_int64(stop - start)
-        outputs = pointer(codes, start * code_bytes), pointer(scales, start), pointer(irregular, start * 8)
-        if request.format.element == E2M1:
-            found = library.hb_plain(isa, pointer(x, start * size), count, block, dtype, ctypes.byref(tables), *outputs)
-        else:
-            found = library.hb_mxfp8(isa, pointer(x, start * size), count, dtype, ctypes.byref(tables), *outputs)
-        return irregular[start : start + found] + start
-
-    listed = np.concatenate(over_ranges(run, scales.size, size, request.threads))
-    if listed.size:
-        patch = dataclasses.replace(request, tile=(1, block))
-        parts = REFERENCE.quantize(x.reshape(-1, block)[listed], patch)
-        codes.reshape(-1, code_bytes)[listed] = parts.codes
-        scales.reshape(-1)[listed] = parts.scales[:, 0]
 
 
 def _decode(

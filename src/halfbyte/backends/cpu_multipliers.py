@@ -1,9 +1,9 @@
 """One multiplier a scale byte that stands for a contract's element formula in the exact search.
 
-The search kernel computes y = x·m and rounds to the nearest even code. A contract that divides, or that sends ties down,
-has the same codes as some m near its own quotient, as long as no input lies between the two: sixteen-bit inputs are
-sparse, so such an m nearly always exists. It is not assumed but checked, threshold by threshold: codes are monotone in
-x, so they agree on every input if they agree on both sides of every threshold.
+The search kernel computes y = x·m and rounds to the nearest even code. A contract that divides, or that sends ties
+down, has the same codes as some m near its own quotient, as long as no input lies between the two: sixteen-bit inputs
+are sparse, so such an m nearly always exists. It is not assumed but checked, threshold by threshold: codes are monotone
+in x, so they agree on every input if they agree on both sides of every threshold.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ STEPS = (0, -1, 1, -2, 2, -3, 3)
 
 @np.errstate(all="ignore")
 def fit_multipliers(tables: Tables, near: F32, prescale: float, dtype: str) -> F32 | None:
-    """m for each of 127 bytes, so that x·prescale·m rounds to the code of the tables for every x; None if some has none.
+    """m for each of 127 bytes, so that x·prescale·m rounds to the code of the tables for every x.
 
-    near: about the right m.
+    None if a byte has none, as for float32. near: about the right m.
     """
     if dtype == "fp32":
         return None

@@ -19,6 +19,7 @@ from halfbyte.backends.cpu_tables import (
     build_nvfp4_tables,
     build_search_tables,
     exponent_of_largest,
+    first_byte,
     hessian_bounds,
     magnitude_values,
     one_scale,
@@ -67,8 +68,12 @@ def search_reason(request: Request, rule: NVFP4Rule) -> str | None:
     if isinstance(method, Optimal | Hessian):
         if rule.rounding.wraps:
             return "the exact search is compiled for contracts that saturate"
-        if request.scaling == "row":
-            return "the exact search is compiled for one global scale"
+        if rule.rounding.tie != "even" and request.dtype == "fp32":
+            return "the exact search of float32 is compiled for ties to even"
+        if request.scaling == "row" and rule.element is not expressions.times_clamped_reciprocal:
+            return "row scaling is compiled for TransformerEngine's formulas only"
+        if request.scaling == "row" and (isinstance(method, Hessian) or method.channel_weights is not None):
+            return "weighted and Hessian searches are compiled for one global scale"
         if isinstance(method, Hessian) and method.codes == "descent":
             return "descent on the codes has no compiled kernel"
         return None
@@ -95,6 +100,9 @@ def choose_bytes(
         largest = 0.0 if checked_behind else _largest(x, request)
     if not _in_range(largest, t, multiplier):
         return False
+    if request.scaling == "row" and isinstance(request.method, Optimal):
+        _exact_rows(x, rule, t, multiplier, request, codes, scales)
+        return True
     if request.scaling == "row":
         if isinstance(request.method, FourSix) and rule.four_six is not None:
             _four_six(x, rule.four_six, request.method, t, request, scales)
@@ -233,6 +241,26 @@ def _direct_rows(x: npt.NDArray[Any], t: TensorScale, request: Request, codes: U
             isa, pointer(x, start * row_bytes), ctypes.c_int64(stop - start), ctypes.c_int64(columns),
             DTYPE_CODES[request.dtype], fixed, pointer(factors, start * 4), pointer(codes, start * columns * 8),
             pointer(scales, start * columns),
+        )  # fmt: skip
+
+    over_ranges(run, scales.shape[0], row_bytes, request.threads)
+
+
+def _exact_rows(
+    x: npt.NDArray[Any], rule: NVFP4Rule, t: TensorScale, multiplier: F32, request: Request, codes: U8, scales: U8
+) -> None:
+    """The exact search of rows with their own global scale; each row's tables are made in the library."""
+    library, isa = native()
+    factors = np.ascontiguousarray(t.factor.reshape(-1), np.float32)
+    multipliers = np.ascontiguousarray(multiplier.reshape(-1), np.float32)
+    first, zero_byte = first_byte(rule), int(scale_byte(np.zeros(1, np.float32), rule.scale_byte)[0])
+    columns, row_bytes = scales.shape[1], x.shape[1] * x.dtype.itemsize
+
+    def run(start: int, stop: int) -> None:
+        library.hb_search_rows(
+            isa, pointer(x, start * row_bytes), ctypes.c_int64(stop - start), ctypes.c_int64(columns),
+            DTYPE_CODES[request.dtype], pointer(factors, start * 4), pointer(multipliers, start * 4), first, zero_byte,
+            pointer(scales, start * columns), pointer(codes, start * columns * 8),
         )  # fmt: skip
 
     over_ranges(run, scales.shape[0], row_bytes, request.threads)

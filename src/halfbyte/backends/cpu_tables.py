@@ -116,7 +116,7 @@ def build_mx_tables(rule: MXRule, element: ElementFormat, dtype: str) -> Tables:
     tables = Tables()
     scale_of_byte = _fill_scale_bytes(tables, rule, element, statistics, dtype)
     if element == E2M1:
-        _fill_thresholds(tables, rule, element, scale_of_byte, statistics, dtype)
+        mx_thresholds(tables, rule, element, scale_of_byte, statistics, dtype)
     return tables
 
 
@@ -160,7 +160,7 @@ def _fill_scale_bytes(tables: Tables, rule: MXRule, element: ElementFormat, stat
     return scale_of_byte
 
 
-def _fill_thresholds(
+def mx_thresholds(
     tables: Tables, rule: MXRule, element: ElementFormat, scale_of_byte: F32, statistics: str, dtype: str
 ) -> None:
     """Where each code begins, by bisection on the contract's own rounding."""
@@ -237,12 +237,12 @@ def build_search_tables(
     scale = decode(ALL_BYTES[:127], E4M3) * unit
     search = SearchTables(divides=divides, prescale=float(np.ldexp(np.float32(1), -exponent)), unit=float(unit))
     search.to_scale = float(np.float32(1) / (np.float32(6) * unit))
-    search.first = int(np.searchsorted(E4M3.magnitudes, max(rule.scale_byte.smallest, E4M3.smallest)))
+    search.first = first_byte(rule)
     search.zero_byte = int(scale_byte(rule.pre_scale(np.zeros(1, np.float32), t), rule.scale_byte)[0])
     # y = x·m = x'·(m·2**k), or x/d = x'/(d·2**-k): exact, because k is small (the caller checked the range of A).
     numbers = np.ldexp(constants, -exponent if divides else exponent).astype(np.float32)
     if divides or rule.rounding.tie != "even":
-        fitted = fit_multipliers(tables, 1 / numbers if divides else numbers, search.prescale, dtype)
+        fitted = fit_multipliers(tables, np.reciprocal(numbers) if divides else numbers, search.prescale, dtype)
         if fitted is not None:
             search.divides, numbers = 0, fitted
         elif rule.rounding.tie != "even":
@@ -250,6 +250,11 @@ def build_search_tables(
     as_array(search.multiplier, np.float32)[:127] = numbers
     as_array(search.scale, np.float32)[:127] = scale
     return search
+
+
+def first_byte(rule: NVFP4Rule) -> int:
+    """The smallest scale that a search tries."""
+    return int(np.searchsorted(E4M3.magnitudes, max(rule.scale_byte.smallest, E4M3.smallest)))
 
 
 def triangle(matrices: F32) -> F32:
@@ -260,7 +265,7 @@ def triangle(matrices: F32) -> F32:
 
 
 def hessian_bounds(matrices: F32) -> F32:
-    """For each matrix: bounds on the root of its largest eigenvalue, on its trace, and from below on its smallest eigenvalue.
+    """For each matrix: bounds on the root of its largest eigenvalue, on its trace, and on its smallest eigenvalue.
 
     With them the kernel leaves out scales that cannot win (native/hessian.inc). A matrix that is not positive
     semidefinite gets a root of -1: nothing is left out.

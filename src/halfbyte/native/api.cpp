@@ -113,6 +113,53 @@ void hb_search(int isa, const void* x, int64_t rows, int64_t columns, int dtype,
         k->emit(at, count, 16, dtype, tables, codes + start * 8, scales + start);
     }
 }
+// Numbers of every scale byte for one row with its own global scale, TransformerEngine's formulas. (backends/cpu_tables.py)
+static void fill_search_tables(float factor, float multiplier, int first, int zero_byte, SearchTables* t) {
+    int exponent;
+    std::frexp(multiplier, &exponent);
+    exponent -= 1;
+    const float inverse = 1.0f / factor, largest = std::numeric_limits<float>::max();
+    t->divides = 0;
+    t->first = first;
+    t->zero_byte = zero_byte;
+    t->prescale = std::ldexp(1.0f, -exponent);
+    t->unit = std::ldexp(multiplier, -exponent);
+    t->to_scale = 1.0f / (6.0f * t->unit);
+    for (int byte = 0; byte < 127; ++byte) {
+        const float scale = e4m3_decode(byte), reciprocal = 1.0f / (scale * inverse);
+        t->multiplier[byte] = std::ldexp(reciprocal < largest ? reciprocal : largest, exponent);
+        t->scale[byte] = scale * t->unit;
+    }
+}
+void hb_search_rows(int isa, const void* x, int64_t rows, int64_t columns, int dtype, const float* factors, const float* multipliers, int first, int zero_byte, uint8_t* scales, uint8_t* codes) {
+    const Kernels* k = tables_of(isa);
+    const int64_t size = 16 * (dtype == FP32 ? 4 : 2);
+    for (int64_t row = 0; row < rows; ++row) {
+        SearchTables t;
+        fill_search_tables(factors[row], multipliers[row], first, zero_byte, &t);
+        const uint8_t* at = (const uint8_t*)x + row * columns * size;
+        k->search(at, size, columns, dtype, &t, nullptr, scales + row * columns, 1);
+        k->direct_emit(at, columns, dtype, factors[row], codes + row * columns * 8, scales + row * columns);
+    }
+}
+// Scale bytes of the exact search among powers of two, and their codes. Lists the blocks it leaves out; returns how many.
+int64_t hb_mx_search(int isa, const void* x, int64_t rows, int64_t columns, int block, int dtype, int element, const float* weights, int zero_byte, uint8_t* scales, const Tables* tables, uint8_t* codes, int64_t* irregular) {
+    const Kernels* k = tables_of(isa);
+    const int64_t size = block * (dtype == FP32 ? 4 : 2), blocks = rows * columns, code_bytes = element == MX_E4M3 ? block : block / 2;
+    const int64_t step = weights ? ROWS * columns : CHUNK;
+    int64_t found = 0;
+    for (int64_t start = 0; start < blocks; start += step) {
+        const int64_t count = blocks - start < step ? blocks - start : step;
+        const uint8_t* at = (const uint8_t*)x + start * size;
+        if (!weights) found += k->mx_search(at, size, count, block, dtype, element, nullptr, zero_byte, scales + start, 1, start, 1, irregular + found);
+        else
+            for (int64_t c = 0; c < columns; ++c)
+                found += k->mx_search(at + c * size, columns * size, count / columns, block, dtype, element, weights + c * block, zero_byte, scales + start + c, columns, start + c, columns, irregular + found);
+        if (element == MX_E4M3) k->mxfp8_emit(at, count, block, dtype, tables, codes + start * code_bytes, scales + start);
+        else k->emit(at, count, block, dtype, tables, codes + start * code_bytes, scales + start);
+    }
+    return found;
+}
 // The same through Hessians: 136 numbers and three bounds a column.
 void hb_hessian(int isa, const void* x, int64_t rows, int64_t columns, int dtype, const SearchTables* t, const float* h, const float* bounds, uint8_t* scales, const Tables* tables, uint8_t* codes) {
     const Kernels* k = tables_of(isa);

@@ -10,6 +10,7 @@
 #include "four_six.inc"
 #include "exact.inc"
 #include "hessian.inc"
+#include "mx_search.inc"
 
 namespace {
 
@@ -120,6 +121,25 @@ void hessian(const void* x, int64_t stride, int64_t rows, int dtype, const Searc
     else hessian_column<false>((const uint8_t*)x, stride, rows, dtype, *t, h, bounds, scales, scale_stride);
 }
 
+template <class Element>
+int64_t mx_search_of(const uint8_t* x, int64_t stride, int64_t blocks, int block, int dtype, const float* weights, int zero_byte, uint8_t* scales, int64_t scale_stride, int64_t first, int64_t step, int64_t* irregular) {
+    if (weights) return mx_search_blocks<Element, true>(x, stride, blocks, block, dtype, weights, zero_byte, scales, scale_stride, first, step, irregular);
+    return mx_search_blocks<Element, false>(x, stride, blocks, block, dtype, weights, zero_byte, scales, scale_stride, first, step, irregular);
+}
+
+int64_t mx_search(const void* x, int64_t stride, int64_t blocks, int block, int dtype, int element, const float* weights, int zero_byte, uint8_t* scales, int64_t scale_stride, int64_t first, int64_t step, int64_t* irregular) {
+    const uint8_t* at = (const uint8_t*)x;
+    if (element == MX_E4M3) return mx_search_of<E4M3Element>(at, stride, blocks, block, dtype, weights, zero_byte, scales, scale_stride, first, step, irregular);
+    if (element == MX_E2M1_DOWN) return mx_search_of<E2M1DownElement>(at, stride, blocks, block, dtype, weights, zero_byte, scales, scale_stride, first, step, irregular);
+    return mx_search_of<E2M1Element>(at, stride, blocks, block, dtype, weights, zero_byte, scales, scale_stride, first, step, irregular);
+}
+
+void mxfp8_emit(const void* x, int64_t blocks, int block, int dtype, const Tables* t, uint8_t* codes, const uint8_t* scales) {
+    if (dtype == BF16) mxfp8_codes<BF16>(x, blocks, block, *t, codes, scales);
+    else if (dtype == FP16) mxfp8_codes<FP16>(x, blocks, block, *t, codes, scales);
+    else mxfp8_codes<FP32>(x, blocks, block, *t, codes, scales);
+}
+
 void tile_amax(const void* x, int64_t columns, int dtype, uint32_t* out) {
     if (dtype == FP32) tile_amax_bits((const uint32_t*)x, columns, out);
     else tile_amax_bits((const uint16_t*)x, columns, out);
@@ -128,4 +148,4 @@ void tile_amax(const void* x, int64_t columns, int dtype, uint32_t* out) {
 }  // namespace
 
 extern const Kernels HB_NAME;
-const Kernels HB_NAME = {plain, emit, direct<false>, direct<true>, mxfp8, amax, decode, decode_mxfp8, four_six, four_six_tiles, search, hessian, tile_amax, LANES};
+const Kernels HB_NAME = {plain, emit, direct<false>, direct<true>, mxfp8, amax, decode, decode_mxfp8, four_six, four_six_tiles, search, hessian, mx_search, mxfp8_emit, tile_amax, LANES};

@@ -22,6 +22,9 @@ struct SearchTables {
     float to_scale;         // about 1 / (6 g'): where the search begins
 };
 
+// How an element of an MX block becomes a code, in the order of ELEMENTS in backends/cpu_mx.py.
+enum MxElement : int { MX_E2M1 = 0, MX_E2M1_DOWN = 1, MX_E4M3 = 2 };
+
 // Every pointer covers what its counts say; callers check shapes and strides before a pointer gets here.
 struct Kernels {
     int64_t (*plain)(const void* x, int64_t blocks, int block, int dtype, const Tables*, uint8_t* codes, uint8_t* scales, int64_t* irregular);
@@ -36,6 +39,8 @@ struct Kernels {
     void (*four_six_tiles)(const void* x, int64_t columns, int64_t stride, int dtype, int kind, int squared, const FourSixScale*, uint8_t* scales);
     void (*search)(const void* x, int64_t stride, int64_t blocks, int dtype, const SearchTables*, const float* weights, uint8_t* scales, int64_t scale_stride);
     void (*hessian)(const void* x, int64_t stride, int64_t rows, int dtype, const SearchTables*, const float* h, const float* bounds, uint8_t* scales, int64_t scale_stride);
+    int64_t (*mx_search)(const void* x, int64_t stride, int64_t blocks, int block, int dtype, int element, const float* weights, int zero_byte, uint8_t* scales, int64_t scale_stride, int64_t first, int64_t step, int64_t* irregular);
+    void (*mxfp8_emit)(const void* x, int64_t blocks, int block, int dtype, const Tables*, uint8_t* codes, const uint8_t* scales);
     void (*tile_amax)(const void* x, int64_t columns, int dtype, uint32_t* out);
     int lanes;
 };
