@@ -73,10 +73,11 @@ METHODS: dict[str, Callable[[int], hb.methods.Method]] = {
     "optimal": lambda width: hb.Optimal(),
     "weighted": lambda width: hb.Optimal(weights(width)),
     "hessian": lambda width: hb.Hessian(hessian(width)),
+    "descent": lambda width: hb.Hessian(hessian(width), codes="descent"),
 }
 """Methods by label, made for a width."""
 
-EXACT = ("optimal", "weighted", "hessian")
+EXACT = ("optimal", "weighted", "hessian", "descent")
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,9 @@ class Case:
 
 def methods_of(rule: hb.contracts.NVFP4Rule | hb.contracts.MXRule) -> list[str]:
     """Labels of the methods that a rule defines."""
-    found = ["amax", *EXACT]
+    found = ["amax", "optimal", "weighted", "hessian"]
+    if isinstance(rule, NVFP4Rule) and rule.row_scaling:  # the codes' way down is the same for all: once is enough
+        found.append("descent")
     if isinstance(rule, NVFP4Rule) and rule.four_six is not None:
         four_six = rule.four_six
         for method, label in zip(FOUR_SIX, list(METHODS)[1:9], strict=True):
@@ -327,4 +330,8 @@ def fits(case: Case, x: Matrix) -> bool:
     """Whether the contract takes the width: those that refuse ragged rows are given whole blocks."""
     if x.shape[1] % case.block == 0:
         return True
-    return case.contract.ragged == "pad" and not case.contract.transform.hadamard and case.method != "hessian"
+    return (
+        case.contract.ragged == "pad"
+        and not case.contract.transform.hadamard
+        and case.method not in ("hessian", "descent")
+    )

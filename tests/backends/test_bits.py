@@ -158,7 +158,7 @@ def test_elementwise_methods_give_the_bits_of_the_reference(case: Case, dtype: s
 @each_isa
 @pytest.mark.parametrize(("case", "dtype"), SEARCHES)
 def test_exact_searches_give_the_bits_of_the_reference(case: Case, dtype: str, isa: str) -> None:
-    names = HESSIAN_INPUTS if case.method == "hessian" or case.format != "nvfp4" else SEARCHED_INPUTS
+    names = HESSIAN_INPUTS if case.method in ("hessian", "descent") or case.format != "nvfp4" else SEARCHED_INPUTS
     if case.contract == contracts.transformer_engine() and (dtype == "fp32" or case.method == "optimal"):
         names = list(INPUTS)
     check(case, dtype, names)

@@ -87,7 +87,8 @@ def load_library() -> ctypes.CDLL | None:
         )
         return None
     library = ctypes.CDLL(str(path))
-    library.hb_plain.restype = library.hb_mxfp8.restype = library.hb_mx_search.restype = ctypes.c_int64
+    for name in ("hb_plain", "hb_mxfp8", "hb_mx_search", "hb_cast"):
+        getattr(library, name).restype = ctypes.c_int64
     library.hb_amax.restype = library.hb_four_six.restype = ctypes.c_uint32
     library.hb_build_flags.restype = ctypes.c_char_p
     library.hb_multiply_add.restype = ctypes.c_float

@@ -74,8 +74,6 @@ def search_reason(request: Request, rule: NVFP4Rule) -> str | None:
             return "row scaling is compiled for TransformerEngine's formulas only"
         if request.scaling == "row" and (isinstance(method, Hessian) or method.channel_weights is not None):
             return "weighted and Hessian searches are compiled for one global scale"
-        if isinstance(method, Hessian) and method.codes == "descent":
-            return "descent on the codes has no compiled kernel"
         return None
     return f"method {method.name} has no compiled kernel"
 
@@ -299,6 +297,7 @@ def _exact(
     row_bytes, dtype = x.shape[1] * x.dtype.itemsize, DTYPE_CODES[request.dtype]
     method = request.method
     matrices = weights = bounds = None
+    descends = int(isinstance(method, Hessian) and method.codes == "descent")
     if isinstance(method, Hessian):
         matrices, bounds = prepared(method)
     elif isinstance(method, Optimal) and method.channel_weights is not None:
@@ -310,7 +309,9 @@ def _exact(
         inputs = pointer(x, start * row_bytes), ctypes.c_int64(stop - start), ctypes.c_int64(columns), dtype
         outputs = pointer(scales, start * columns), ctypes.byref(tables), pointer(codes, start * columns * 8)
         if matrices is not None and bounds is not None:
-            library.hb_hessian(isa, *inputs, ctypes.byref(search), pointer(matrices), pointer(bounds), *outputs)
+            library.hb_hessian(
+                isa, *inputs, ctypes.byref(search), pointer(matrices), pointer(bounds), descends, *outputs
+            )
         else:
             given = None if weights is None else pointer(weights)
             library.hb_search(isa, *inputs, ctypes.byref(search), given, *outputs)

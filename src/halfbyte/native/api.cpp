@@ -74,6 +74,11 @@ void hb_decode(int isa, const uint8_t* codes, const uint8_t* scales, int64_t blo
 void hb_decode_mxfp8(int isa, const uint8_t* codes, const uint8_t* scales, int64_t blocks, const void* table, int width, void* out) {
     tables_of(isa)->decode_mxfp8(codes, scales, blocks, table, width, out);
 }
+void hb_pack(int isa, const uint8_t* codes, int64_t bytes, uint8_t* out) { tables_of(isa)->pack(codes, bytes, out); }
+void hb_unpack(int isa, const uint8_t* packed, int64_t bytes, uint8_t* out) { tables_of(isa)->unpack(packed, bytes, out); }
+int64_t hb_cast(int isa, const uint8_t* codes, const uint8_t* scales, int64_t blocks, const uint8_t* table, uint8_t* codes_out, uint8_t* scales_out) {
+    return tables_of(isa)->cast(codes, scales, blocks, table, codes_out, scales_out);
+}
 // Scale bytes of rows of blocks by 4over6, one FourSixScale for all of them or one a row; where tables are given, their
 // codes too, chunk by chunk while the input is in the cache. Returns the float32 bits of the largest magnitude: the
 // outputs mean nothing if it is NaN, Inf, or out of the range that the caller knows.
@@ -160,13 +165,16 @@ int64_t hb_mx_search(int isa, const void* x, int64_t rows, int64_t columns, int 
     }
     return found;
 }
-// The same through Hessians: 136 numbers and three bounds a column.
-void hb_hessian(int isa, const void* x, int64_t rows, int64_t columns, int dtype, const SearchTables* t, const float* h, const float* bounds, uint8_t* scales, const Tables* tables, uint8_t* codes) {
+// The same through Hessians: 136 numbers and three bounds a column. `descends`: codes are improved too.
+void hb_hessian(int isa, const void* x, int64_t rows, int64_t columns, int dtype, const SearchTables* t, const float* h, const float* bounds, int descends, uint8_t* scales, const Tables* tables, uint8_t* codes) {
     const Kernels* k = tables_of(isa);
     const int64_t size = 16 * (dtype == FP32 ? 4 : 2);
     for (int64_t c = 0; c < columns; ++c)
         k->hessian((const uint8_t*)x + c * size, columns * size, rows, dtype, t, h + c * 136, bounds + c * 3, scales + c, columns);
     k->emit(x, rows * columns, 16, dtype, tables, codes, scales);
+    if (!descends) return;
+    for (int64_t c = 0; c < columns; ++c)
+        k->descend((const uint8_t*)x + c * size, columns * size, rows, dtype, t, h + c * 136, scales + c, columns, codes + c * 8, columns * 8);
 }
 
 }  // extern "C"

@@ -11,6 +11,7 @@
 #include "exact.inc"
 #include "hessian.inc"
 #include "mx_search.inc"
+#include "moves.inc"
 
 namespace {
 
@@ -121,6 +122,10 @@ void hessian(const void* x, int64_t stride, int64_t rows, int dtype, const Searc
     else hessian_column<false>((const uint8_t*)x, stride, rows, dtype, *t, h, bounds, scales, scale_stride);
 }
 
+void descend(const void* x, int64_t stride, int64_t rows, int dtype, const SearchTables* t, const float* h, const uint8_t* scales, int64_t scale_stride, uint8_t* codes, int64_t code_stride) {
+    descend_column((const uint8_t*)x, stride, rows, dtype, *t, h, scales, scale_stride, codes, code_stride);
+}
+
 template <class Element>
 int64_t mx_search_of(const uint8_t* x, int64_t stride, int64_t blocks, int block, int dtype, const float* weights, int zero_byte, uint8_t* scales, int64_t scale_stride, int64_t first, int64_t step, int64_t* irregular) {
     if (weights) return mx_search_blocks<Element, true>(x, stride, blocks, block, dtype, weights, zero_byte, scales, scale_stride, first, step, irregular);
@@ -148,4 +153,4 @@ void tile_amax(const void* x, int64_t columns, int dtype, uint32_t* out) {
 }  // namespace
 
 extern const Kernels HB_NAME;
-const Kernels HB_NAME = {plain, emit, direct<false>, direct<true>, mxfp8, amax, decode, decode_mxfp8, four_six, four_six_tiles, search, hessian, mx_search, mxfp8_emit, tile_amax, LANES};
+const Kernels HB_NAME = {plain, emit, direct<false>, direct<true>, mxfp8, amax, decode, decode_mxfp8, four_six, four_six_tiles, search, hessian, descend, mx_search, mxfp8_emit, pack_codes, unpack_codes, cast_blocks, tile_amax, LANES};

@@ -39,8 +39,12 @@ struct Kernels {
     void (*four_six_tiles)(const void* x, int64_t columns, int64_t stride, int dtype, int kind, int squared, const FourSixScale*, uint8_t* scales);
     void (*search)(const void* x, int64_t stride, int64_t blocks, int dtype, const SearchTables*, const float* weights, uint8_t* scales, int64_t scale_stride);
     void (*hessian)(const void* x, int64_t stride, int64_t rows, int dtype, const SearchTables*, const float* h, const float* bounds, uint8_t* scales, int64_t scale_stride);
+    void (*descend)(const void* x, int64_t stride, int64_t rows, int dtype, const SearchTables*, const float* h, const uint8_t* scales, int64_t scale_stride, uint8_t* codes, int64_t code_stride);
     int64_t (*mx_search)(const void* x, int64_t stride, int64_t blocks, int block, int dtype, int element, const float* weights, int zero_byte, uint8_t* scales, int64_t scale_stride, int64_t first, int64_t step, int64_t* irregular);
     void (*mxfp8_emit)(const void* x, int64_t blocks, int block, int dtype, const Tables*, uint8_t* codes, const uint8_t* scales);
+    void (*pack)(const uint8_t* codes, int64_t bytes, uint8_t* out);
+    void (*unpack)(const uint8_t* packed, int64_t bytes, uint8_t* out);
+    int64_t (*cast)(const uint8_t* codes, const uint8_t* scales, int64_t blocks, const uint8_t* table, uint8_t* codes_out, uint8_t* scales_out);
     void (*tile_amax)(const void* x, int64_t columns, int dtype, uint32_t* out);
     int lanes;
 };
