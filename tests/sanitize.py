@@ -138,8 +138,8 @@ def run_everything(path: str) -> None:
     if library is None or library._name != path:
         raise SystemExit("sanitize: another library was loaded")
     count = 0
-    for case in chosen_cases(cases.served_cases()):
-        for dtype in cases.DTYPES:
+    for dtype in cases.DTYPES:
+        for case in chosen_cases(cases.served_cases(dtype)):
             for x in arrays_for(case, dtype):
                 first: hb.QuantizedTensor | None = None
                 for isa, number in cpu_library.ISAS.items():
@@ -155,6 +155,10 @@ def run_everything(path: str) -> None:
                     if case.method == "amax":
                         values = [to_numpy(hb.dequantize(q, kind, "cpu")) for kind in ("float32", "bfloat16")]
                         count += len(values)
+    for isa, number in cpu_library.ISAS.items():
+        if number <= library.hb_best_isa():
+            os.environ["HALFBYTE_ISA"] = isa
+            count += move_bytes()
     cpu_library.RANGE_BYTES = 64  # threads on ranges of a few blocks
     os.environ["HALFBYTE_THREADS"] = "3"
     del os.environ["HALFBYTE_ISA"]
@@ -162,6 +166,22 @@ def run_everything(path: str) -> None:
         case.quantize(cases.make_input("block scales", "bf16"), "cpu")
         count += 1
     print(f"sanitize: {count} kernel runs, no report")
+
+
+def move_bytes() -> int:
+    """The kernels without arithmetic, at every edge; returns how many ran."""
+    import numpy as np
+
+    from halfbyte.backends.cpu_moves import cast_blocks, pack_codes, unpack_codes
+
+    table = np.arange(256, dtype=np.uint8)
+    for blocks in BLOCKS:
+        codes = np.resize(table, (blocks, 16)).copy()
+        packed = pack_codes(codes & 0xF)
+        if not (unpack_codes(packed) == codes & 0xF).all():
+            raise SystemExit("sanitize: packing there and back gives other codes")
+        cast_blocks(codes, np.resize(table, blocks).copy(), table)
+    return 3 * len(BLOCKS)
 
 
 def chosen_cases(cases: list[Case]) -> Iterator[Case]:
@@ -187,7 +207,7 @@ def arrays_for(case: Case, dtype: str) -> Iterator[Matrix]:
         yield wide.reshape(blocks, case.block)  # the searches by column have rows in their lanes
     for name in ("odd", "one element", "tiles", "bits", "nonfinite", "zeros"):
         x = make_input(name, dtype).copy()
-        if fits(case, x) and (case.method != "hessian" or name == "bits"):
+        if fits(case, x) and (case.method not in ("hessian", "descent") or name == "bits"):
             yield x
     yield np.full((3, 5 * case.block), np.nan, DTYPES[dtype])  # every block is irregular
     aligned = np.resize(make_input("block scales", dtype), (2, 3 * case.block))

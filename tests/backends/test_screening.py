@@ -1,0 +1,43 @@
+"""Searches that screen with fused operations and decide with the objective: inputs full of near ties.
+
+Sparse blocks, small integers and repeated values have scales whose errors are equal or nearly so; without the margin of
+the screening about one block in a hundred of these would get another scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+import halfbyte as hb
+from halfbyte.testing import assert_same_bits
+from tests.backends.cases import DTYPES, METHODS, Matrix
+from tests.backends.test_bits import each_isa, isa
+
+__all__ = ["isa"]  # the fixture
+
+SHAPE = (96, 256)
+GENERATOR = np.random.default_rng(11)
+
+NEAR_TIES: dict[str, Callable[[], Matrix]] = {
+    "small integers": lambda: GENERATOR.integers(-8, 9, SHAPE),
+    "sparse": lambda: np.where(GENERATOR.random(SHAPE) < 0.9, 0, GENERATOR.normal(size=SHAPE)),
+    "repeated": lambda: np.repeat(GENERATOR.normal(size=(SHAPE[0], SHAPE[1] // 4)), 4, axis=1),
+    "few values": lambda: GENERATOR.integers(1, 4, SHAPE) * 2.0 ** GENERATOR.integers(-3, 3, SHAPE),
+}
+DATA = {name: make() for name, make in NEAR_TIES.items()}
+
+
+@each_isa
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("method", ["mae 448", "mse 256", "optimal", "weighted", "hessian"])
+@pytest.mark.parametrize("name", DATA)
+def test_near_ties_are_decided_as_the_reference_decides(name: str, method: str, dtype: str, isa: str) -> None:
+    x = DATA[name].astype(DTYPES[dtype])[: 16 if method == "hessian" else None]
+    chosen = METHODS[method](SHAPE[1])
+    got = hb.quantize(x, "nvfp4", method=chosen, backend="cpu")
+    wanted = hb.quantize(x, "nvfp4", method=chosen, backend="reference")
+    assert_same_bits(got.scales, wanted.scales, inputs=x)
+    assert_same_bits(got.codes, wanted.codes, inputs=x)
