@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 import halfbyte as hb
 from halfbyte.casting.dispatch import TARGETS
+from halfbyte.testing import assert_same_bits
 from tests.casting.sources import random_source, source
 from tests.samples import gaussian
 
@@ -93,3 +95,51 @@ def test_a_peer_cast_has_no_other_algorithm(q: hb.QuantizedTensor) -> None:
         hb.cast(q, "nvfp4", algorithm="optimal", contract=contract)
     with pytest.raises(hb.UnsupportedError, match="k_max belongs to the mode"):
         hb.contracts.modelopt(k_max=3)
+
+
+# --- out ---
+
+
+@pytest.mark.parametrize("spread", [3, 25])
+@pytest.mark.parametrize("algorithm", ["optimal", "hybrid", "verbatim", "requantize"])
+def test_out_is_overwritten_with_the_same_bytes(spread: int, algorithm: str) -> None:
+    q = random_source(np.random.default_rng(1), spread)
+    wanted, report = hb.cast(q, "nvfp4", algorithm=algorithm)
+    out = hb.quantize(gaussian(8, 128), "nvfp4")
+    result, same = hb.cast(q, "nvfp4", algorithm=algorithm, out=out)
+    assert result.codes is out.codes
+    assert result.scales is out.scales
+    assert_same_bits(result.codes, wanted.codes)
+    assert_same_bits(result.scales, wanted.scales)
+    assert_same_bits(hb.dequantize(result), hb.dequantize(wanted))
+    assert same == report
+
+
+def test_out_for_a_stack_of_experts() -> None:
+    q = random_source(np.random.default_rng(2), 30, (3, 4, 64))
+    wanted, _ = hb.cast(q, "nvfp4", share="expert")
+    out = hb.quantize(gaussian(3, 4, 64), "nvfp4")
+    result, _ = hb.cast(q, "nvfp4", share="expert", out=out)
+    assert result.codes is out.codes
+    assert_same_bits(hb.dequantize(result), hb.dequantize(wanted))
+
+
+def test_out_that_does_not_fit_is_refused(q: hb.QuantizedTensor) -> None:
+    with pytest.raises(
+        hb.InputError, match=r"out holds nvfp4 of shape \(8, 64\), but the result is nvfp4 of \(8, 128\)"
+    ):
+        hb.cast(q, "nvfp4", out=hb.quantize(gaussian(8, 64), "nvfp4"))
+    with pytest.raises(hb.InputError, match="out holds mxfp4"):
+        hb.cast(q, "nvfp4", out=hb.quantize(gaussian(8, 128), "mxfp4"))
+    out = hb.quantize(gaussian(8, 128), "nvfp4")
+    with pytest.raises(hb.InputError, match="out takes one tensor, not a list of 2"):
+        hb.cast([q, q], "nvfp4", out=out)
+    overlapping = dataclasses.replace(out, codes=q.codes)
+    with pytest.raises(hb.InputError, match="out overlaps the source"):
+        hb.cast(q, "nvfp4", out=overlapping)
+    frozen = np.asarray(out.scales).copy()
+    frozen.flags.writeable = False
+    with pytest.raises(hb.InputError, match="contiguous, writable"):
+        hb.cast(q, "nvfp4", out=dataclasses.replace(out, scales=frozen))
+    with pytest.raises(hb.UnsupportedError, match="a cast to bfloat16 takes no out"):
+        hb.cast(q, "bfloat16", out=out)

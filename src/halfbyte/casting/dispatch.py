@@ -32,6 +32,7 @@ class Options(TypedDict, total=False):
     name: str
     backend: str
     threads: int | None
+    out: QuantizedTensor | None
 
 
 @overload
@@ -69,6 +70,7 @@ def cast(
     name: str = "tensor",
     backend: str = "auto",
     threads: int | None = None,
+    out: QuantizedTensor | None = None,
 ) -> tuple[QuantizedTensor | list[QuantizedTensor] | Array, CastReport]:
     """Turn a quantized tensor into another format, and report what that did to its values.
 
@@ -88,6 +90,7 @@ def cast(
         row of the result then carries its expert's. `report.costs` says what each way costs.
     name: what error messages call the tensor.
     backend, threads: as in `quantize`; neither changes a bit.
+    out: to NVFP4: a tensor of the same shape whose codes and scales are overwritten, which saves new memory.
 
     >>> import numpy as np, halfbyte as hb
     >>> source = hb.quantize(np.random.default_rng(0).standard_normal((64, 256)).astype(np.float32), "mxfp4")
@@ -98,13 +101,15 @@ def cast(
     target = _target(format)
     tensors = [q] if isinstance(q, QuantizedTensor) else list(q)
     _check(tensors, target, algorithm, m, share, name)
+    if out is not None and target != "nvfp4":
+        raise UnsupportedError(f"a cast to {target} takes no out")
     source = tensors[0]
     if target == "bfloat16":
         return cast_to_bfloat16(source, threads)
     if target == "mxfp4":
         return cast_to_mxfp4(source, algorithm or "optimal", contract, name, backend, threads)
     settings = _settings(source, algorithm, m, contract, backend, threads)
-    results, report = cast_tensors(tensors, name, share, settings)
+    results, report = cast_tensors(tensors, name, share, settings, out)
     return (results[0] if isinstance(q, QuantizedTensor) else results), report
 
 

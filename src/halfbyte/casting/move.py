@@ -1,6 +1,6 @@
 """Moving bytes: the part of the cast that is a scan, a table look-up and a copy.
 
-These three functions are the definition. A compiled version replaces them in one place, with the same bits.
+`scan`, `copy_codes` and `power_scales` are the definition. A compiled version takes their place, with the same bits.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from halfbyte.codec.bits import U8
-from halfbyte.formats import E4M3
 
 LOWEST, HIGHEST = -9, 8
 """E4M3 holds 2**n for n from -9 (its smallest subnormal) to 8 (448 is the largest value)."""
@@ -45,6 +44,14 @@ def scan(codes: U8, scales: U8) -> Scan:
     return Scan(zero, int(used[0]), int(used[-1])) if used.size else Scan(zero, None, None)
 
 
+def copy_codes(codes: U8, out: U8 | None = None) -> U8:
+    """The codes, in memory of their own or in what is given."""
+    if out is None:
+        return codes.copy()
+    np.copyto(out, codes)
+    return out
+
+
 def power_scales(scales: U8, m: int, repeat: int, halves: int) -> U8:
     """E8M0 bytes (rows, blocks) to E4M3 bytes (rows, halves): 2**(k - m), snapped, `repeat` times each."""
     lowest = 127 + m + LOWEST  # the E8M0 byte that becomes 2**-9
@@ -59,7 +66,9 @@ def power_scales(scales: U8, m: int, repeat: int, halves: int) -> U8:
 
 
 def power_bytes(step: U8) -> U8:
-    """E4M3 byte of 2**(LOWEST + step): a subnormal's mantissa bit moves up, then the exponent field counts."""
-    subnormal = np.left_shift(np.uint8(1), step)
-    normal = np.left_shift(step - np.uint8(2), np.uint8(E4M3.mantissa_bits))
-    return np.where(step < 3, subnormal, normal)
+    """E4M3 byte of 2**(LOWEST + step): a subnormal's bit moves up, then the exponent field counts, in eights."""
+    byte: U8 = step * np.uint8(8) - np.uint8(16)
+    subnormal = step < 3
+    if subnormal.any():  # only where the exponents use the whole window
+        byte[subnormal] = np.left_shift(np.uint8(1), step[subnormal])
+    return byte

@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from halfbyte.arrays import like
+from halfbyte.arrays import is_torch, like, to_numpy
 from halfbyte.casting.measure import rows_of
 from halfbyte.casting.operand import read
 from halfbyte.casting.report import CastReport, ShareCost, Tally, add, describe
 from halfbyte.casting.scales import NVFP4
 from halfbyte.casting.to_nvfp4 import Cast, Rows, Settings, assemble, cast_group
+from halfbyte.codec.bits import U8
 from halfbyte.errors import InputError
 from halfbyte.types import QuantizedTensor
 
@@ -22,9 +23,12 @@ MONOTONE = ("optimal", "hybrid", "verbatim")
 
 
 def cast_tensors(
-    tensors: Sequence[QuantizedTensor], name: str, share: str, settings: Settings
+    tensors: Sequence[QuantizedTensor], name: str, share: str, settings: Settings, out: QuantizedTensor | None = None
 ) -> tuple[list[QuantizedTensor], CastReport]:
-    """Cast tensors that share their global scales, one for all or one an expert."""
+    """Cast tensors that share their global scales, one for all or one an expert; a single one into `out` if given."""
+    if out is not None:
+        room = _room(out, tensors, name)
+        settings = replace(settings, out=room if share == "tensor" else None)
     for number, tensor in enumerate(tensors):
         read(tensor, name if len(tensors) == 1 else f"{name}[{number}]")
     if share == "expert":
@@ -38,9 +42,43 @@ def cast_tensors(
         ]
     else:
         results = [_stacked(tensor, [cast.parts[i] for cast in casts], casts) for i, tensor in enumerate(tensors)]
+    if out is not None:
+        results = [_into(out, results[0])]
     parts = [_report(group, cast, settings) for group, cast in zip(groups, casts, strict=True)]
     report = _whole(tensors, parts, casts, share, settings)
     return results, report
+
+
+def _room(out: QuantizedTensor, tensors: Sequence[QuantizedTensor], name: str) -> tuple[U8, U8]:
+    """The memory of `out` as matrices, after the checks."""
+    if len(tensors) != 1:
+        raise InputError(f"{name}: out takes one tensor, not a list of {len(tensors)}; cast them without out")
+    (source,) = tensors
+    if out.format != NVFP4 or out.shape != source.shape:
+        raise InputError(
+            f"{name}: out holds {out.format.name} of shape {out.shape}, but the result is nvfp4 of {source.shape}"
+        )
+    arrays = []
+    for part in (out.codes, out.scales):
+        array = to_numpy(part)
+        on_cpu = not is_torch(part) or part.device.type == "cpu"
+        if is_torch(part) != is_torch(source.codes) or not (
+            on_cpu and array.flags.c_contiguous and array.flags.writeable
+        ):
+            raise InputError(f"{name}: out must be contiguous, writable, on the CPU, and of the source's kind of array")
+        if any(np.shares_memory(array, to_numpy(given)) for given in (source.codes, source.scales)):
+            raise InputError(f"{name}: out overlaps the source")
+        arrays.append(array.reshape(-1, array.shape[-1]))
+    return arrays[0], arrays[1]
+
+
+def _into(out: QuantizedTensor, result: QuantizedTensor) -> QuantizedTensor:
+    """The result in the memory of `out`; nothing is copied where it is there already."""
+    for room, part in ((out.codes, result.codes), (out.scales, result.scales)):
+        target, values = to_numpy(room), to_numpy(part)
+        if not np.shares_memory(target, values):
+            np.copyto(target, values)
+    return replace(result, codes=out.codes, scales=out.scales)
 
 
 def grouped(tensors: Sequence[QuantizedTensor], share: str) -> list[list[Rows]]:
@@ -161,7 +199,7 @@ def _whole(
         global_scales=tuple(float(cast.scale.multiplier) for cast in casts),
         bound=_bound(casts),
         share=share,
-        costs=_costs(tensors, share, total, len(casts), settings),
+        costs=_costs(tensors, share, total, len(casts), replace(settings, out=None)),
         parts=tuple(parts) if len(parts) > 1 else (),
     )
 

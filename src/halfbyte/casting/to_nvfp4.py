@@ -55,6 +55,8 @@ class Settings:
     """The contract that algorithm 1 quantizes with."""
     backend: str
     threads: int | None
+    out: tuple[U8, U8] | None = None
+    """Codes and scales to write a single member into, where that saves a copy; any other memory may be returned."""
 
     @property
     def described(self) -> str:
@@ -106,7 +108,8 @@ def _verbatim(members: Members, group: Group, settings: Settings) -> Cast:
 def _kept(members: Members, group: Group, m: int, settings: Settings) -> Cast:
     """Codes kept under 2^m. Nothing has to be measured where every block fits the window of m."""
     scale = power(m, settings.contract)
-    parts = tuple(verbatim.keep(member.piece, m) for member in members)
+    out = settings.out if len(members) == 1 else None
+    parts = tuple(verbatim.keep(member.piece, m, out) for member in members)
     if group.fits and _inside(group, m):
         return Cast(group, scale, parts, add([exact_tally(member.piece) for member in members]))
     return _measured(members, group, scale, parts, settings)
@@ -130,6 +133,7 @@ def _optimal(members: Members, group: Group, settings: Settings) -> Cast:
     """Ours. Where it is not lossless the three others are run too, and what is measured to be best is kept."""
     if group.settled or group.fits:
         return _kept(members, group, group.closed_form, settings)
+    settings = dataclasses.replace(settings, out=None)  # several results are weighed: none may overwrite another
     lossless = optimal.choose_lossless(group, settings.contract)
     if lossless is not None:
         return _measured(members, group, lossless, _written(members, lossless), settings)

@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from halfbyte.casting.move import HIGHEST, LOWEST, power_scales
+from halfbyte.casting.move import HIGHEST, LOWEST, copy_codes, power_scales
 from halfbyte.casting.operand import F64, HALF, MAGNITUDES, Group, Piece
 from halfbyte.codec.bits import U8
 from halfbyte.errors import unknown_name
@@ -53,6 +53,10 @@ def place(group: Group, how: str) -> int:
     return midpoint(group) if how == "midpoint" else search(group)
 
 
-def keep(piece: Piece, m: int) -> tuple[U8, U8]:
-    """Codes as they are, scales 2**(k - m) snapped to what E4M3 holds."""
-    return piece.codes.copy(), power_scales(piece.scales, m, piece.block // HALF, piece.halves)
+def keep(piece: Piece, m: int, out: tuple[U8, U8] | None = None) -> tuple[U8, U8]:
+    """Codes as they are, scales 2**(k - m) snapped to what E4M3 holds; in new memory, or in what is given."""
+    scales = power_scales(piece.scales, m, piece.block // HALF, piece.halves)
+    if out is None:
+        return copy_codes(piece.codes), scales
+    np.copyto(out[1], scales)
+    return copy_codes(piece.codes, out[0]), out[1]
