@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 import halfbyte as hb
@@ -103,6 +104,10 @@ def make_operations(inputs: Inputs) -> list[Operation]:
     }
     for name, search in searches.items():
         found.append(_quantize(inputs, name, "nvfp4", checked=CHECKED_SEARCH, method=search))
+    for format in ("mxfp4", "mxfp8"):
+        name = f"Optimal, {format.upper()} ocp"
+        found.append(_quantize(inputs, name, format, checked=CHECKED_SEARCH, method=hb.Optimal(), contract="ocp"))
+    found.append(_cast(inputs))
     return found + [_dequantize(inputs, dtype) for dtype in ("bfloat16", "float32")]
 
 
@@ -149,6 +154,39 @@ def _quantize(
         return hb.quantize(inputs.x[rows], format, backend="reference", **amax_of(rows), **options)
 
     return Operation(name, call, reference, checked, bound_by_memory)
+
+
+def _cast(inputs: Inputs) -> Operation:
+    """MXFP4 to NVFP4 with the codes as they are; speed in bytes of the bfloat16 tensor that they stand for."""
+    q = hb.quantize(inputs.x, "mxfp4", "ocp")
+    codes, scales = np.asarray(q.codes), np.asarray(q.scales)
+    copies = [(codes.copy(), scales.copy()) for _ in inputs.buffers]
+
+    def rows_of(buffer: int, rows: Any) -> hb.QuantizedTensor:
+        some_codes, some_scales = copies[buffer][0][rows], copies[buffer][1][rows]
+        shape = (len(some_codes), inputs.x.shape[1])
+        return dataclasses.replace(q, shape=shape, codes=some_codes, scales=some_scales)
+
+    def call(x: Array, buffer: int, threads: int) -> hb.QuantizedTensor:
+        return hb.cast(rows_of(buffer, np.s_[: len(x)]), "nvfp4", algorithm="optimal")[0]
+
+    def reference(rows: Array) -> hb.QuantizedTensor:
+        # From the definition: m belongs to the whole tensor, every scale is 2**(k - m), twice.
+        m = int(scales.max()) - 127 - 8
+        powers = np.ldexp(np.float32(1), scales[rows].astype(np.int32) - 127 - m)
+        doubled = np.repeat(powers.astype(ml_dtypes.float8_e4m3fn).view(np.uint8), 2, axis=1)
+        shape = (len(rows), inputs.x.shape[1])
+        scale = np.ldexp(np.float32(1), m)
+        return dataclasses.replace(
+            hb.cast(q, "nvfp4")[0],
+            shape=shape,
+            codes=codes[rows],
+            scales=doubled,
+            global_scale=scale,
+            stored_scale=scale,
+        )
+
+    return Operation("cast MXFP4 to NVFP4", call, reference, bound_by_memory=True)
 
 
 def _dequantize(inputs: Inputs, dtype: str) -> Operation:

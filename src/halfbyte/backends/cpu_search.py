@@ -110,7 +110,7 @@ def choose_bytes(
     if tables is None:
         return False
     if isinstance(request.method, Amax):
-        scales[:] = _tile_bytes(x, rule, t, request)
+        _tile_bytes(x, rule, t, tables, request, scales)
         _emit(x, tables, request, codes, scales)
     elif isinstance(request.method, FourSix) and rule.four_six is not None:
         found = _four_six(x, rule.four_six, request.method, t, request, scales, tables, codes)
@@ -158,22 +158,31 @@ def _in_range(largest: float, t: TensorScale, multiplier: F32) -> bool:
 
 
 @np.errstate(all="ignore")
-def _tile_bytes(x: npt.NDArray[Any], rule: NVFP4Rule, t: TensorScale, request: Request) -> U8:
-    """Scale bytes of 16x16 tiles, each on its sixteen rows: the contract's own formula on the tiles' amaxes."""
+def _tile_bytes(
+    x: npt.NDArray[Any], rule: NVFP4Rule, t: TensorScale, tables: Tables, request: Request, scales: U8
+) -> None:
+    """Scale bytes of 16x16 tiles, each on its sixteen rows, from the tiles' amaxes: by table, or by the formula."""
     library, isa = native()
     rows, columns = x.shape[0] // 16, x.shape[1] // 16
-    row_bytes = x.shape[1] * x.dtype.itemsize
+    row_bytes, dtype = x.shape[1] * x.dtype.itemsize, DTYPE_CODES[request.dtype]
     bits = np.empty((rows, columns), np.uint32)
+    found = np.empty((rows, columns), np.uint8)
 
-    def run(start: int, stop: int) -> None:
+    def run(start: int, stop: int) -> int:
         library.hb_tile_amax(
-            isa, pointer(x, start * 16 * row_bytes), ctypes.c_int64(stop - start), ctypes.c_int64(columns),
-            DTYPE_CODES[request.dtype], pointer(bits, start * columns * 4),
+            isa, pointer(x, start * 16 * row_bytes), ctypes.c_int64(stop - start), ctypes.c_int64(columns), dtype,
+            pointer(bits, start * columns * 4),
         )  # fmt: skip
+        irregular = library.hb_bytes_of_amaxes(
+            pointer(bits, start * columns * 4), ctypes.c_int64((stop - start) * columns), dtype, ctypes.byref(tables),
+            pointer(found, start * columns),
+        )  # fmt: skip
+        return int(irregular)
 
-    over_ranges(run, rows, 16 * row_bytes, request.threads)
-    amax = magnitude_values(bits.astype(np.int64), request.dtype)
-    return np.repeat(scale_byte(rule.pre_scale(amax, one_scale(t)), rule.scale_byte), 16, axis=0)
+    if sum(over_ranges(run, rows, 16 * row_bytes, request.threads)):
+        amax = magnitude_values(bits.astype(np.int64), request.dtype)
+        found = scale_byte(rule.pre_scale(amax, one_scale(t)), rule.scale_byte)
+    scales.reshape(rows, 16, columns)[:] = found[:, None]
 
 
 def _four_six(

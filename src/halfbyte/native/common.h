@@ -74,6 +74,16 @@ struct Tables {
     float scale[256];            // MXFP8: what elements are divided by
 };
 
+// Scale byte of an amax's bits, or IRREGULAR.
+template <bool WIDE>
+static inline uint8_t byte_of_amax(uint32_t amax, const Tables& t) {
+    if (!WIDE) return t.lut[amax];
+    if (amax < t.zero_below) return (uint8_t)t.zero_byte;
+    uint32_t raw = t.lut[amax >> 16];
+    while (raw < 255 && amax >= t.starts[raw + 1]) ++raw;
+    return t.written[raw];
+}
+
 // How the scale byte and the elements of one tensor come about. (contracts.spec.NVFP4Rule)
 struct Rule {
     int32_t pre_scale;       // index into PRE_SCALES of backends/cpu_tables.py

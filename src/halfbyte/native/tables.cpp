@@ -174,3 +174,13 @@ extern "C" int hb_build_tables(const Rule* rule, int dtype, Tables* t) {
     }
     return 0;
 }
+
+// Scale bytes of amaxes given as bits. Returns how many are IRREGULAR.
+extern "C" int64_t hb_bytes_of_amaxes(const uint32_t* bits, int64_t count, int dtype, const Tables* t, uint8_t* out) {
+    int64_t irregular = 0;
+    for (int64_t i = 0; i < count; ++i) {
+        out[i] = dtype == FP32 ? byte_of_amax<true>(bits[i], *t) : byte_of_amax<false>(bits[i], *t);
+        irregular += out[i] == IRREGULAR;
+    }
+    return irregular;
+}
