@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from halfbyte.checkpoint.header import read_header
 from halfbyte.verify import verify
 from tests.clients.converted import convert, converted
-from tests.models import MODELS, make
+from tests.models import MODELS, Tensors, make
+from tests.quantized import edit
 
 MODELOPT, COMPRESSED = ("--layout", "modelopt"), ("--layout", "compressed-tensors")
 WAYS = {
@@ -76,4 +78,14 @@ def test_verify_sees_one_changed_bit_of_a_kept_tensor(tmp_path: Path) -> None:
     data = bytearray(file.read_bytes())
     data[read_header(file).tensors["model.norm.weight"].start] ^= 1
     file.write_bytes(data)
+    assert [problem.rule for problem in verify(path).problems] == ["manifest"]
+    (path / "halfbyte.json").unlink()
     assert [problem.rule for problem in verify(path, source).problems] == ["kept"]
+
+
+def test_verify_knows_what_was_written(tmp_path: Path) -> None:
+    path = converted(tmp_path, "llama", *WAYS["modelopt"])
+    extra: Tensors = {"model.layers.1.extra": np.zeros(3, np.float32)}
+    edit(path, extra, ("model.layers.1.input_layernorm.weight",))
+    found = [problem.name for problem in verify(path, headers_only=True).problems if problem.rule == "manifest"]
+    assert found == ["model.layers.1.input_layernorm.weight", "model.layers.1.extra"]

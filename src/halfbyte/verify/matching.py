@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from fnmatch import fnmatch, fnmatchcase
+from fnmatch import fnmatch, translate
 from functools import cache
 
 Matcher = Callable[[str, Sequence[str]], bool]
@@ -101,9 +101,19 @@ def _sglang_pattern(pattern: str) -> re.Pattern[str]:
 
 def tensorrt_llm(module: str, patterns: Sequence[str]) -> bool:
     """Case-sensitive file-name patterns against the module's own name; `re:` starts a regular expression."""
-    return any(
-        re.match(pattern[3:], module) is not None if pattern.startswith("re:") else fnmatchcase(module, pattern)
-        for pattern in patterns
+    names, expressions = _sorted_out(tuple(patterns))
+    return module in names or any(expression.match(module) for expression in expressions)
+
+
+@cache
+def _sorted_out(patterns: tuple[str, ...]) -> tuple[frozenset[str], tuple[re.Pattern[str], ...]]:
+    """Plain names, which are most of a list and need no search, and what does."""
+    plain = frozenset(
+        pattern for pattern in patterns if not pattern.startswith("re:") and not set(pattern) & set("*?[")
+    )
+    rest = (pattern for pattern in patterns if pattern not in plain)
+    return plain, tuple(
+        re.compile(pattern[3:] if pattern.startswith("re:") else translate(pattern)) for pattern in rest
     )
 
 

@@ -11,6 +11,7 @@ from halfbyte.verify.blocks import block_problems
 from halfbyte.verify.claim import claim_problems, read_claim
 from halfbyte.verify.compare import Progress, compare
 from halfbyte.verify.exclude import exclude_problems
+from halfbyte.verify.recorded import recorded_problems
 from halfbyte.verify.report import Report
 from halfbyte.verify.sharing import scalar_problems, sharing_problems
 from halfbyte.verify.structure import structure_problems
@@ -31,8 +32,8 @@ def verify(
     """Check a quantized checkpoint, alone or against its source. Raises CheckpointError if one cannot be read.
 
     Alone: names, dtypes, shapes, config files, exclude lists as the readers match them, scales that fused layers share,
-    and every block scale. Against a source: every tensor accounted for, kept tensors equal to the byte, quantized ones
-    decoded a few rows at a time and their error measured.
+    every block scale, and the hashes of a manifest if there is one. Against a source: every tensor accounted for, kept
+    tensors equal to the byte, quantized ones decoded a few rows at a time and their error measured.
 
     limit: relative error from which a weight counts as wrong.
     headers_only: look at no data but the scalars.
@@ -53,6 +54,7 @@ def verify(
     report.extend(exclude_problems(weights, claim))
     report.extend(scalar_problems(checkpoint.path, weights))
     report.extend(sharing_problems(checkpoint.path, weights))
+    report.extend(recorded_problems(checkpoint, headers_only))
     if not headers_only:
         report.extend(block_problems(checkpoint.path, weights))
     sound = not any(problem.rule in ("shape", "dtype") and problem.level == "error" for problem in report.problems)

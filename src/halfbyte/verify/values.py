@@ -43,6 +43,9 @@ NUMPY: dict[str, npt.DTypeLike] = {
 CHUNK = 1 << 20
 """Elements that are decoded at a time."""
 
+SMALL = 1 << 16
+"""Bytes up to which a tensor is read rather than mapped."""
+
 TRANSPOSED = ("gpt_oss", "llama4", "llama4_text", "qwen3_vl_moe", "qwen3_vl_moe_text")
 """Families whose plain expert stacks are [experts, in, out]; all others are [experts, out, in]."""
 
@@ -76,6 +79,10 @@ def view(path: Path, tensor: Tensor) -> Raw:
     info = tensor.info
     if info.bytes == 0:
         return np.zeros(info.shape, NUMPY[info.dtype])
+    if info.bytes <= SMALL:  # there may be a hundred thousand scales
+        with open(f"{path}/{tensor.file}", "rb") as file:
+            file.seek(info.start)
+            return np.frombuffer(file.read(info.bytes), NUMPY[info.dtype]).reshape(info.shape)
     raw = np.memmap(path / tensor.file, np.uint8, "r", info.start, (info.bytes,))
     return np.asarray(raw).view(NUMPY[info.dtype]).reshape(info.shape)
 

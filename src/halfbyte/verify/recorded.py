@@ -1,0 +1,40 @@
+"""Bytes against the hashes that `halfbyte convert` left in its manifest: damage since, without the source at hand."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+
+from halfbyte.checkpoint.index import MANIFEST, Checkpoint
+from halfbyte.checkpoint.manifest import DIGITS, read_manifest
+from halfbyte.verify.report import Problem
+from halfbyte.verify.values import pieces
+
+
+def recorded_problems(checkpoint: Checkpoint, headers_only: bool) -> Iterator[Problem]:
+    """Tensors that the manifest names and that are gone or changed, or that came later. Nothing without a manifest.
+
+    headers_only: names alone, no hashes.
+    """
+    manifest = read_manifest(checkpoint.path)
+    if manifest is None:
+        return
+    recorded: dict[str, str] = {}
+    for shard in manifest["shards"].values():
+        recorded |= shard["tensors"]
+    for name in sorted(recorded.keys() - checkpoint.tensors.keys()):
+        yield Problem("error", "manifest", name, f"named by {MANIFEST}, but not there")
+    for name in sorted(checkpoint.tensors.keys() - recorded.keys()):
+        yield Problem("error", "manifest", name, f"not named by {MANIFEST}: it was added after the conversion")
+    if headers_only:
+        return
+    for name, wanted in recorded.items():
+        tensor = checkpoint.tensors.get(name)
+        if tensor is None:
+            continue
+        digest = hashlib.sha256()
+        for piece in pieces(checkpoint.path, tensor):
+            digest.update(piece.tobytes())
+        if digest.hexdigest()[:DIGITS] != wanted:
+            text = f"its bytes are not those that were written: SHA-256 {digest.hexdigest()[:8]}…, not {wanted[:8]}…"
+            yield Problem("error", "manifest", name, text)
