@@ -118,7 +118,7 @@ def _compare(case: Case, name: str, got: npt.NDArray[Any]) -> Difference | None:
     expected = case.tensors[name]
     if name.startswith("scales") and _swizzled(case):  # flat bytes, whatever shape they are stored in
         got, expected = got.reshape(-1), expected.reshape(-1)
-    e4m3 = name.startswith("scales") and case.format == "nvfp4" and expected.dtype == np.uint8
+    e4m3 = name.startswith("scales") and case.format.endswith("nvfp4") and expected.dtype == np.uint8
     return find_difference(got, expected, any_nan=True, e4m3=e4m3)
 
 
