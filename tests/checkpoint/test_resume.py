@@ -9,10 +9,15 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy.typing as npt
 import pytest
 
 from halfbyte.checkpoint import Event, Options, Resources, Rules, make_plan, run
+from halfbyte.checkpoint.destination import only_one
+from halfbyte.checkpoint.plan import Output
+from halfbyte.checkpoint.writer import ShardWriter
 from halfbyte.errors import CheckpointError
 from tests.checkpoint.toy import all_bytes, llama, write_checkpoint
 
@@ -207,3 +212,36 @@ def test_a_disk_that_fills_up(tmp_path: Path, source: Path, monkeypatch: pytest.
     run(make_plan(source, Options(method="amax")), tmp_path / "d", ONE)
     run(make_plan(source, Options(method="amax")), tmp_path / "whole", ONE)
     assert all_bytes(tmp_path / "d") == all_bytes(tmp_path / "whole")
+
+
+def test_two_at_once_are_refused(tmp_path: Path, source: Path) -> None:
+    with only_one(tmp_path / "d"), pytest.raises(CheckpointError, match=r"another conversion into .* is running"):
+        run(make_plan(source, Options()), tmp_path / "d", ONE)
+
+
+def test_a_destination_that_cannot_be_made(tmp_path: Path, source: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(CheckpointError, match="cannot be written: Not a directory"):
+        run(make_plan(source, Options()), tmp_path / "file" / "d", ONE)
+
+
+def test_a_source_that_goes_away(tmp_path: Path, source: Path) -> None:
+    plan = make_plan(source, Options())
+    (source / "model-00002-of-00003.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"model-00002-of-00003.safetensors cannot be read at byte \d+"):
+        run(plan, tmp_path / "d", ONE)
+
+
+def test_a_tensor_that_is_not_written_whole_is_noticed(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put = ShardWriter.put
+
+    def forgetful(self: ShardWriter, output: Output, data: npt.NDArray[Any], at: int = 0, piece: int = 0) -> None:
+        if "o_proj.weight_scale_2" not in output.part.name:
+            put(self, output, data, at, piece)
+
+    monkeypatch.setattr(ShardWriter, "put", forgetful)
+    with pytest.raises(CheckpointError, match=r"o_proj.weight_scale_2 was planned with 4 bytes, and 0 written"):
+        run(make_plan(source, Options()), tmp_path / "d", ONE)
+    assert {path.name for path in (tmp_path / "d").iterdir()} == {".halfbyte"}

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from halfbyte.checkpoint.index import CONFIG, MANIFEST, WORK
@@ -34,10 +37,24 @@ def check_destination(source: Path, destination: Path) -> None:
         raise CheckpointError(f"{destination} is a file; give a directory")
 
 
+@contextmanager
+def only_one(destination: Path) -> Iterator[None]:
+    """Hold the destination against a second conversion into it. The lock is on the folder and ends with the process."""
+    destination.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(destination, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise CheckpointError(f"another conversion into {destination} is running; wait for it or stop it") from error
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def open_destination(plan: Plan, destination: Path, overwrite: bool) -> Journal | None:
     """The journal to work with, new or continued. None: the very same conversion is finished already."""
-    check_destination(plan.source, destination)
-    destination.mkdir(parents=True, exist_ok=True)
     work = work_folder(destination)
     journal_path = work / JOURNAL
     journal = Journal.load(journal_path)

@@ -41,6 +41,8 @@ class Journal:
         self.path = path
         self.finished: dict[str, Finished] = {}
         self.first: dict[str, Any] = {}
+        self._length = 0
+        """Bytes of whole lines; what a crash left behind them is overwritten."""
 
     @classmethod
     def load(cls, path: Path) -> Journal:
@@ -55,6 +57,7 @@ class Journal:
                 record = json.loads(line)
             except json.JSONDecodeError:
                 break
+            journal._length += len(line)
             if number == 0:
                 journal.first = record
             else:
@@ -72,19 +75,22 @@ class Journal:
             "choices": plan.choices,
             "files": [asdict(file) for file in plan.files],
         }
-        write_synced(path, (json.dumps(journal.first) + "\n").encode())
+        line = (json.dumps(journal.first) + "\n").encode()
+        write_synced(path, line)
+        journal._length = len(line)
         return journal
 
     def add(self, done: Finished, sync: bool = True) -> None:
         """Record a shard; it counts once the line is on disk."""
-        keep = sum(len(line) for line in self.path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n"))
+        line = (json.dumps(asdict(done)) + "\n").encode()
         with self.path.open("r+b") as file:
-            file.truncate(keep)
-            file.seek(keep)
-            file.write((json.dumps(asdict(done)) + "\n").encode())
+            file.truncate(self._length)
+            file.seek(self._length)
+            file.write(line)
             file.flush()
             if sync:
                 os.fsync(file.fileno())
+        self._length += len(line)
         self.finished[done.name] = done
 
     def check(self, plan: Plan) -> None:

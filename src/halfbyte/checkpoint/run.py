@@ -12,13 +12,13 @@ from pathlib import Path
 from halfbyte.backends.cpu_library import thread_count
 from halfbyte.checkpoint.acts import Acts
 from halfbyte.checkpoint.buffers import Arena
-from halfbyte.checkpoint.destination import close, open_destination
+from halfbyte.checkpoint.destination import check_destination, close, only_one, open_destination
 from halfbyte.checkpoint.engine import Engine
 from halfbyte.checkpoint.manifest import Journal, sync_folder, work_folder
 from halfbyte.checkpoint.matrix import Files
 from halfbyte.checkpoint.plan import Plan, Shard
 from halfbyte.checkpoint.tasks import SLACK, Sizes, Task, Tasks, largest_piece
-from halfbyte.checkpoint.writer import ShardWriter, Stopped
+from halfbyte.checkpoint.writer import ShardWriter, Stopped, disk_error
 from halfbyte.errors import CheckpointError, InputError
 
 CHUNK = 16 << 20
@@ -93,9 +93,27 @@ def run(
     resources = resources or Resources()
     sizes, workers = sizes_for(plan, resources)
     engine = Engine(plan.format, plan.contract, plan.method, plan.repairs, resources.device)
+    check_destination(plan.source, destination)
+    try:
+        with only_one(destination):
+            return _run(plan, destination, resources, (sizes, workers), engine, overwrite, report)
+    except OSError as error:
+        raise disk_error(error, destination) from error
+
+
+def _run(
+    plan: Plan,
+    destination: Path,
+    resources: Resources,
+    cut: tuple[Sizes, int],
+    engine: Engine,
+    overwrite: bool,
+    report: Callable[[Event], None],
+) -> Outcome:
     journal = open_destination(plan, destination, overwrite)
     if journal is None:
         return Outcome(0, len(plan.shards), finished_before=True)
+    sizes, workers = cut
     found = len(journal.finished)
     files = Files({file.name: str(plan.source / file.name) for file in plan.files})
     try:

@@ -41,8 +41,6 @@ class Found:
     weights: list[Weight] = field(default_factory=list)
     owner: dict[str, str] = field(default_factory=dict)
     """Tensor → the module that it is part of."""
-    dropped: dict[str, str] = field(default_factory=dict)
-    """Tensor → why nothing of it is written."""
 
     def add(self, weight: Weight) -> None:
         self.weights.append(weight)
@@ -50,8 +48,6 @@ class Found:
             if name in self.owner:
                 raise CheckpointError(f"{name} belongs to both {self.owner[name]} and {weight.module}")
             self.owner[name] = weight.module
-        for name in weight.dropped:
-            self.dropped[name] = f"scale of {weight.module}'s activations in the source's format"
 
 
 def find_weights(checkpoint: Checkpoint) -> Found:

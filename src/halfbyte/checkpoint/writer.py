@@ -27,6 +27,8 @@ class Digest:
     def __init__(self, stop: threading.Event) -> None:
         self._hash = hashlib.sha256()
         self._next = 0
+        self.bytes = 0
+        """Taken in so far."""
         self._turn = threading.Condition()
         self._stop = stop
 
@@ -39,6 +41,7 @@ class Digest:
                 self._turn.wait(0.2)
         self._hash.update(data.data)
         with self._turn:
+            self.bytes += data.nbytes
             self._next += 1
             self._turn.notify_all()
 
@@ -105,14 +108,17 @@ class ShardWriter:
             raise disk_error(error, self.temporary) from error
         finally:
             os.close(self._descriptor)
-        os.replace(self.temporary, self.final)
         tensors = {output.part.name: self._text(output) for output in self.shard.outputs}
+        os.replace(self.temporary, self.final)
         return Finished(self.shard.name, self.shard.size, tensors, dict(sorted(self._changed.items())))
 
     def _text(self, output: Output) -> str:
-        if output.bytes and output.part.name not in self._digests:
-            raise CheckpointError(f"{self.shard.name}: {output.part.name} was planned and never written")
-        return self._digest(output.part.name).text()
+        digest = self._digest(output.part.name)
+        if digest.bytes != output.bytes:
+            raise CheckpointError(
+                f"{output.part.name} was planned with {output.bytes} bytes, and {digest.bytes} written"
+            )
+        return digest.text()
 
     def abandon(self) -> None:
         """Close without finishing; the temporary file is written anew by the next run."""

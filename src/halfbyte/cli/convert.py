@@ -13,6 +13,7 @@ from typer.core import TyperCommand
 from halfbyte.checkpoint import Options, Outcome, Plan, Resources, Rules, make_plan, run
 from halfbyte.checkpoint.destination import check_destination
 from halfbyte.checkpoint.engine import resolve_device
+from halfbyte.checkpoint.manifest import work_folder
 from halfbyte.checkpoint.run import sizes_for
 from halfbyte.cli.app import app
 from halfbyte.cli.convert_output import JsonLog, Quiet, Reporter, Screen
@@ -159,7 +160,7 @@ def convert(
         reporter.finish(plan, destination, *_run(plan, destination, resources, overwrite, reporter))
     except HalfbyteError as error:
         reporter.error(str(error))
-        raise typer.Exit(1 if working and (destination / ".halfbyte").exists() else 2) from error
+        raise typer.Exit(1 if working and work_folder(destination).exists() else 2) from error
     except KeyboardInterrupt as error:
         reporter.error(
             "stopped. Finished shards are kept; the same command continues from there, --overwrite begins anew"
