@@ -25,6 +25,8 @@ LAYERS = [
     "backends",
     "on_device",
     "quantize",
+    "gpu",
+    "torch_ops",
     "search",
     "casting",
     "halfbyte",  # the package itself: its public names

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,7 +26,7 @@ from halfbyte.backends.triton_rules import (
     rule_numbers,
 )
 from halfbyte.codec.blocks import ceil_div
-from halfbyte.contracts import Contract, MXRule, NVFP4Rule
+from halfbyte.contracts import Contract, MXRule, NVFP4Rule, expressions
 from halfbyte.contracts.spec import DecodeRule
 from halfbyte.errors import InputError
 from halfbyte.formats import E2M1, E4M3, BlockFormat
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 OLDEST = (8, 0)
 """Compute capability from which on the kernels' packed 16-bit instructions exist."""
 
-FLAT, ROWS, TILES = 0, 1, 2
+FLAT, ROWS, TILES, LISTED = 0, 1, 2, 3
 ONE_GROUP, GROUP_OF_PROGRAM, GROUP_OF_BLOCK = 0, 1, 2
 NUMBERS = 16
 LANES = 128
@@ -79,7 +80,7 @@ class Triton:
         check_device(x)
         rows, width = x.shape
         block = request.format.block
-        with _on(x):
+        with on_device(x):
             operand = _readable(x, request.tile[0], block)
             codes, scales = _outputs(operand, request, swizzled, out if operand.shape == x.shape else None)
             rule = request.contract.rule(request.format)
@@ -124,7 +125,7 @@ class Triton:
         format, rule = request.format, request.contract.rule(request.format)
         block, (rows, width) = format.block, shape
         whole = ceil_div(width, block) * block
-        with _on(codes):
+        with on_device(codes):
             if whole != width:
                 missing = whole // format.codes_per_byte - codes.shape[1]
                 codes = functional.pad(codes, (0, missing))
@@ -145,7 +146,7 @@ class Triton:
                     group = _group_kind(stored.numel(), group_blocks, LANES)
             kernels.dequantize[(ceil_div(blocks, LANES),)](
                 codes.view(torch.int32), scales, stored, table, values.view(torch.int32), blocks, scales.shape[1],
-                values.shape[1] // 2, group_blocks, B=LANES, N=block, DTYPE=DTYPE_NUMBERS[_short_name(dtype)],
+                values.shape[1] * values.element_size() // 16, group_blocks, B=LANES, N=block, DTYPE=DTYPE_NUMBERS[short_name(dtype)],
                 MAP=FLAT, GROUP=group, DECODE=decode, TOP=top, WIDE=format.element == E4M3,
                 NEGATIVE_ZERO=rule.negative_zero, ASM=not interpreting(), **_options(),
             )  # fmt: skip
@@ -187,14 +188,14 @@ def check_device(x: torch.Tensor) -> None:
         )
 
 
-def _on(x: torch.Tensor) -> torch.cuda.device:
+def on_device(x: torch.Tensor) -> torch.cuda.device:
     """Launches go to the tensor's own device, whatever the current one is."""
     import torch
 
     return torch.cuda.device(x.device if x.device.type == "cuda" else -1)
 
 
-def _short_name(dtype: torch.dtype) -> str:
+def short_name(dtype: torch.dtype) -> str:
     return {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}[str(dtype).removeprefix("torch.")]
 
 
@@ -239,6 +240,11 @@ def _outputs(
     return codes, make(scales_shape, dtype=torch.uint8, device=x.device)
 
 
+def _row_quads(x: torch.Tensor) -> int:
+    """The distance of rows in sixteen bytes."""
+    return x.stride(0) * x.element_size() // 16
+
+
 def _group_kind(groups: int, group_blocks: int, lanes: int) -> int:
     """Whether a program's blocks share a tensor-level scale."""
     if groups == 1:
@@ -268,13 +274,42 @@ def amax_of(x: torch.Tensor, group_rows: int) -> torch.Tensor:
     chunks = ceil_div(span, AMAX_CHUNK * AMAX_DEPTH)
     programs = max(1, min(chunks, ceil_div(AMAX_PROGRAMS, spans)))
     kernels.amax_spans[(spans * programs,)](
-        x.view(torch.int32), out, span, stride, chunks, programs, step, DTYPE=DTYPE_NUMBERS[_short_name(x.dtype)],
+        x.view(torch.int32), out, span // 4, stride // 4, chunks, programs, step, DTYPE=DTYPE_NUMBERS[short_name(x.dtype)],
         CHUNK=AMAX_CHUNK, DEPTH=AMAX_DEPTH, num_warps=8,
     )  # fmt: skip
     return out
 
 
 # --- launches ---
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the blocks of an operand lie, for the kernels."""
+
+    words: torch.Tensor
+    """The operand as 32-bit words, or the table of listed tensors."""
+    map: int
+    groups: int
+    """How many tensor-level scales there are."""
+    group_blocks: int
+    blocks: int
+    """All of them; programs a tensor where tensors are listed."""
+    columns: int
+    row_quads: int
+    programs: int | None = None
+    """Where tensors are listed."""
+
+
+def _source(x: torch.Tensor, request: Request, group_rows: int, swizzled: bool) -> Source:
+    import torch
+
+    rows, width = x.shape
+    columns = width // request.format.block
+    map_ = TILES if request.tile[0] != 1 else ROWS if _needs_rows(x, swizzled, request) else FLAT
+    return Source(
+        x.view(torch.int32), map_, rows // group_rows, group_rows * columns, rows * columns, columns, _row_quads(x)
+    )
 
 
 def _launch_nvfp4(
@@ -289,51 +324,69 @@ def _launch_nvfp4(
 ) -> tuple[torch.Tensor | None, torch.Tensor]:
     import torch
 
-    from halfbyte.backends import triton_kernels_four_six, triton_kernels_plain, triton_kernels_scales
-
-    rows, width = x.shape
-    groups, block = rows // group_rows, request.format.block
-    if amax is None:
-        bits = amax_of(x, group_rows) if rule.constant_factor is None or rule.stored is not None else None
-    else:
+    groups = x.shape[0] // group_rows
+    if amax is not None:
         bits = amax.to(device=x.device, dtype=torch.float32).reshape(-1).view(torch.int32)
         if bits.numel() < groups:  # rows that only pad a tile have a scale of their own under row scaling
             bits = torch.cat([bits, bits.new_zeros(groups - bits.numel())])
-    if bits is None:
+    elif rule.constant_factor is None:
+        bits = amax_of(x, group_rows)
+    else:
         bits = torch.zeros(groups, dtype=torch.int32, device=x.device)
+        if rule.stored_as == "amax" or rule.pre_scale is expressions.static_scale:
+            bits = amax_of(x, group_rows)
+    return launch_blocks(_source(x, request, group_rows, swizzled), rule, request, bits, codes, scales, swizzled)
+
+
+def launch_blocks(
+    source: Source,
+    rule: NVFP4Rule,
+    request: Request,
+    bits: torch.Tensor,
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    swizzled: bool,
+) -> tuple[torch.Tensor | None, torch.Tensor]:
+    """Quantize the blocks of a source; returns what is stored beside them, and the multipliers."""
+    import torch
+
+    from halfbyte.backends import triton_kernels_four_six, triton_kernels_plain, triton_kernels_scales
+
+    groups, device = source.groups, codes.device
     numbers = rule_numbers(rule, request)
-    table = torch.empty((groups, NUMBERS), dtype=torch.float32, device=x.device)
-    stored = torch.empty(groups, dtype=torch.float32, device=x.device)
-    multiplier = torch.empty(groups, dtype=torch.float32, device=x.device)
+    table = torch.empty((groups, NUMBERS), dtype=torch.float32, device=device)
+    stored = torch.empty(groups, dtype=torch.float32, device=device)
+    multiplier = torch.empty(groups, dtype=torch.float32, device=device)
     triton_kernels_scales.prepare[(ceil_div(groups, LANES),)](
-        bits, table, stored, multiplier, groups, LANES=LANES, GIVEN=amax is not None, **numbers.prepare, **_options()
+        bits, table, stored, multiplier, groups, LANES=LANES, **numbers.prepare, **_options()
     )
     searching = isinstance(request.method, Optimal | Hessian)
     lanes = SEARCH_LANES if searching else LANES
-    columns = width // block
-    group = _group_kind(groups, group_rows * columns, lanes)
-    map_ = TILES if request.tile[0] != 1 else ROWS if _needs_rows(x, swizzled, request) else FLAT
-    blocks = rows * columns
-    programs = (rows // 16) * ceil_div(columns, lanes // 16) if map_ == TILES else ceil_div(blocks, lanes)
-    short = numbers.short and group != GROUP_OF_BLOCK
+    group = _group_kind(groups, source.group_blocks, lanes)
+    programs = source.programs
+    if programs is None:
+        rows = source.blocks // source.columns
+        tiles = (rows // 16) * ceil_div(source.columns, lanes // 16)
+        programs = tiles if source.map == TILES else ceil_div(source.blocks, lanes)
+    shares_numbers = group != GROUP_OF_BLOCK or source.map == LISTED
     common = {
-        "B": lanes, "N": block, "DTYPE": DTYPE_NUMBERS[request.dtype], "MAP": map_, "GROUP": group,
-        "SWIZZLED": swizzled, "SHORT": short, "ASM": not interpreting(), **numbers.blocks, **_options(),
-        "num_warps": lanes // 32,
+        "B": lanes, "N": request.format.block, "DTYPE": DTYPE_NUMBERS[request.dtype], "MAP": source.map, "GROUP": group,
+        "SWIZZLED": swizzled, "SHORT": numbers.short and shares_numbers, "ASM": not interpreting(), **numbers.blocks,
+        **_options(), "num_warps": lanes // 32,
     }  # fmt: skip
-    words, arguments = x.view(torch.int32), (blocks, columns, x.stride(0) * x.element_size() // 4, group_rows * columns)
+    arguments = (source.blocks, source.columns, source.row_quads, source.group_blocks)
     outputs = codes.view(torch.int32), scales, table
     if isinstance(request.method, FourSix) and rule.four_six is not None:
         more = four_six_numbers(rule.four_six, request.method, request)
         triton_kernels_four_six.quantize_four_six[(programs,)](
-            words, *outputs, *arguments, TOP=numbers.prepare["TOP"], **more, **common
+            source.words, *outputs, *arguments, TOP=numbers.prepare["TOP"], **more, **common
         )
     elif searching:
         from halfbyte.backends.triton_search import launch_search
 
-        launch_search(words, outputs, arguments, programs, rule, request, common)
+        launch_search(source.words, outputs, arguments, programs, rule, request, common)
     else:
-        triton_kernels_plain.quantize_nvfp4[(programs,)](words, *outputs, *arguments, **common)
+        triton_kernels_plain.quantize_nvfp4[(programs,)](source.words, *outputs, *arguments, **common)
     return (stored if rule.stored is not None else None), multiplier
 
 
@@ -357,7 +410,7 @@ def _launch_mx(
     rounded = rule.rounds_quotient and rule.statistics == "input"
     triton_kernels_plain.quantize_mx[(ceil_div(blocks, LANES),)](
         x.view(torch.int32), codes.view(torch.int32), scales, bytes_, constants, split, blocks, columns,
-        x.stride(0) * x.element_size() // 4, B=LANES, N=block, DTYPE=DTYPE_NUMBERS[request.dtype],
+        _row_quads(x), B=LANES, N=block, DTYPE=DTYPE_NUMBERS[request.dtype],
         MAP=ROWS if swizzled or not x.is_contiguous() else FLAT, SWIZZLED=swizzled, WIDE=element != E2M1,
         NEAREST=rule.nearest is not None, ROUNDED=rounded, ASM=not interpreting(),
         **rounding_numbers(rule.rounding, element), **_options(),

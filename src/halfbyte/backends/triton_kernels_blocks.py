@@ -22,6 +22,7 @@ FP32 = tl.constexpr(2)
 FLAT = tl.constexpr(0)
 ROWS = tl.constexpr(1)
 TILES = tl.constexpr(2)
+LISTED = tl.constexpr(3)
 
 ONE_GROUP = tl.constexpr(0)
 GROUP_OF_PROGRAM = tl.constexpr(1)
@@ -59,8 +60,12 @@ def float_of(bits):
 
 
 @triton.jit
-def place(columns, row_words, group_blocks, blocks, B: tl.constexpr, W: tl.constexpr, MAP: tl.constexpr, GROUP: tl.constexpr):
-    """Of each lane's block: index, first word of the input, row, column, group, whether it exists."""
+def place(x_ptr, columns, row_quads, group_blocks, blocks, B: tl.constexpr, W: tl.constexpr, MAP: tl.constexpr, GROUP: tl.constexpr):
+    """Of each lane's block: index, first word of the input, row, column, group, whether it exists.
+
+    Rows are `row_quads` times sixteen bytes apart: so the compiler knows that all loads are aligned. LISTED: `x_ptr` is a
+    table of (address, blocks, blocks before) for tensors anywhere in memory, with `blocks` programs each.
+    """
     pid = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, B)
     if MAP == TILES:  # sixteen rows, neighbouring tiles side by side, so that a row is read in one piece
@@ -69,26 +74,45 @@ def place(columns, row_words, group_blocks, blocks, B: tl.constexpr, W: tl.const
         row = (pid // chunks) * 16 + lane // width
         column = (pid % chunks) * width + lane % width
         block = row * columns + column
-        words = row * row_words + column * W
+        words = row * (row_quads * 4) + column * W
         exists = column < columns
+    elif MAP == LISTED:
+        listed = pid // blocks
+        local = (pid % blocks) * B + lane
+        exists = local < tl.load(x_ptr + 3 * listed + 1)
+        block = tl.load(x_ptr + 3 * listed + 2) + local
+        row = block
+        column = block
+        words = local * W
     else:
         block = pid * B + lane
         exists = block < blocks
         if MAP == ROWS:
             row = block // columns
             column = block - row * columns
-            words = row * row_words + column * W
+            words = row * (row_quads * 4) + column * W
         else:
             row = block
             column = block
             words = block * W
-    if GROUP == GROUP_OF_PROGRAM:
+    if MAP == LISTED:
+        group = pid // blocks
+    elif GROUP == GROUP_OF_PROGRAM:
         group = pid * B // group_blocks
     elif GROUP == GROUP_OF_BLOCK:
         group = tl.where(exists, block // group_blocks, 0)
     else:
         group = pid * 0
     return block, words, row, column, group, exists
+
+
+@triton.jit
+def source(x_ptr, group, MAP: tl.constexpr):
+    """Where the operand begins."""
+    if MAP == LISTED:
+        return tl.multiple_of(tl.load(x_ptr + 3 * group).to(tl.pointer_type(tl.int32)), 16)
+    else:
+        return x_ptr
 
 
 @triton.jit

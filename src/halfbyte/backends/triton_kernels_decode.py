@@ -63,7 +63,7 @@ def _value(word, AT: tl.constexpr, WIDE: tl.constexpr, NEGATIVE_ZERO: tl.constex
     if WIDE:
         byte = (word >> (8 * AT)) & 0xFF
         magnitude = tl.where((byte & 127) == 127, float("nan"), decode_e4m3(byte & 127))
-        value = tl.where(byte > 127, -magnitude, magnitude)
+        value = float_of(bits_of(magnitude) | ((byte & 128) << 24))
     else:
         top = (word << (28 - 4 * AT)) >> 6  # sign bits down to 25, then the code's three
         value = float_of(top & -2118123520) * 8.507059173023462e37  # 2**126
@@ -74,15 +74,24 @@ def _value(word, AT: tl.constexpr, WIDE: tl.constexpr, NEGATIVE_ZERO: tl.constex
 
 
 @triton.jit
+def _by_amax(values, stored, N: tl.constexpr, TOP: tl.constexpr, SHORT: tl.constexpr):
+    """(q·S)·A over c."""
+    out = ()
+    for i in tl.static_range(N):
+        out = out + (_over_top(values[i] * stored, TOP, SHORT),)
+    return out
+
+
+@triton.jit(do_not_specialize=["blocks", "columns", "out_quads", "group_blocks"])
 def dequantize(
-    codes_ptr, scales_ptr, stored_ptr, table_ptr, out_ptr, blocks, columns, out_words, group_blocks,
+    codes_ptr, scales_ptr, stored_ptr, table_ptr, out_ptr, blocks, columns, out_quads, group_blocks,
     B: tl.constexpr, N: tl.constexpr, DTYPE: tl.constexpr, MAP: tl.constexpr, GROUP: tl.constexpr,
     DECODE: tl.constexpr, TOP: tl.constexpr, WIDE: tl.constexpr, NEGATIVE_ZERO: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
     """Values in the order of the contract's roundings, rounded once more to another dtype."""
     W: tl.constexpr = N if DTYPE == FP32 else N // 2
     C: tl.constexpr = N // 4 if WIDE else N // 8
-    block, first, row, column, group, exists = place(columns, out_words, group_blocks, blocks, B, W, MAP, GROUP)
+    block, first, row, column, group, exists = place(out_ptr, columns, out_quads, group_blocks, blocks, B, W, MAP, GROUP)
     if C == 2:
         pair = tl.load((codes_ptr + block * 2)[:, None] + tl.arange(0, 2)[None, :], mask=exists[:, None], other=0)
         words = tl.split(pair)
@@ -94,7 +103,7 @@ def dequantize(
         factor = tl.load(table_ptr + byte)
     else:
         magnitude = tl.where((byte & 127) == 127, float("nan"), decode_e4m3(byte & 127))
-        scale = tl.where(byte > 127, -magnitude, magnitude)
+        scale = float_of(bits_of(magnitude) | ((byte & 128) << 24))
         if DECODE == ONE_LEVEL:
             factor = scale
             stored = scale
@@ -116,23 +125,19 @@ def dequantize(
         else:
             values = values + (q * factor,)
     if DECODE == BY_AMAX:
-        by_amax = ()
         if ASM and GROUP != GROUP_OF_BLOCK:
             if (stored >= 8.673617379884035e-19) & (stored <= 1.152921504606847e18):
-                for i in tl.static_range(N):
-                    by_amax = by_amax + (_over_top(values[i] * stored, TOP, True),)
+                out = _by_amax(values, stored, N, TOP, True)
             else:
-                for i in tl.static_range(N):
-                    by_amax = by_amax + (tl.div_rn(values[i] * stored, TOP),)
+                out = _by_amax(values, stored, N, TOP, False)
         else:
-            for i in tl.static_range(N):
-                by_amax = by_amax + (tl.div_rn(values[i] * stored, TOP),)
-        _store_values(out_ptr + first, by_amax, exists, N, DTYPE, ASM)
+            out = _by_amax(values, stored, N, TOP, False)
+        _store_values(out_ptr + first, out, exists, N, DTYPE, ASM)
     else:
         _store_values(out_ptr + first, values, exists, N, DTYPE, ASM)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["anchor", "blocks"])
 def cast_mxfp4_to_nvfp4(codes_ptr, scales_ptr, out_codes_ptr, out_scales_ptr, outside_ptr, anchor, blocks, B: tl.constexpr):
     """Codes copied; E8M0 byte k as the E4M3 byte of 2**(k − anchor), twice, because a block of 32 becomes two of 16.
 

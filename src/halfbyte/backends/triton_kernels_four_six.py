@@ -29,12 +29,21 @@ from halfbyte.backends.triton_kernels_blocks import (
     place,
     round_e4m3,
     scale_place,
+    source,
     step_of,
     store_words,
     unpack,
 )
 from halfbyte.backends.triton_kernels_plain import pack_signed, round_element
-from halfbyte.backends.triton_kernels_scales import element, element_constant, number, pre_scale, scale_byte
+from halfbyte.backends.triton_kernels_scales import (
+    element,
+    element_constant,
+    number,
+    pre_scale,
+    scale_byte,
+    short_reciprocal,
+    short_sixth,
+)
 
 BY_AMAX = tl.constexpr(0)
 BY_RECIPROCAL = tl.constexpr(1)
@@ -47,15 +56,16 @@ ABS_MAX = tl.constexpr(2)
 IN_ORDER = tl.constexpr(0)
 EIGHT_LANES = tl.constexpr(1)
 
-FLOAT32_MAX = tl.constexpr(3.4028234663852886e38)
-
 
 @triton.jit
 def _over_top(x, TOP: tl.constexpr, ASM: tl.constexpr):
-    """x/c, correctly rounded; the short form needs a true fma, which the interpreter does not have."""
+    """x/c, correctly rounded; the short form needs a true fma, which the interpreter does not have.
+
+    The upper part of 1/c is rounded down, so that both parts are positive and -0.0 keeps its sign.
+    """
     if ASM:
-        high: tl.constexpr = 0.00037202381645329297 if TOP == 2688 else 0.0006510416860692203
-        low: tl.constexpr = -6.929483462730923e-12 if TOP == 2688 else -1.9402554216063628e-11
+        high: tl.constexpr = 0.0003720237873494625 if TOP == 2688 else 0.0006510416278615594
+        low: tl.constexpr = 2.217434742768365e-11 if TOP == 2688 else 3.8805108432127255e-11
         return tl.fma(x, high, x * low)
     else:
         return tl.div_rn(x, TOP)
@@ -143,15 +153,16 @@ def _generic(
 
 
 @triton.jit
-def _short_blocks(words, x, v, base, numbers_ptr, group, B: tl.constexpr, N: tl.constexpr, W: tl.constexpr, DTYPE: tl.constexpr, MAP: tl.constexpr, KIND: tl.constexpr, METRIC: tl.constexpr, TOP: tl.constexpr, ASM: tl.constexpr):
+def _short_blocks(words, x, v, numbers_ptr, group, B: tl.constexpr, N: tl.constexpr, W: tl.constexpr, DTYPE: tl.constexpr, MAP: tl.constexpr, KIND: tl.constexpr, METRIC: tl.constexpr, TOP: tl.constexpr, ASM: tl.constexpr):
     """TransformerEngine's formulas where nothing under- or overflows: words of codes, byte."""
     amax = number(numbers_ptr, group, AMAX)
     factor = number(numbers_ptr, group, FACTOR)
     inverse = number(numbers_ptr, group, INVERSE)
+    base = short_sixth(v, ASM) * factor
     byte_six, six = round_e4m3(base)
     byte_four, four = round_e4m3(base * 1.5)
-    by_six = tl.minimum(tl.div_rn(1.0, six * inverse), FLOAT32_MAX)
-    by_four = tl.minimum(tl.div_rn(1.0, four * inverse), FLOAT32_MAX)
+    by_six = short_reciprocal(six * inverse, ASM)
+    by_four = short_reciprocal(four * inverse, ASM)
     error_six, shifted_six = _short_error(x, six, by_six, amax, factor, inverse, N, KIND, METRIC, TOP, ASM)
     error_four, shifted_four = _short_error(x, four, by_four, amax, factor, inverse, N, KIND, METRIC, TOP, ASM)
     if MAP == TILES:
@@ -198,9 +209,9 @@ def _generic_blocks(
     return out, tl.where(better, byte_four, byte_six)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["blocks", "columns", "row_quads", "group_blocks"])
 def quantize_four_six(
-    x_ptr, codes_ptr, scales_ptr, numbers_ptr, blocks, columns, row_words, group_blocks,
+    x_ptr, codes_ptr, scales_ptr, numbers_ptr, blocks, columns, row_quads, group_blocks,
     B: tl.constexpr, N: tl.constexpr, DTYPE: tl.constexpr, MAP: tl.constexpr, GROUP: tl.constexpr,
     SWIZZLED: tl.constexpr, SHORT: tl.constexpr, KIND: tl.constexpr, METRIC: tl.constexpr, ORDER: tl.constexpr,
     TOP: tl.constexpr, PRE: tl.constexpr, ELEMENT: tl.constexpr, STATISTICS: tl.constexpr, LARGEST: tl.constexpr,
@@ -209,22 +220,23 @@ def quantize_four_six(
 ):  # fmt: skip
     """Codes and scale bytes of the better of two scales, for blocks or for tiles."""
     W: tl.constexpr = N if DTYPE == FP32 else N // 2
-    block, first, row, column, group, exists = place(columns, row_words, group_blocks, blocks, B, W, MAP, GROUP)
-    words = load_words(x_ptr + first, exists, W)
+    block, first, row, column, group, exists = place(x_ptr, columns, row_quads, group_blocks, blocks, B, W, MAP, GROUP)
+    words = load_words(source(x_ptr, group, MAP) + first, exists, W)
     x = unpack(words, W, DTYPE)
     v = largest(x, N)
     if MAP == TILES:
         v = float_of(over_tile(bits_of(v), B))
-    base = pre_scale(v, numbers_ptr, group, PRE, STATISTICS, LARGEST)
     if SHORT:  # the numbers of this program's group decide for all of its blocks alike
         if number(numbers_ptr, group, NO_UNDERFLOW) > 0:
-            out, byte = _short_blocks(words, x, v, base, numbers_ptr, group, B, N, W, DTYPE, MAP, KIND, METRIC, TOP, ASM)
+            out, byte = _short_blocks(words, x, v, numbers_ptr, group, B, N, W, DTYPE, MAP, KIND, METRIC, TOP, ASM)
         else:
+            base = pre_scale(v, numbers_ptr, group, PRE, STATISTICS, LARGEST)
             out, byte = _generic_blocks(
                 x, base, numbers_ptr, group, B, N, MAP, KIND, METRIC, ORDER, TOP, ELEMENT, SMALLEST, FOR_ZERO,
                 FOR_ZERO_BYTE, TIE, SIGN, NAN_CODE, ZERO_INPUT, WRAPS,
             )  # fmt: skip
     else:
+        base = pre_scale(v, numbers_ptr, group, PRE, STATISTICS, LARGEST)
         out, byte = _generic_blocks(
             x, base, numbers_ptr, group, B, N, MAP, KIND, METRIC, ORDER, TOP, ELEMENT, SMALLEST, FOR_ZERO,
             FOR_ZERO_BYTE, TIE, SIGN, NAN_CODE, ZERO_INPUT, WRAPS,

@@ -40,9 +40,9 @@ def _quadratic(r, matrix_ptr, N: tl.constexpr):
     return total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "columns", "row_quads", "group_blocks"])
 def quantize_hessian(
-    x_ptr, codes_ptr, scales_ptr, numbers_ptr, matrices_ptr, bounds_ptr, rows, columns, row_words, group_blocks,
+    x_ptr, codes_ptr, scales_ptr, numbers_ptr, matrices_ptr, bounds_ptr, rows, columns, row_quads, group_blocks,
     B: tl.constexpr, N: tl.constexpr, DTYPE: tl.constexpr, MAP: tl.constexpr, GROUP: tl.constexpr,
     SWIZZLED: tl.constexpr, SHORT: tl.constexpr, FIRST: tl.constexpr, PRE: tl.constexpr, ELEMENT: tl.constexpr,
     STATISTICS: tl.constexpr, LARGEST: tl.constexpr, SMALLEST: tl.constexpr, FOR_ZERO: tl.constexpr,
@@ -60,7 +60,7 @@ def quantize_hessian(
         group = pid * 0
     else:
         group = tl.where(exists, block // group_blocks, 0)
-    words = load_words(x_ptr + row * row_words + column * W, exists, W)
+    words = load_words(x_ptr + row * (row_quads * 4) + column * W, exists, W)
     x = unpack(words, W, DTYPE)
     v = largest(x, N)
     byte, scale = scale_byte(pre_scale(v, numbers_ptr, group, PRE, STATISTICS, LARGEST), SMALLEST, FOR_ZERO, FOR_ZERO_BYTE)
@@ -100,7 +100,7 @@ def quantize_hessian(
         tried = tl.maximum(nearest - down, FIRST)
         r, y = differences(x, scaled, tried, numbers_ptr, group, N, False, ELEMENT, TIE, SIGN, NAN_CODE, ZERO_INPUT, WRAPS)
         error = _quadratic(r, matrix_ptr, N)
-        better = alive & (error <= best)  # the smaller scale of equals
+        better = alive & (error <= best) & (error <= FLOAT32_MAX)  # the smaller scale of equals
         best = tl.where(better, error, best)
         best_byte = tl.where(better, tried, best_byte)
         down += 1
@@ -110,7 +110,7 @@ def quantize_hessian(
         hopeless = (root >= 0) & (least * least * 0.9999 > best + slack * reach * reach)
         alive = alive & (nearest - down >= FIRST) & (hopeless == 0)
         going = any_lane(alive)
-    byte = tl.where(searched, best_byte, byte)
+    byte = tl.where(searched & (best <= FLOAT32_MAX), best_byte, byte)  # no error may be finite
     finish(
         x_ptr, codes_ptr, scales_ptr, numbers_ptr, words, x, byte, block, row, column, columns, group, exists,
         N, W, DTYPE, SWIZZLED, False, ELEMENT, TIE, SIGN, NAN_CODE, ZERO_INPUT, WRAPS, ASM,

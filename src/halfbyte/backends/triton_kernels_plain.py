@@ -28,19 +28,19 @@ from halfbyte.backends.triton_kernels_blocks import (
     round_e4m3,
     scale_place,
     sign_words,
+    source,
     step_of,
     store_words,
     unpack,
     without_negative_zeros,
 )
-from halfbyte.backends.triton_kernels_scales import element, element_constant, number, pre_scale, round_to, scale_byte
+from halfbyte.backends.triton_kernels_scales import element, element_constant, number, pre_scale, round_to, scale_byte, short_reciprocal
 
 EVEN = tl.constexpr(0)
 DOWN = tl.constexpr(1)
 BELOW_ZERO = tl.constexpr(0)
 SIGN_BIT = tl.constexpr(1)
 NOT_ABOVE_ZERO = tl.constexpr(2)
-FLOAT32_MAX = tl.constexpr(3.4028234663852886e38)
 
 
 @triton.jit
@@ -125,9 +125,9 @@ def pack_signed(raw, words, x, multiplier, N: tl.constexpr, W: tl.constexpr, DTY
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["blocks", "columns", "row_quads", "group_blocks"])
 def quantize_nvfp4(
-    x_ptr, codes_ptr, scales_ptr, numbers_ptr, blocks, columns, row_words, group_blocks,
+    x_ptr, codes_ptr, scales_ptr, numbers_ptr, blocks, columns, row_quads, group_blocks,
     B: tl.constexpr, N: tl.constexpr, DTYPE: tl.constexpr, MAP: tl.constexpr, GROUP: tl.constexpr,
     SWIZZLED: tl.constexpr, SHORT: tl.constexpr, PRE: tl.constexpr, ELEMENT: tl.constexpr,
     STATISTICS: tl.constexpr, LARGEST: tl.constexpr, SMALLEST: tl.constexpr, FOR_ZERO: tl.constexpr,
@@ -136,8 +136,8 @@ def quantize_nvfp4(
 ):  # fmt: skip
     """Codes and scale bytes by the six slots of a contract."""
     W: tl.constexpr = N if DTYPE == FP32 else N // 2
-    block, first, row, column, group, exists = place(columns, row_words, group_blocks, blocks, B, W, MAP, GROUP)
-    words = load_words(x_ptr + first, exists, W)
+    block, first, row, column, group, exists = place(x_ptr, columns, row_quads, group_blocks, blocks, B, W, MAP, GROUP)
+    words = load_words(source(x_ptr, group, MAP) + first, exists, W)
     x = unpack(words, W, DTYPE)
     v = largest(x, N)
     if MAP == TILES:
@@ -145,7 +145,7 @@ def quantize_nvfp4(
     if SHORT:  # the numbers of this program's group decide for all of its blocks alike
         if number(numbers_ptr, group, NO_UNDERFLOW) > 0:
             byte, scale = round_e4m3(v * number(numbers_ptr, group, FOLDED))
-            multiplier = tl.minimum(tl.div_rn(1.0, scale * number(numbers_ptr, group, INVERSE)), FLOAT32_MAX)
+            multiplier = short_reciprocal(scale * number(numbers_ptr, group, INVERSE), ASM)
             codes = _short_codes(words, x, multiplier, N, W, DTYPE, ASM)
             finite = v == v
             out = ()
@@ -167,14 +167,22 @@ def quantize_nvfp4(
 
 
 @triton.jit
+def _distance(x, half, CODE: tl.constexpr):
+    """|(S/2)·k − x| for one code; k is 0, 1, 2, 3, 4, 6, 8 or 12."""
+    over: tl.constexpr = CODE % 8 - 5
+    magnitude: tl.constexpr = over + 5 if over < 0 else over * over + over + 6
+    value: tl.constexpr = magnitude if CODE < 8 else -magnitude
+    return tl.abs(half * (value * 1.0) - x)
+
+
+@triton.jit
 def _first_nearest(x, scale):
     """First index of the smallest |(S/2)·k − x|, k twice a code's value. (contracts.peers.gguf)"""
     half = scale * 0.5
     best = tl.full(x.shape, float("inf"), tl.float32)
     code = tl.zeros(x.shape, tl.int32)
     for k in tl.static_range(16):
-        value: tl.constexpr = (k % 8 if k % 8 < 5 else 6 if k % 8 == 5 else 8 if k % 8 == 6 else 12) * (1 if k < 8 else -1)
-        distance = tl.abs(half * value - x)
+        distance = _distance(x, half, k)
         code = tl.where(distance < best, k, code)
         best = tl.minimum(best, distance)
     return code
@@ -189,9 +197,9 @@ def encode_e4m3(y, NAN_CODE: tl.constexpr):
     return tl.where(y != y, NAN_CODE, code | ((bits_of(y) >> 24) & 0x80))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["blocks", "columns", "row_quads"])
 def quantize_mx(
-    x_ptr, codes_ptr, scales_ptr, bytes_ptr, constants_ptr, split_ptr, blocks, columns, row_words,
+    x_ptr, codes_ptr, scales_ptr, bytes_ptr, constants_ptr, split_ptr, blocks, columns, row_quads,
     B: tl.constexpr, N: tl.constexpr, DTYPE: tl.constexpr, MAP: tl.constexpr, SWIZZLED: tl.constexpr,
     WIDE: tl.constexpr, NEAREST: tl.constexpr, ROUNDED: tl.constexpr, TIE: tl.constexpr, SIGN: tl.constexpr,
     NAN_CODE: tl.constexpr, ZERO_INPUT: tl.constexpr, ASM: tl.constexpr,
@@ -202,8 +210,8 @@ def quantize_mx(
     their own. WIDE: E4M3 elements instead of E2M1.
     """
     W: tl.constexpr = N if DTYPE == FP32 else N // 2
-    block, first, row, column, group, exists = place(columns, row_words, 1, blocks, B, W, MAP, 0)
-    words = load_words(x_ptr + first, exists, W)
+    block, first, row, column, group, exists = place(x_ptr, columns, row_quads, 1, blocks, B, W, MAP, 0)
+    words = load_words(source(x_ptr, group, MAP) + first, exists, W)
     x = unpack(words, W, DTYPE)
     v = largest(x, N)
     if DTYPE == BF16:

@@ -53,16 +53,17 @@ def _as_float32_bits(bits, DTYPE: tl.constexpr):
         return bits
 
 
-@triton.jit
-def amax_spans(x_ptr, out_ptr, span, stride, chunks, programs, slot_step, DTYPE: tl.constexpr, CHUNK: tl.constexpr, DEPTH: tl.constexpr):
+@triton.jit(do_not_specialize=["span_quads", "stride_quads", "chunks", "programs", "slot_step"])
+def amax_spans(x_ptr, out_ptr, span_quads, stride_quads, chunks, programs, slot_step, DTYPE: tl.constexpr, CHUNK: tl.constexpr, DEPTH: tl.constexpr):
     """Largest magnitude of each span of words as float32 bits, by atomic maxima into out[span number · slot_step].
 
-    A span is a tensor, a row, or one tensor of several. `programs` work on a span, each on every so manieth chunk.
+    A span is a tensor, a row, or one tensor of several; its length and distance are given in four words. `programs` work on a span, each on every so manieth chunk.
     Integers order like magnitudes, NaN above Inf, so the order of the atomics does not matter.
     """
     pid = tl.program_id(0).to(tl.int64)
     which = pid // programs
-    base = x_ptr + which * stride
+    base = x_ptr + which * (stride_quads * 4)
+    span = span_quads * 4
     lane = tl.arange(0, CHUNK)
     most = tl.zeros((CHUNK,), tl.int32)
     for chunk in range(pid % programs, chunks, programs):
@@ -74,14 +75,14 @@ def amax_spans(x_ptr, out_ptr, span, stride, chunks, programs, slot_step, DTYPE:
     tl.atomic_max(out_ptr + which * slot_step, _as_float32_bits(tl.max(most, axis=0), DTYPE))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["programs"])
 def amax_listed(table_ptr, out_ptr, programs, DTYPE: tl.constexpr, CHUNK: tl.constexpr, DEPTH: tl.constexpr):
-    """The same for tensors that lie anywhere: the table holds (address, words) of each."""
+    """The same for tensors that lie anywhere: the table holds (address, words divided by four) of each."""
     pid = tl.program_id(0).to(tl.int64)
     which = pid // programs
     base = tl.load(table_ptr + 2 * which).to(tl.pointer_type(tl.int32))
     base = tl.multiple_of(base, 16)
-    span = tl.load(table_ptr + 2 * which + 1)
+    span = tl.load(table_ptr + 2 * which + 1) * 4
     lane = tl.arange(0, CHUNK)
     most = tl.zeros((CHUNK,), tl.int32)
     for start in range((pid % programs) * (CHUNK * DEPTH), span, programs * (CHUNK * DEPTH)):
@@ -134,11 +135,11 @@ def _factor(amax, TOP: tl.constexpr, KIND: tl.constexpr, STATISTICS: tl.constexp
         return tl.full(amax.shape, CONSTANT, tl.float32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["groups"])
 def prepare(
     amax_ptr, numbers_ptr, stored_ptr, multiplier_ptr, groups,
     TOP: tl.constexpr, KIND: tl.constexpr, STATISTICS: tl.constexpr, CONSTANT: tl.constexpr, STORED: tl.constexpr,
-    MULTIPLIER: tl.constexpr, DTYPE: tl.constexpr, GIVEN: tl.constexpr, LANES: tl.constexpr,
+    MULTIPLIER: tl.constexpr, DTYPE: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """What kernels need of each group's amax, and what is stored beside the blocks."""
     group = tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)
@@ -196,6 +197,29 @@ def prepare(
     tl.store(at + PRESCALE_AGAIN, second_factor, mask=exists)
     tl.store(at + UNIT, (multiplier * first_factor) * second_factor, mask=exists)
     tl.store(at + SEARCHED, tl.where(searched, 1.0, 0.0), mask=exists)
+
+
+@triton.jit
+def short_sixth(v, ASM: tl.constexpr):
+    """v/6, correctly rounded where it is a normal number: a product with 1/6 in two parts."""
+    if ASM:
+        return tl.fma(v, 0.1666666567325592, v * 9.934107758624577e-09)
+    else:
+        return tl.div_rn(v, 6.0)
+
+
+@triton.jit
+def short_reciprocal(x, ASM: tl.constexpr):
+    """1/x of a normal number, correctly rounded: the hardware's estimate and one step. (tests/gpu/checks.py tries all)
+
+    Zero gives the largest float32, to which TransformerEngine clamps.
+    """
+    if ASM:
+        estimate = tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+        refined = tl.fma(tl.fma(x, -estimate, 1.0), estimate, estimate)
+        return tl.where(x == 0, FLOAT32_MAX, refined)
+    else:
+        return tl.minimum(tl.div_rn(1.0, x), FLOAT32_MAX)
 
 
 @triton.jit

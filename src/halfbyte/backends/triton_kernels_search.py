@@ -13,7 +13,6 @@ import triton.language as tl
 from halfbyte.backends.triton_kernels_blocks import (
     FP32,
     INVERSE,
-    NO_UNDERFLOW,
     PRESCALE,
     PRESCALE_AGAIN,
     SEARCHED,
@@ -22,14 +21,17 @@ from halfbyte.backends.triton_kernels_blocks import (
     float_of,
     largest,
     load_words,
+    magnitudes,
     place,
     raw_code,
     round_e2m1,
     round_e4m3,
     scale_place,
+    source,
     store_words,
     unpack,
 )
+from halfbyte.backends.triton_kernels_estimate import estimate_best
 from halfbyte.backends.triton_kernels_plain import generic_codes, pack_signed, round_element
 from halfbyte.backends.triton_kernels_scales import element, element_constant, number, pre_scale, scale_byte
 
@@ -136,8 +138,51 @@ def excluded(byte, most, unit):
 
 
 @triton.jit
+def _exact(
+    x, scaled, quarters, weights, byte, most, unit, nearest, last, searched, numbers_ptr, group,
+    N: tl.constexpr, SHORT: tl.constexpr, OBJECTIVE: tl.constexpr, FIRST: tl.constexpr, ELEMENT: tl.constexpr,
+    TIE: tl.constexpr, SIGN: tl.constexpr, NAN_CODE: tl.constexpr, ZERO_INPUT: tl.constexpr, WRAPS: tl.constexpr,
+):  # fmt: skip
+    """The best byte by the reference's own sums; `byte` where there is nothing to search."""
+    best = tl.full(most.shape, float("inf"), tl.float32)
+    best_byte = nearest
+    steps = tl.max(tl.where(searched, last - nearest + 1, 0), axis=0)
+    for up in range(0, steps):
+        tried = tl.minimum(nearest + up, 126)
+        allowed = searched & (nearest + up <= 126) & (excluded(tried, most, unit) == 0)
+        errors, quotients = differences(x, scaled, tried, numbers_ptr, group, N, SHORT, ELEMENT, TIE, SIGN, NAN_CODE, ZERO_INPUT, WRAPS)
+        error, clipped = _objective(errors, quotients, weights, N, OBJECTIVE)
+        better = allowed & (error < best)
+        best = tl.where(better, error, best)
+        best_byte = tl.where(better, tried, best_byte)
+    # Down to where clipping the largest element alone costs more than the best error; with weights, to the smallest.
+    if OBJECTIVE == UNIFORM:
+        least, value = round_e4m3(tl.where(searched & (best < FLOAT32_MAX), (most - tl.sqrt(best)) / (unit * 6.0), 0.0))
+        least = tl.maximum(least - 1, FIRST)
+    else:
+        least = nearest * 0 + FIRST
+    steps = tl.max(tl.where(searched, nearest - least, 0), axis=0)
+    alive = searched
+    for down in range(1, steps + 1):
+        tried = tl.maximum(nearest - down, FIRST)
+        alive = alive & (nearest - down >= FIRST)
+        if OBJECTIVE == UNIFORM:
+            alive = alive & (_clipping(quarters, decode_e4m3(tried) * unit) <= best)
+        if any_lane(alive):
+            errors, quotients = differences(x, scaled, tried, numbers_ptr, group, N, SHORT, ELEMENT, TIE, SIGN, NAN_CODE, ZERO_INPUT, WRAPS)
+            error, clipped = _objective(errors, quotients, weights, N, OBJECTIVE)
+            better = alive & (excluded(tried, most, unit) == 0)
+            better = better & (error <= best) & (error <= FLOAT32_MAX)  # the smaller scale of equals
+            best = tl.where(better, error, best)
+            best_byte = tl.where(better, tried, best_byte)
+            if OBJECTIVE == WEIGHTED:
+                alive = alive & (clipped * 0.99999 <= best)
+    return tl.where(searched & (best <= FLOAT32_MAX), best_byte, byte)  # no error may be finite
+
+
+@triton.jit(do_not_specialize=["blocks", "columns", "row_quads", "group_blocks"])
 def quantize_optimal(
-    x_ptr, codes_ptr, scales_ptr, numbers_ptr, weights_ptr, blocks, columns, row_words, group_blocks,
+    x_ptr, codes_ptr, scales_ptr, numbers_ptr, weights_ptr, blocks, columns, row_quads, group_blocks,
     B: tl.constexpr, N: tl.constexpr, DTYPE: tl.constexpr, MAP: tl.constexpr, GROUP: tl.constexpr,
     SWIZZLED: tl.constexpr, SHORT: tl.constexpr, OBJECTIVE: tl.constexpr, FIRST: tl.constexpr, PRE: tl.constexpr,
     ELEMENT: tl.constexpr, STATISTICS: tl.constexpr, LARGEST: tl.constexpr, SMALLEST: tl.constexpr,
@@ -146,8 +191,8 @@ def quantize_optimal(
 ):  # fmt: skip
     """Codes and scale bytes of least squared or weighted error."""
     W: tl.constexpr = N if DTYPE == FP32 else N // 2
-    block, first, row, column, group, exists = place(columns, row_words, group_blocks, blocks, B, W, MAP, GROUP)
-    words = load_words(x_ptr + first, exists, W)
+    block, first, row, column, group, exists = place(x_ptr, columns, row_quads, group_blocks, blocks, B, W, MAP, GROUP)
+    words = load_words(source(x_ptr, group, MAP) + first, exists, W)
     x = unpack(words, W, DTYPE)
     v = largest(x, N)
     byte, scale = scale_byte(pre_scale(v, numbers_ptr, group, PRE, STATISTICS, LARGEST), SMALLEST, FOR_ZERO, FOR_ZERO_BYTE)
@@ -162,44 +207,31 @@ def quantize_optimal(
             weights = weights + (tl.load(weights_ptr + column * N + i, mask=exists, other=0.0),)
     nearest, value = round_e4m3(tl.where(searched, most / (unit * 6.0), 1.0))
     nearest = tl.maximum(nearest, FIRST)
-    best = tl.full(v.shape, float("inf"), tl.float32)
-    best_byte = nearest
-    up = 0
-    going = any_lane(searched)
-    while going:
-        tried = tl.minimum(nearest + up, 126)
-        allowed = searched & (nearest + up <= 126) & (excluded(tried, most, unit) == 0)
-        errors, quotients = differences(x, scaled, tried, numbers_ptr, group, N, SHORT, ELEMENT, TIE, SIGN, NAN_CODE, ZERO_INPUT, WRAPS)
-        error, clipped = _objective(errors, quotients, weights, N, OBJECTIVE)
-        better = allowed & (error < best)
-        best = tl.where(better, error, best)
-        best_byte = tl.where(better, tried, best_byte)
-        up += 1
-        following = tl.minimum(nearest + up, 126)
-        # Among the subnormal scales an odd byte further up may be allowed again.
-        open_above = (excluded(following, most, unit) == 0) | (following < 16)
-        going = any_lane(searched & (nearest + up <= 126) & open_above)
-    down = 1
-    alive = searched & (nearest - down >= FIRST)
-    if OBJECTIVE == UNIFORM:
-        alive = alive & (_clipping(quarters, decode_e4m3(tl.maximum(nearest - down, FIRST)) * unit) <= best)
-    going = any_lane(alive)
-    while going:
-        tried = tl.maximum(nearest - down, FIRST)
-        errors, quotients = differences(x, scaled, tried, numbers_ptr, group, N, SHORT, ELEMENT, TIE, SIGN, NAN_CODE, ZERO_INPUT, WRAPS)
-        error, clipped = _objective(errors, quotients, weights, N, OBJECTIVE)
-        allowed = alive & (excluded(tried, most, unit) == 0)
-        better = allowed & (error <= best)  # the smaller scale of equals
-        best = tl.where(better, error, best)
-        best_byte = tl.where(better, tried, best_byte)
-        if OBJECTIVE == WEIGHTED:
-            alive = alive & (clipped * 0.99999 <= best)
-        down += 1
-        alive = alive & (nearest - down >= FIRST)
-        if OBJECTIVE == UNIFORM:
-            alive = alive & (_clipping(quarters, decode_e4m3(tl.maximum(nearest - down, FIRST)) * unit) <= best)
-        going = any_lane(alive)
-    byte = tl.where(searched, best_byte, byte)
+    # Up to the last scale below 2·amax/7. Among the subnormal scales an odd byte further up may be allowed again.
+    last, value = round_e4m3(tl.where(searched, most / (unit * 3.5), 1.0))
+    if SHORT and OBJECTIVE == UNIFORM and N == 16:
+        inside = (nearest >= 32) & (most <= 2688.0 * unit)
+        if any_lane(searched & (inside == 0)):
+            last = tl.minimum(tl.maximum(last, 16), 126)
+            byte = _exact(
+                x, scaled, quarters, weights, byte, most, unit, nearest, last, searched, numbers_ptr, group, N, SHORT,
+                OBJECTIVE, FIRST, ELEMENT, TIE, SIGN, NAN_CODE, ZERO_INPUT, WRAPS,
+            )  # fmt: skip
+        else:
+            found, unclear = estimate_best(magnitudes(scaled, N), quarters, most, unit, nearest, last, searched, N, 24, ASM)
+            if any_lane(unclear):
+                byte = _exact(
+                    x, scaled, quarters, weights, byte, most, unit, nearest, last, searched, numbers_ptr, group, N,
+                    SHORT, OBJECTIVE, FIRST, ELEMENT, TIE, SIGN, NAN_CODE, ZERO_INPUT, WRAPS,
+                )  # fmt: skip
+            else:
+                byte = tl.where(searched, found, byte)
+    else:
+        last = tl.minimum(tl.maximum(last, 16), 126)
+        byte = _exact(
+            x, scaled, quarters, weights, byte, most, unit, nearest, last, searched, numbers_ptr, group, N, SHORT,
+            OBJECTIVE, FIRST, ELEMENT, TIE, SIGN, NAN_CODE, ZERO_INPUT, WRAPS,
+        )  # fmt: skip
     finish(
         x_ptr, codes_ptr, scales_ptr, numbers_ptr, words, x, byte, block, row, column, columns, group, exists,
         N, W, DTYPE, SWIZZLED, SHORT, ELEMENT, TIE, SIGN, NAN_CODE, ZERO_INPUT, WRAPS, ASM,
@@ -217,16 +249,13 @@ def finish(
     scale = value_of_byte(byte)
     constant = element_constant(scale, numbers_ptr, group, ELEMENT)
     if SHORT:
-        if number(numbers_ptr, group, NO_UNDERFLOW) > 0:
-            raw = ()
-            for i in tl.static_range(N):
-                raw = raw + (raw_code(tl.minimum(tl.abs(x[i]) * constant, 6.0)),)
-            packed = pack_signed(raw, words, x, constant, N, W, DTYPE, ASM)
-            out = ()
-            for i in tl.static_range(N // 8):
-                out = out + (tl.where(byte == 127, 0, packed[i]),)
-        else:
-            out = generic_codes(x, constant, scale, N, ELEMENT, TIE, SIGN, NAN_CODE, ZERO_INPUT, WRAPS)
+        raw = ()
+        for i in tl.static_range(N):
+            raw = raw + (raw_code(tl.minimum(tl.abs(x[i]) * constant, 6.0)),)
+        packed = pack_signed(raw, words, x, constant, N, W, FP32, ASM)  # signs of y, which may underflow here
+        out = ()
+        for i in tl.static_range(N // 8):
+            out = out + (tl.where(byte == 127, 0, packed[i]),)
     else:
         out = generic_codes(x, constant, scale, N, ELEMENT, TIE, SIGN, NAN_CODE, ZERO_INPUT, WRAPS)
     store_words(codes_ptr + block * (N // 8), out, exists, N // 8)

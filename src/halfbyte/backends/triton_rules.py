@@ -130,6 +130,7 @@ def rule_numbers(rule: NVFP4Rule, request: Request) -> RuleNumbers:
         rule.element is expressions.times_clamped_reciprocal
         and rule.factor is expressions.clamped_ratio
         and constant is None
+        and pre in (expressions.folded_sixth, expressions.divided_then_factor)
         and rule.rounding == PLAIN_ROUNDING
         and (policy.smallest, policy.for_zero, policy.for_zero_byte) == (0.0, None, None)
     )

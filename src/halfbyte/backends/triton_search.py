@@ -38,13 +38,13 @@ def launch_search(
     from halfbyte.backends import triton_kernels_hessian, triton_kernels_search
 
     first = int(np.searchsorted(E4M3.magnitudes, max(rule.scale_byte.smallest, E4M3.smallest)))
-    method, (blocks, columns, row_words, group_blocks) = request.method, arguments
+    method, (blocks, columns, row_quads, group_blocks) = request.method, arguments
     if isinstance(method, Hessian):
         matrices, bounds = _hessian(method, words.device)
         rows, lanes = blocks // columns, int(common["B"])
         grid = (columns * (-(-rows // lanes)),)
         triton_kernels_hessian.quantize_hessian[grid](
-            words, *outputs, matrices, bounds, rows, columns, row_words, group_blocks, FIRST=first, **common
+            words, *outputs, matrices, bounds, rows, columns, row_quads, group_blocks, FIRST=first, **common
         )
         return
     weights, objective = words, UNIFORM

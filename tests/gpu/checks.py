@@ -1,0 +1,2 @@
+"""Placeholder until the checks are written."""
+CHECKS = {}

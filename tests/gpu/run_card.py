@@ -1,0 +1,151 @@
+"""The bit-identity matrix on a card: `python3 -m tests.gpu.run_card`, with nothing but torch, Triton, numpy and ml_dtypes.
+
+Every case of tests/backends/cases.py that has a GPU kernel, on every input and dtype, against the numpy reference; then
+what only a card can show (checks.py). Exit code 0 only if there is a card, at least 2000 comparisons were made, and all
+bits are equal. Work is spread over processes, because kernels have to be compiled and the reference is slow.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import multiprocessing
+import os
+import sys
+import time
+import traceback
+from dataclasses import dataclass, field
+
+import numpy as np
+
+ENOUGH = 2000
+SEED = 20
+
+
+@dataclass
+class Tally:
+    """What a process found."""
+
+    compared: int = 0
+    left: int = 0
+    """Pairs of case and dtype that there was no time for."""
+    failures: list[str] = field(default_factory=list)
+
+
+def pairs() -> list[tuple[int, str]]:
+    """(case, dtype) in an order that puts different kernels side by side."""
+    from halfbyte.backends.triton_rules import reason_against
+    from tests.backends.cases import DTYPES, every_case
+
+    cases = every_case()
+    served = [index for index, case in enumerate(cases) if reason_against(case.request()) is None]
+    listed = [(index, dtype) for index in served for dtype in DTYPES]
+    np.random.default_rng(SEED).shuffle(listed)
+    return [(int(index), str(dtype)) for index, dtype in listed]
+
+
+def work(part: list[tuple[int, str]], only: str, deadline: float) -> Tally:
+    """Compare the pairs of one process."""
+    from tests.backends.cases import INPUTS, every_case, fits, make_input
+
+    tally = Tally()
+    cases = every_case()
+    for position, (index, dtype) in enumerate(part):
+        if time.time() > deadline:
+            tally.left = len(part) - position
+            break
+        case = cases[index]
+        if only not in str(case):
+            continue
+        for name in INPUTS:
+            x = make_input(name, dtype)
+            if not fits(case, x):
+                continue
+            try:
+                problem = compare(case, x)
+            except Exception:
+                problem = traceback.format_exc(limit=-2)
+            tally.compared += 1
+            if problem:
+                tally.failures.append(f"{case} {dtype} {name}: {problem}")
+                if len(tally.failures) > 5:
+                    return tally
+    return tally
+
+
+def compare(case: object, x: object) -> str | None:
+    """Quantize and decode on the card, and say what differs from the reference."""
+    import torch
+
+    import halfbyte as hb
+    from halfbyte.arrays import like
+    from halfbyte.testing import find_difference
+    from tests.backends.cases import METHODS, Case
+
+    if not isinstance(case, Case) or not isinstance(x, np.ndarray):
+        raise TypeError("compare takes a case and an array")
+    source = np.ascontiguousarray(x.T) if case.contract.transform.columnwise else np.array(x)
+    got = hb.quantize(
+        like(source, torch.empty(0, device="cuda")), case.format, case.contract, METHODS[case.method](x.shape[1]),
+        block=case.block, tile=case.tile, scaling=case.scaling, backend="triton",
+    )  # fmt: skip
+    expected = case.quantize(x, "reference")
+    for part in ("scales", "codes", "stored_scale", "global_scale"):
+        mine, wanted = getattr(got, part), getattr(expected, part)
+        if (mine is None) != (wanted is None):
+            return f"{part} is there on one side only"
+        if wanted is not None and (difference := find_difference(mine, wanted, any_nan=True)) is not None:
+            return f"{part}: {difference.reason}"
+    for dtype in ("float32", "bfloat16", "float16"):
+        decoded = hb.dequantize(got, dtype, backend="triton")
+        difference = find_difference(decoded, hb.dequantize(expected, dtype, backend="reference"), any_nan=True)
+        if difference is not None:
+            return f"decoded to {dtype}: {difference.reason}"
+    return None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", help="run cases whose name holds this")
+    parser.add_argument("--seconds", type=float, default=1e9, help="stop the matrix after so long; it then fails")
+    parser.add_argument("--processes", type=int, default=max(1, min(14, (os.cpu_count() or 2) - 1)))
+    parser.add_argument("--no-checks", action="store_true", help="the matrix alone")
+    chosen = parser.parse_args()
+    import torch
+
+    if not torch.cuda.is_available():
+        print("no CUDA device: the GPU tests need one", file=sys.stderr)
+        return 1
+    started = time.time()
+    listed = pairs()
+    parts = [listed[start :: chosen.processes] for start in range(chosen.processes)]
+    deadline = started + chosen.seconds
+    total = Tally()
+    with multiprocessing.get_context("spawn").Pool(chosen.processes) as pool:
+        for tally in pool.starmap(work, [(part, chosen.only, deadline) for part in parts]):
+            total = dataclasses.replace(
+                total, compared=total.compared + tally.compared, left=total.left + tally.left,
+                failures=total.failures + tally.failures,
+            )  # fmt: skip
+    checks = 0
+    if not chosen.no_checks:
+        from tests.gpu.checks import CHECKS
+
+        for name, check in CHECKS.items():
+            try:
+                checks += check()
+            except Exception:
+                total.failures.append(f"{name}: {traceback.format_exc(limit=-3)}")
+    for failure in total.failures[:40]:
+        print(failure)
+    seconds = time.time() - started
+    print(
+        f"{total.compared} cases of the matrix and {checks} checks on {torch.cuda.get_device_name()}: "
+        f"{len(total.failures)} failures, {total.left} pairs left out, {seconds:.0f} s"
+    )
+    complete = total.compared >= ENOUGH and not total.left
+    return 0 if complete and not total.failures else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
