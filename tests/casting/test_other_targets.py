@@ -105,3 +105,11 @@ def test_nan_scales_decode_to_nan_in_bfloat16_and_count_as_kept() -> None:
     values, report = hb.cast(broken, "bfloat16")
     assert np.isnan(np.asarray(values).astype(np.float32)[0, :32]).all()
     assert report.label == "value-exact"
+
+
+def test_nvfp4_to_mxfp4_at_the_end_of_float32() -> None:
+    """3.4e38 is nearest to 2^128, which decodes to Inf: the next smaller value is taken."""
+    q = hb.quantize(np.full((1, 32), 3.3e38, np.float32), "nvfp4", "modelopt")
+    result, report = hb.cast(q, "mxfp4")
+    assert np.isfinite(np.asarray(hb.dequantize(result))).all()
+    assert np.isfinite(report.squared_error)
