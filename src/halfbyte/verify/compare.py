@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,8 +12,9 @@ from halfbyte.checkpoint.index import Checkpoint, Tensor
 from halfbyte.codec.bits import F32
 from halfbyte.verify.diagnose import diagnose
 from halfbyte.verify.report import Problem, Report, WeightError
+from halfbyte.verify.structure import structure_problems
 from halfbyte.verify.values import Matrix, matrices, pieces, view
-from halfbyte.verify.weights import Weights, find_weights
+from halfbyte.verify.weights import Weight, Weights, find_weights
 
 CONSUMED = (".input_scale", ".input_global_scale", ".weight_shape", "_input_scale", ".k_scale", ".v_scale")
 """Tensors of a quantized source that describe activations or shapes; a conversion may leave them out."""
@@ -30,6 +31,7 @@ class Progress:
 def compare(
     checkpoint: Checkpoint,
     weights: Weights,
+    unread: Sequence[Weight],
     source: Checkpoint,
     limit: float,
     report: Report,
@@ -37,13 +39,18 @@ def compare(
 ) -> None:
     """Add to the report what differs from the source beyond what quantization explains.
 
+    weights: those that can be read. unread: those that are there, but damaged, which is reported elsewhere.
     limit: the relative error from which a quantized weight counts as wrong.
     """
     source_weights = find_weights(source)
+    damaged = [problem for problem in structure_problems(source_weights) if problem.rule in ("shape", "dtype")]
+    for problem in damaged:
+        report.add("error", "source", problem.name, f"in the source: {problem.text}")
+    source_weights = source_weights.without({problem.name for problem in damaged})
     ours, theirs = matrices(checkpoint, weights), matrices(source, source_weights)
     total, done = len(theirs) + len(source_weights.plain), 0
     biases = _split_biases(checkpoint, source)
-    report.extend(_completeness(checkpoint, ours, source, theirs, biases))
+    report.extend(_completeness(checkpoint, ours, unread, source, theirs, biases))
     _check_biases(checkpoint, source, biases, report)
     for name, matrix in theirs.items():
         done += 1
@@ -100,13 +107,17 @@ def _square_sum(values: F32) -> float:
 def _completeness(
     checkpoint: Checkpoint,
     ours: dict[str, Matrix],
+    unread: Sequence[Weight],
     source: Checkpoint,
     theirs: dict[str, Matrix],
     biases: dict[str, tuple[str, int, slice]],
 ) -> Iterator[Problem]:
     """Source tensors that are nowhere, and weights that come from nowhere."""
-    lost = [name for name in theirs if name not in ours]
-    for name in lost:
+    names = {weight.name for weight in unread}
+    stacks = tuple(f"{weight.parent}." for weight in unread if weight.kind.stack)
+    for name in theirs:
+        if name in ours or name in names or name.startswith(stacks):
+            continue
         text = f"in the source ({theirs[name].kind} {list(theirs[name].shape)}), but not in the checkpoint"
         yield Problem("error", "lost", name, text)
     covered = {tensor for matrix in theirs.values() for tensor in matrix.sources}
@@ -123,6 +134,7 @@ def _completeness(
                 "error", "no-source", name, f"{matrix.kind} {list(matrix.shape)}, but the source has no such weight"
             )
     stored = {tensor for matrix in ours.values() for tensor in matrix.sources}
+    stored |= {part.name for weight in unread for part in weight.parts.values()}
     for name, tensor in checkpoint.tensors.items():
         if name not in stored and name not in source.tensors and name not in biases:
             text = f"{tensor.info.dtype} {list(tensor.info.shape)}, but the source has no such tensor"

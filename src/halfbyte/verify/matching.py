@@ -113,8 +113,17 @@ def _sorted_out(patterns: tuple[str, ...]) -> tuple[frozenset[str], tuple[re.Pat
     )
     rest = (pattern for pattern in patterns if pattern not in plain)
     return plain, tuple(
-        re.compile(pattern[3:] if pattern.startswith("re:") else translate(pattern)) for pattern in rest
+        _expression(pattern) if pattern.startswith("re:") else re.compile(translate(pattern)) for pattern in rest
     )
+
+
+@cache
+def _expression(pattern: str) -> re.Pattern[str]:
+    """What follows `re:`; an expression that is none matches nothing."""
+    try:
+        return re.compile(pattern.removeprefix("re:"))
+    except re.error:
+        return re.compile(r"(?!)")
 
 
 def compressed_tensors(served: str, patterns: Sequence[str]) -> bool:
@@ -122,7 +131,7 @@ def compressed_tensors(served: str, patterns: Sequence[str]) -> bool:
 
     def one(module: str) -> bool:
         return any(
-            re.match(pattern[3:], module) is not None if pattern.startswith("re:") else pattern == module
+            _expression(pattern).match(module) is not None if pattern.startswith("re:") else pattern == module
             for pattern in patterns
         )
 

@@ -20,8 +20,12 @@ def recorded_problems(checkpoint: Checkpoint, headers_only: bool) -> Iterator[Pr
     if manifest is None:
         return
     recorded: dict[str, str] = {}
-    for shard in manifest["shards"].values():
-        recorded |= shard["tensors"]
+    for name, shard in manifest["shards"].items():
+        tensors = shard.get("tensors") if isinstance(shard, dict) else None
+        if not isinstance(tensors, dict):
+            yield Problem("error", "manifest", MANIFEST, f"says nothing of the tensors in {name}")
+            continue
+        recorded |= {str(tensor): str(digest) for tensor, digest in tensors.items()}
     for name in sorted(recorded.keys() - checkpoint.tensors.keys()):
         yield Problem("error", "manifest", name, f"named by {MANIFEST}, but not there")
     for name in sorted(checkpoint.tensors.keys() - recorded.keys()):

@@ -50,16 +50,16 @@ def verify(
     )
     claim = read_claim(checkpoint)
     report.extend(structure_problems(weights))
+    broken = {problem.name for problem in report.problems if problem.level == "error"}
+    sound = weights.without(broken)  # the rest can be read
     report.extend(claim_problems(checkpoint, weights, claim))
     report.extend(exclude_problems(weights, claim))
-    report.extend(scalar_problems(checkpoint.path, weights))
-    report.extend(sharing_problems(checkpoint.path, weights))
+    report.extend(scalar_problems(checkpoint.path, sound))
+    report.extend(sharing_problems(checkpoint.path, sound))
     report.extend(recorded_problems(checkpoint, headers_only))
     if not headers_only:
-        report.extend(block_problems(checkpoint.path, weights))
-    sound = not any(problem.rule in ("shape", "dtype") and problem.level == "error" for problem in report.problems)
-    if source is not None and sound:
-        compare(checkpoint, weights, source, limit, report, progress)
-    elif source is not None:
-        report.add("error", "not-compared", str(path), "shapes or dtypes are wrong, so values cannot be decoded")
+        report.extend(block_problems(checkpoint.path, sound))
+    if source is not None:
+        unread = [weight for name, weight in weights.quantized.items() if name not in sound.quantized]
+        compare(checkpoint, sound, unread, source, limit, report, progress)
     return report

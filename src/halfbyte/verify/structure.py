@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from halfbyte.verify.report import Problem
@@ -39,13 +40,23 @@ def _weight(weight: Weight) -> Iterator[Problem]:
         if role in weight.parts and weight.parts[role].info.shape not in ((), (1,)):
             shape = list(weight.parts[role].info.shape)
             yield Problem("error", "shape", weight.parts[role].name, f"shape {shape}: one number is expected")
-    if "codes" in weight.parts and "scales" in weight.parts and kind.block:
+    if "codes" in weight.parts and "scales" in weight.parts:
         yield from _shapes(weight, kind)
 
 
 def _shapes(weight: Weight, kind: Kind) -> Iterator[Problem]:
     codes, scales = weight.parts["codes"].info.shape, weight.parts["scales"].info.shape
-    if kind is GPT_OSS:
+    if kind.format == "int4":
+        return
+    if kind.format == "fp8":
+        squares = tuple(-(-size // 128) for size in codes)
+        fits = len(codes) == 2 and (
+            math.prod(scales) == 1
+            or scales in ((codes[0],), (codes[0], 1))
+            or tuple(size for size in scales if size != 1) == tuple(size for size in squares if size != 1)
+        )
+        wanted = "one scale a tensor, a row of codes [out, in], or a square of 128 × 128"
+    elif kind is GPT_OSS:
         fits = len(codes) == 4 and codes[3] == 16 and scales == codes[:3]
         wanted = "codes [experts, rows, blocks, 16] and scales [experts, rows, blocks]"
     elif kind.stack:  # transposed on disk: the packed axis is the middle one

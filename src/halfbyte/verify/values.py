@@ -88,8 +88,8 @@ def view(path: Path, tensor: Tensor) -> Raw:
 
 
 def pieces(path: Path, tensor: Tensor) -> Iterator[Raw]:
-    """A tensor's elements in order, flat, a part at a time; each part is mapped on its own."""
-    dtype = np.dtype(NUMPY[tensor.info.dtype])
+    """A tensor's elements in order, flat, a part at a time, each mapped on its own. Rare dtypes come as bytes."""
+    dtype = np.dtype(NUMPY.get(tensor.info.dtype, np.uint8))
     step = CHUNK * dtype.itemsize
     for start in range(tensor.info.start, tensor.info.stop, step):
         size = min(step, tensor.info.stop - start)

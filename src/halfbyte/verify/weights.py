@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 
 from halfbyte.checkpoint.index import Checkpoint, Tensor
@@ -163,6 +163,15 @@ class Weights:
     """Tensors that are what they say: BF16 and so on, by tensor name."""
     stray: Mapping[str, Tensor]
     """Scales and codes that belong to no weight."""
+
+    def without(self, names: Container[str]) -> Weights:
+        """All but the quantized weights that are called so, or have a tensor that is."""
+        kept = {
+            name: weight
+            for name, weight in self.quantized.items()
+            if name not in names and not any(part.name in names for part in weight.parts.values())
+        }
+        return Weights(kept, self.plain, self.stray)
 
 
 def find_weights(checkpoint: Checkpoint) -> Weights:
