@@ -16,6 +16,7 @@ from halfbyte.arrays import Array, to_numpy
 from halfbyte.casting import cast
 from halfbyte.codec.element import decode
 from halfbyte.conform import extras
+from halfbyte.conform.operands import quantize
 from halfbyte.conform.checkpoint import convert_case
 from halfbyte.conform.vectors import Case
 from halfbyte.contracts import CONTRACTS, Contract
@@ -25,7 +26,7 @@ from halfbyte.formats import E8M0, get_format
 from halfbyte.layouts import gguf as gguf_layout
 from halfbyte.layouts.swizzle import swizzle
 from halfbyte.methods import Hessian
-from halfbyte.quantize import dequantize, quantize
+from halfbyte.quantize import dequantize
 from halfbyte.types import QuantizedTensor
 
 Outputs = dict[str, npt.NDArray[Any]]

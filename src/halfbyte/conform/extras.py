@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from halfbyte.arrays import to_numpy
 from halfbyte.backends import Request
 from halfbyte.backends.reference import block_amax, scale_byte, tensor_scale
 from halfbyte.casting.operand import read
@@ -71,7 +72,7 @@ def float_scale(x: npt.NDArray[Any], q: QuantizedTensor) -> F32:
     """compressed-tensors: the block scale as a float. It is the byte's value but where an MX scale overflowed."""
     rule = q.contract.rule(q.format)
     if not isinstance(rule, MXRule):
-        return decode(np.asarray(q.scales), E4M3)
+        return decode(to_numpy(q.scales), E4M3)
     blocks, request = _request(x, q.format, q.contract)
     statistics = request.dtype if rule.statistics == "input" else "fp32"
     scale = rule.scale(block_amax(blocks), statistics, q.format.element)[1]
@@ -87,7 +88,7 @@ def four_six_choice(x: npt.NDArray[Any], q: QuantizedTensor) -> Outputs:
     blocks, request = _request(x, q.format, q.contract)
     t = tensor_scale(blocks, rule, request)
     six = scale_byte(rule.four_six.pre_scale(block_amax(blocks), t), rule.scale_byte)
-    picked = (six[..., 0].reshape(q.scales.shape) != np.asarray(q.scales)).astype(np.uint8)
+    picked = (six[..., 0].reshape(q.scales.shape) != to_numpy(q.scales)).astype(np.uint8)
     return {"amax": t.amax.reshape(-1), "picked_four": picked}
 
 
