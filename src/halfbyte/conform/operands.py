@@ -1,0 +1,39 @@
+"""quantize() as the vectors call it: a backend that takes tensors on a device is given the operand there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy.typing as npt
+
+from halfbyte.arrays import like
+from halfbyte.backends import DEVICE_BACKENDS
+from halfbyte.backends.triton import interpreting
+from halfbyte.contracts import Contract
+from halfbyte.errors import BackendError
+from halfbyte.formats import BlockFormat
+from halfbyte.methods import Method
+from halfbyte.quantize import quantize as quantize_array
+from halfbyte.types import QuantizedTensor
+
+
+def quantize(
+    x: npt.NDArray[Any],
+    format: str | BlockFormat,
+    contract: Contract,
+    method: Method | None = None,
+    global_amax: object = None,
+    backend: str = "auto",
+) -> QuantizedTensor:
+    """The public quantize(), on the device that the backend computes on."""
+    if backend not in DEVICE_BACKENDS:
+        return quantize_array(x, format, contract, method, global_amax=global_amax, backend=backend)
+    try:
+        import torch
+    except ImportError as error:
+        raise BackendError(f"backend {backend} needs torch; install halfbyte[gpu]") from error
+
+    if not (torch.cuda.is_available() or interpreting()):
+        raise BackendError(f"backend {backend} needs a CUDA device, and there is none")
+    there = torch.empty(0, device="cuda" if torch.cuda.is_available() else "cpu")
+    return quantize_array(like(x, there), format, contract, method, global_amax=global_amax, backend=backend)
