@@ -25,7 +25,6 @@ TARGETS = {"nvfp4": "nvfp4", "mxfp4": "mxfp4", "bfloat16": "bfloat16", "bf16": "
 class Options(TypedDict, total=False):
     """The keyword arguments of `cast`, described there."""
 
-    algorithm: str | None
     m: str | None
     contract: str | Contract | None
     share: str
@@ -37,33 +36,45 @@ class Options(TypedDict, total=False):
 
 @overload
 def cast(
-    q: QuantizedTensor, format: Literal["nvfp4", "mxfp4"] | BlockFormat, **options: Unpack[Options]
+    q: QuantizedTensor,
+    format: Literal["nvfp4", "mxfp4"] | BlockFormat,
+    algorithm: str | None = None,
+    **options: Unpack[Options],
 ) -> tuple[QuantizedTensor, CastReport]: ...
 
 
 @overload
 def cast(
-    q: Sequence[QuantizedTensor], format: Literal["nvfp4"] | BlockFormat, **options: Unpack[Options]
+    q: Sequence[QuantizedTensor],
+    format: Literal["nvfp4"] | BlockFormat,
+    algorithm: str | None = None,
+    **options: Unpack[Options],
 ) -> tuple[list[QuantizedTensor], CastReport]: ...
 
 
 @overload
 def cast(
-    q: QuantizedTensor, format: Literal["bfloat16", "bf16"], **options: Unpack[Options]
+    q: QuantizedTensor,
+    format: Literal["bfloat16", "bf16"],
+    algorithm: str | None = None,
+    **options: Unpack[Options],
 ) -> tuple[Array, CastReport]: ...
 
 
 @overload
 def cast(
-    q: QuantizedTensor | Sequence[QuantizedTensor], format: str | BlockFormat, **options: Unpack[Options]
+    q: QuantizedTensor | Sequence[QuantizedTensor],
+    format: str | BlockFormat,
+    algorithm: str | None = None,
+    **options: Unpack[Options],
 ) -> tuple[QuantizedTensor | list[QuantizedTensor] | Array, CastReport]: ...
 
 
 def cast(
     q: QuantizedTensor | Sequence[QuantizedTensor],
     format: str | BlockFormat,
-    *,
     algorithm: str | None = None,
+    *,
     m: str | None = None,
     contract: str | Contract | None = None,
     share: str = "tensor",
