@@ -64,10 +64,9 @@ def study(
         if methods:
             rows = _run_methods(chosen, weights, statistics, sample, device)
             _print_methods(rows)
-            data, table, page = methods_json(rows), methods_csv, methods_page
-            _write(json_file, json.dumps(data, indent=1) + "\n")
-            _write(csv_file, table(rows))
-            _write(html_file, page(rows))
+            _write(json_file, json.dumps(methods_json(rows), indent=1) + "\n")
+            _write(csv_file, methods_csv(rows))
+            _write(html_file, methods_page(rows))
         else:
             with _bar(len(chosen)) as advance:
                 result = run_study(chosen, device, maps=html_file is not None, progress=lambda row: advance())
@@ -168,5 +167,9 @@ def _print_methods(rows: Sequence[MethodRow]) -> None:
 
 
 def _write(path: Path | None, text: str) -> None:
-    if path is not None:
+    if path is None:
+        return
+    try:
         path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error}") from error
