@@ -148,9 +148,14 @@ def test_a_dtype_that_no_reader_knows(tmp_path: Path) -> None:
     refused(write_checkpoint(tmp_path / "source", tensors), "is a weight in a form that no reader knows")
 
 
-def test_integer_weights_of_another_format(tmp_path: Path) -> None:
-    packed = {"a.weight_packed": np.ones((4, 4), np.int32), "a.weight_scale": np.ones((4, 1), np.float32)}
-    refused(write_checkpoint(tmp_path / "source", packed), "integer formats such as INT4 are not read")
+def test_packed_weights_of_another_format(tmp_path: Path) -> None:
+    packed = {"a.weight_packed": np.ones((4, 4), np.int64), "a.weight_scale": np.ones((4, 1), np.float32)}
+    refused(write_checkpoint(tmp_path / "source", packed), "is no packed weight: FP4 in uint8, or INT4 in int32")
+
+
+def test_a_quantizer_that_no_reader_knows(tmp_path: Path) -> None:
+    config = {"quantization_config": {"quant_method": "gptq"}}
+    refused(write_checkpoint(tmp_path / "source", llama(), config), "quantized by 'gptq', which no reader knows")
 
 
 def test_side_files_and_what_is_left_out(source: Path) -> None:

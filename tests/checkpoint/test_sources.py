@@ -78,6 +78,53 @@ def test_fp8_is_decoded_and_quantized(tmp_path: Path, kind: str, chunk: int) -> 
     assert_same_bits(read_checkpoint(tmp_path / "plain")[f"{DOWN}.weight"], values.astype(BF16))
 
 
+@pytest.mark.parametrize("dtype", [BF16, np.float32])
+def test_int4_is_decoded_and_quantized(tmp_path: Path, dtype: npt.DTypeLike) -> None:
+    generator = np.random.default_rng(0)
+    codes = generator.integers(0, 16, (48, 64), dtype=np.int64)
+    packed = (codes.reshape(48, 8, 8) << (4 * np.arange(8))).sum(axis=-1).astype(np.uint32).view(np.int32)
+    scale = np.abs(random(1, 48, 2, dtype=dtype))
+    tensors = {
+        f"{DOWN}.weight_packed": packed,
+        f"{DOWN}.weight_scale": scale,
+        f"{DOWN}.weight_shape": np.array([48, 64]),
+    }
+    config = {"quantization_config": {"quant_method": "compressed-tensors", "format": "pack-quantized"}}
+    source = write_checkpoint(tmp_path / "s", tensors, config, shards=3)
+    values = (codes - 8).astype(np.float32) * np.repeat(scale.astype(np.float32), 32, axis=1)
+    _, made = convert(source, Options(method="amax"))
+    assert_same_bits(made[f"{DOWN}.weight"], hb.quantize(values, "nvfp4", "modelopt", "amax").codes)
+    assert set(made) == {f"{DOWN}.weight", f"{DOWN}.weight_scale", f"{DOWN}.weight_scale_2"}
+    _, plain = convert(source, Options(to="bf16"))
+    assert_same_bits(plain[f"{DOWN}.weight"], values.astype(BF16))
+
+
+@pytest.mark.parametrize(
+    ("extra", "scale", "message"),
+    [
+        ({"weight_zero_point": np.zeros(1, np.int32)}, (48, 2), "INT4 with zero points"),
+        ({}, (48, 3), "3 scales a row do not fit 64 elements"),
+        ({}, (47, 2), "are no scales of 48 rows"),
+    ],
+)
+def test_int4_that_is_not_read(tmp_path: Path, extra: dict[str, Array], scale: tuple[int, int], message: str) -> None:
+    tensors: dict[str, Array] = {f"{DOWN}.weight_packed": np.zeros((48, 8), np.int32)}
+    tensors |= {f"{DOWN}.weight_scale": np.ones(scale, np.float32)} | {f"{DOWN}.{name}": x for name, x in extra.items()}
+    with pytest.raises(CheckpointError, match=message):
+        make_plan(write_checkpoint(tmp_path / "s", tensors), Options())
+
+
+def test_awq_is_refused(tmp_path: Path) -> None:
+    tensors = {
+        f"{DOWN}.weight": np.zeros((16, 16), np.uint8),
+        f"{DOWN}.weight_scale": np.ones((16, 2), E4M3),
+        f"{DOWN}.weight_scale_2": np.ones((), np.float32),
+        f"{DOWN}.pre_quant_scale": np.ones(32, np.float32),
+    }
+    with pytest.raises(CheckpointError, match="AWQ's pre_quant_scale"):
+        make_plan(write_checkpoint(tmp_path / "s", tensors), Options(layout="compressed-tensors"))
+
+
 def test_kept_fp8_becomes_bf16_and_plain_weights_stay(tmp_path: Path) -> None:
     tensors: dict[str, Array] = {}
     for name in ("self_attn.o_proj", "mlp.down_proj"):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -119,18 +120,23 @@ def _check_space(plan: Plan, destination: Path, journal: Journal | None) -> None
         raise CheckpointError(f"{destination} has {free:,} bytes free, but the output needs {needed:,} more")
 
 
-def close(plan: Plan, destination: Path, journal: Journal) -> None:
+def close(
+    plan: Plan, destination: Path, journal: Journal, report: Callable[[int, int], None] = lambda done, total: None
+) -> None:
     """Give everything its final name: shards, side files, index, config, and the manifest last of all.
 
     Until this point no file stands under a final name. Each step can be repeated, so a crash in here is continued.
     """
     work = work_folder(destination)
+    total = len(plan.shards) + len(plan.side_files) + len(plan.json_files) + 1
+    done = itertools.count(1)
     old = read_manifest(destination)
     if old is not None and old["fingerprint"] != plan.fingerprint:
         _remove_old(old, destination)
     for shard in plan.shards:
         if (work / shard.name).exists():
             os.replace(work / shard.name, destination / shard.name)
+        report(next(done), total)
     for name in plan.side_files:
         final = destination / name
         final.parent.mkdir(parents=True, exist_ok=True)
@@ -138,6 +144,7 @@ def close(plan: Plan, destination: Path, journal: Journal) -> None:
         write_synced(temporary, (plan.source / name).read_bytes())
         shutil.copymode(plan.source / name, temporary)
         os.replace(temporary, final)
+        report(next(done), total)
     contents = dict(plan.json_files)
     config = contents.pop(CONFIG)
     for name, content in [*contents.items(), (CONFIG, config), (MANIFEST, manifest_of(plan, journal.finished))]:
@@ -145,6 +152,7 @@ def close(plan: Plan, destination: Path, journal: Journal) -> None:
         write_synced(work / name, (json.dumps(content, indent=indent, ensure_ascii=False) + "\n").encode())
         os.replace(work / name, destination / name)
         sync_folder(destination)
+        report(next(done), total)
     shutil.rmtree(work)
     sync_folder(destination)
 

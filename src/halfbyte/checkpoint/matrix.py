@@ -24,7 +24,7 @@ from halfbyte.formats import E4M3, get_format
 from halfbyte.quantize import dequantize
 from halfbyte.types import QuantizedTensor
 
-Kind = Literal["float", "fp8", "mxfp4", "nvfp4"]
+Kind = Literal["float", "fp8", "int4", "mxfp4", "nvfp4"]
 
 NUMPY: dict[str, np.dtype[Any]] = {
     "F64": np.dtype(np.float64),
@@ -70,7 +70,7 @@ class Source:
     """Logical size: elements, not bytes."""
     weight: View
     scale: View | None = None
-    """FP8: any grid of scales; MXFP4: E8M0 bytes (rows, columns/32); NVFP4: E4M3 bytes (rows, columns/16)."""
+    """FP8: any grid; INT4: one a group; MXFP4: E8M0 bytes (rows, columns/32); NVFP4: E4M3 bytes (rows, columns/16)."""
     global_scale: View | None = None
     """NVFP4: the tensor scale."""
     divides: bool = False
@@ -163,7 +163,7 @@ def scratch_bytes(source: Source, rows: int) -> int:
     if source.kind == "fp8":
         scratch += rows * source.columns * 4
     elif source.kind != "float":
-        scratch += rows * source.columns * 5 // 4
+        scratch += rows * source.columns * 5
     return scratch + 4096
 
 
@@ -199,6 +199,8 @@ def decode_rows(
             return raw
         case "fp8":
             return _decode_fp8(source, raw, start, scales, arena)
+        case "int4":
+            return _decode_int4(source, raw, start, arena, files)
         case _:
             return decode_fp4(source, raw, read_block_scales(files, source, start, start + len(raw), arena), scales)
 
@@ -218,6 +220,20 @@ def _decode_fp8(source: Source, raw: U8, start: int, scales: Scales, arena: Aren
             last = min(start + len(raw), (row // tall + 1) * tall)
             part = out[row - start : last - start]
             np.multiply(part, across[row // tall], out=part)
+    return out
+
+
+def _decode_int4(source: Source, raw: U8, start: int, arena: Arena, files: Files) -> F32:
+    """(code − 8) times the scale of its group; the low nibble comes first."""
+    if source.scale is None:
+        raise CheckpointError(f"{source.weight.tensor} has no scales")
+    rows, groups = len(raw), source.scale.columns
+    out: F32 = arena.take(rows * source.columns * 4).view(np.float32).reshape(rows, source.columns)
+    np.take(INT4_VALUES, raw & np.uint8(15), out=out[:, 0::2], mode="clip")
+    np.take(INT4_VALUES, raw >> np.uint8(4), out=out[:, 1::2], mode="clip")
+    scales = read_rows(files, source.scale, start, start + rows, arena).astype(np.float32)
+    grouped = out.reshape(rows, groups, -1)
+    np.multiply(grouped, scales[:, :, None], out=grouped)
     return out
 
 
@@ -257,6 +273,9 @@ def decode_fp4(source: Source, codes: U8, scales: U8, stored: Scales) -> F32:
     values: F32 = np.asarray(dequantize(q, threads=1))
     return values
 
+
+INT4_VALUES: F32 = np.arange(16, dtype=np.float32) - np.float32(8)
+"""The value of every code of offset-binary INT4."""
 
 E4M3_VALUES: F32 = decode(np.arange(256, dtype=np.uint8), E4M3)
 """The value of every E4M3 byte."""

@@ -15,6 +15,9 @@ from halfbyte.checkpoint.target import resolve_target
 from halfbyte.checkpoint.weights import Weight, find_weights
 from halfbyte.errors import CheckpointError
 
+READ_METHODS = ("fp8", "compressed-tensors", "modelopt", "mxfp4", "quark")
+"""quant_method of sources that can be read."""
+
 
 def make_plan(source: Path, options: Options) -> Plan:
     """Plan a conversion from headers, index and config alone."""
@@ -46,6 +49,11 @@ def _nothing(draft: Draft) -> str:
 
 def _choose(draft: Draft, selector: Selector) -> None:
     """Sort every weight: converted, decoded to BF16, or kept as it is."""
+    method = str(draft.checkpoint.quantization.get("quant_method", "modelopt"))
+    if not method.startswith(READ_METHODS):
+        raise CheckpointError(
+            f"{draft.checkpoint.path}: quantized by {method!r}, which no reader knows; known: {', '.join(READ_METHODS)}"
+        )
     weights = find_weights(draft.checkpoint).weights
     quantized_source = any(weight.kind != "float" for weight in weights)
     single: list[Weight] = []
@@ -98,7 +106,7 @@ def _reason(draft: Draft, selector: Selector, weight: Weight, quantized_source: 
     if weight.kind == "float" and quantized_source:
         return "unquantized in the source"
     source = weight.sources[0]
-    defaults = weight.kind in ("float", "fp8") or draft.family.native_fp8
+    defaults = weight.kind in ("float", "fp8", "int4") or draft.family.native_fp8
     reason = selector.reason(weight.module, source.columns, format.block, defaults)
     if reason is None and draft.target.layout.name == "gpt-oss" and not weight.stacked:
         return "the gpt-oss layout holds stacked experts only"

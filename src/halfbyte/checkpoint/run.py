@@ -42,11 +42,11 @@ class Resources:
 
 @dataclass(frozen=True)
 class Event:
-    """Something to tell: progress in bytes, a shard that is done, the end."""
+    """Something to tell: progress in bytes, a shard that is done, files that get their names (close), the end."""
 
     kind: str
     done: int
-    """Source bytes that are dealt with, those of earlier runs included."""
+    """Source bytes that are dealt with, those of earlier runs included; files for "close"."""
     total: int
     shard: str = ""
 
@@ -122,7 +122,7 @@ def _run(
     finally:
         files.close()
     check_unchanged(plan)
-    close(plan, destination, journal)
+    close(plan, destination, journal, lambda done, total: report(Event("close", done, total)))
     report(Event("end", pool.total, pool.total))
     return Outcome(len(plan.shards) - found, found)
 

@@ -11,7 +11,7 @@ from halfbyte.checkpoint.families import BASELINE, TABLES, Family
 from halfbyte.errors import CheckpointError, InputError
 
 EXPERTS = re.compile(r"\.(shared_)?experts\.")
-LAYER = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks)\.(\d+)\.")
+LAYER = re.compile(r"(?:^|\.)(?:layers|blocks|block|layer|h)\.(\d+)\.")
 
 PARTNERS: tuple[tuple[str, ...], ...] = (
     ("q_proj", "k_proj", "v_proj"),
@@ -109,11 +109,11 @@ class Selector:
         return None
 
     def _default(self, module: str, layer: int | None) -> str | None:
-        if layer is not None and self.layers is not None and layer >= self.layers:
-            return "multi token prediction: beyond num_hidden_layers"
         for pattern, why in (*BASELINE, *self.family.keep):
             if pattern.search(module):
                 return why
+        if layer is not None and self.layers is not None and layer >= self.layers:
+            return "multi token prediction: beyond num_hidden_layers"
         if self.family.only is not None and not self.family.only.search(module):
             return f"{self.family.name} converts experts only"
         return None

@@ -145,10 +145,11 @@ def _weight_packed(tensors: Tensors, module: str, tensor: Tensor) -> Weight:
     """`P.weight_packed`: NVFP4 or MXFP4 in compressed-tensors' names."""
     dtype, shape = tensor.info.dtype, tensor.info.shape
     scale = _need(tensors, module, "weight_scale")
+    if dtype == "I32" and len(shape) == 2 and 0 not in shape:
+        return _int4(tensors, module, tensor, scale)
     if dtype != "U8" or len(shape) != 2 or 0 in shape:
         raise CheckpointError(
-            f"{tensor.name}: {dtype} of shape {list(shape)} is no packed FP4 weight: uint8 with two codes a byte "
-            "(integer formats such as INT4 are not read)"
+            f"{tensor.name}: {dtype} of shape {list(shape)} is no packed weight: FP4 in uint8, or INT4 in int32"
         )
     rows, columns = shape[0], shape[1] * 2
     divisor = tensors.get(f"{module}.weight_global_scale")
@@ -161,9 +162,31 @@ def _weight_packed(tensors: Tensors, module: str, tensor: Tensor) -> Weight:
     return _nvfp4(tensors, module, tensor, scale, divisor, f"{module}.input_global_scale", divides=True)
 
 
+def _int4(tensors: Tensors, module: str, tensor: Tensor, scale: Tensor) -> Weight:
+    """Symmetric INT4 of compressed-tensors: eight codes an int32, the lowest bits first; a scale a group."""
+    rows, columns = tensor.info.shape[0], tensor.info.shape[1] * 8
+    if f"{module}.weight_zero_point" in tensors or f"{module}.weight_g_idx" in tensors:
+        raise CheckpointError(f"{tensor.name}: INT4 with zero points or permuted groups is not read")
+    if scale.info.dtype not in FLOATS or len(scale.info.shape) != 2 or scale.info.shape[0] != rows:
+        raise CheckpointError(f"{scale.name}: {scale.info.dtype} {list(scale.info.shape)} are no scales of {rows} rows")
+    if columns % scale.info.shape[1] or columns // scale.info.shape[1] not in (32, 64, 128, columns):
+        raise CheckpointError(
+            f"{scale.name}: {scale.info.shape[1]} scales a row do not fit {columns} elements: groups of 32, 64 or 128"
+        )
+    info = tensor.info
+    view = View(tensor.name, tensor.file, "U8", info.start, rows, columns // 2, columns // 2)
+    source = Source("int4", rows, columns, view, whole(scale))
+    belongs = (scale.name, *_present(tensors, f"{module}.weight_shape"))
+    return Weight(module, "int4", tensor, (source,), belongs)
+
+
 def _nvfp4(
     tensors: Tensors, module: str, tensor: Tensor, scale: Tensor, stored: Tensor, input_name: str, divides: bool
 ) -> Weight:
+    if f"{module}.pre_quant_scale" in tensors:
+        raise CheckpointError(
+            f"{module} was quantized with AWQ's pre_quant_scale, which no other layout has a place for"
+        )
     given = tensors.get(input_name)
     source = Source(
         "nvfp4",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 from types import TracebackType
@@ -67,7 +68,10 @@ class Quiet:
 
 
 class JsonLog(Quiet):
-    """One JSON object a line."""
+    """One JSON object a line; progress once a second."""
+
+    def __init__(self) -> None:
+        self._last = 0.0
 
     def _line(self, **content: object) -> None:
         typer.echo(json.dumps(content))
@@ -77,6 +81,11 @@ class JsonLog(Quiet):
         self._line(event="plan", workers=workers, peak_memory=sizes.arena * workers, **plan.as_json())
 
     def event(self, event: Event) -> None:
+        if event.kind in ("progress", "close"):
+            now = time.monotonic()
+            if now - self._last < 1:
+                return
+            self._last = now
         self._line(
             event=event.kind, done=event.done, total=event.total, **({"shard": event.shard} if event.shard else {})
         )
@@ -97,11 +106,17 @@ class Screen(Quiet):
             *columns, TimeRemainingColumn(), console=err(), transient=True, disable=not sys.stderr.isatty()
         )
         self._bar: TaskID | None = None
+        self._closing: TaskID | None = None
 
     def plan(self, plan: Plan, resources: Resources, cut: tuple[Sizes, int]) -> None:
         print_plan(plan, resources, cut)
 
     def event(self, event: Event) -> None:
+        if event.kind == "close":
+            if self._closing is None:
+                self._closing = self._progress.add_task("close", total=event.total)
+            self._progress.update(self._closing, completed=event.done)
+            return
         if self._bar is None:
             self._bar = self._progress.add_task("convert", total=event.total, completed=event.done)
         self._progress.update(self._bar, completed=event.done, total=event.total)
