@@ -13,7 +13,7 @@ import pytest
 from halfbyte.checkpoint import Options, make_plan
 from halfbyte.checkpoint.index import open_checkpoint
 from halfbyte.errors import CheckpointError
-from tests.checkpoint.toy import llama, random, safetensors_bytes, write_checkpoint
+from tests.checkpoint.toy import Array, llama, random, safetensors_bytes, write_checkpoint
 
 INDEX = "model.safetensors.index.json"
 FIRST = "model-00001-of-00002.safetensors"
@@ -149,7 +149,10 @@ def test_a_dtype_that_no_reader_knows(tmp_path: Path) -> None:
 
 
 def test_packed_weights_of_another_format(tmp_path: Path) -> None:
-    packed = {"a.weight_packed": np.ones((4, 4), np.int64), "a.weight_scale": np.ones((4, 1), np.float32)}
+    packed: dict[str, Array] = {
+        "a.weight_packed": np.ones((4, 4), np.int64),
+        "a.weight_scale": np.ones((4, 1), np.float32),
+    }
     refused(write_checkpoint(tmp_path / "source", packed), "is no packed weight: FP4 in uint8, or INT4 in int32")
 
 
