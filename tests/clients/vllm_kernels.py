@@ -34,6 +34,24 @@ def install(activations: bool) -> None:
     _install_nvfp4_experts()
     _install_mxfp4_experts()
     _install_plain_experts()
+    for place in ("modelopt", "compressed_tensors.schemes.compressed_tensors_w4a4_nvfp4"):
+        module = import_module(f"{QUANTIZATION}.{place}")
+        module.__dict__["torch"] = UnfilledIsNaN()
+
+
+class UnfilledIsNaN:
+    """torch for the modules that create parameters, but memory that nothing fills is NaN and not what lay there before.
+
+    vLLM does not notice a tensor that is missing from a checkpoint; like this the result does, every time.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(import_module("torch"), name)
+
+    def empty(self, *size: Any, **named: Any) -> Any:
+        torch = import_module("torch")
+        tensor = torch.empty(*size, **named)
+        return tensor.fill_(torch.nan) if tensor.dtype in (torch.float32, torch.bfloat16) else tensor
 
 
 def decode_nvfp4(packed: Any, scales: Any, multiplier: Any, dtype: Any) -> Any:
