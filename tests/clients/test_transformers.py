@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from conformance.peers.spec import quiet
-from tests.clients.converted import converted
+from tests.clients.converted import convert, converted
 from tests.models import VOCABULARY
 from tests.quantized import write_dequantized
 
@@ -60,6 +60,9 @@ def test_logits_are_those_of_the_decoded_weights(tmp_path: Path, model: str, opt
     found, wanted = logits(loaded), logits(reference)
     assert relative(found, wanted) < 1e-5
     assert 0.05 < relative(found, logits(source)) < 0.5  # it did quantize
+    plain, missed = load(convert(path, tmp_path / "bf16", "--to", "bf16"))
+    assert missed == {}
+    assert relative(logits(plain), wanted) < 1e-5
 
 
 def test_activations_are_quantized_where_asked(tmp_path: Path) -> None:
