@@ -148,6 +148,15 @@ def test_kept_fp8_becomes_bf16_and_plain_weights_stay(tmp_path: Path) -> None:
     assert "model.layers.0.self_attn.o_proj" in written["quantization_config"]["ignore"]
 
 
+@pytest.mark.parametrize("value", [0x7F, 0xFF])
+def test_nan_in_fp8_is_refused(tmp_path: Path, value: int) -> None:
+    weight = fp8(0, 200, 272)
+    weight.view(np.uint8)[150, 7] = value
+    tensors = {f"{DOWN}.weight": weight, f"{DOWN}.weight_scale_inv": np.ones((2, 3), np.float32)}
+    with pytest.raises(CheckpointError, match=f"{DOWN} holds NaN"):
+        convert(write_checkpoint(tmp_path / "s", tensors), Options())
+
+
 def test_fp8_without_a_scale_is_refused(tmp_path: Path) -> None:
     source = write_checkpoint(tmp_path / "s", {f"{DOWN}.weight": fp8(0, 16, 16)})
     with pytest.raises(CheckpointError, match=r"is FP8, but none of .*weight_scale_inv"):

@@ -22,6 +22,7 @@ from halfbyte.checkpoint.matrix import (
     Scales,
     Source,
     decode_rows,
+    fp8_amax,
     read_block_scales,
     read_rows,
     read_scales,
@@ -112,6 +113,8 @@ class Acts:
         if unit.action == "cast":
             scales = read_block_scales(self.files, source, piece.start, piece.stop, arena)
             group.add(np.float32(0), moves.find_exponents(raw, scales, source.columns, unit.module))
+        elif source.kind == "fp8":
+            group.add(fp8_amax(source, raw, piece.start, self.scales_for(unit, piece.source)))
         else:
             group.add(self.engine.amax(self._values(unit, piece, raw, arena)))
         arena.release(mark)

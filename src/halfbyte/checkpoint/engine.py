@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from halfbyte.arrays import like, to_numpy
 from halfbyte.backends import Request
 from halfbyte.backends.cpu import tensor_amax
 from halfbyte.backends.cpu_library import load_library
-from halfbyte.codec.bits import F32, U8, dtype_name, widen
+from halfbyte.codec.bits import BFLOAT16, F32, U8, dtype_name, widen
 from halfbyte.contracts import Contract, NVFP4Rule
 from halfbyte.errors import CheckpointError, InputError, UnsupportedError
 from halfbyte.formats import BlockFormat, get_format
@@ -141,8 +142,6 @@ def resolve_device(device: str) -> str:
 
 def _driver_present() -> bool:
     """Whether an NVIDIA driver shows itself: without one, importing torch (which is slow and large) proves nothing."""
-    from pathlib import Path
-
     return any(Path(path).exists() for path in ("/dev/nvidiactl", "/dev/dxg", "/dev/nvidia0"))
 
 
@@ -154,7 +153,5 @@ def scales_of_power(m: int) -> TensorScales:
 
 def bf16(values: F32) -> npt.NDArray[Any]:
     """Float32 rounded once to BF16."""
-    import ml_dtypes
-
     with np.errstate(over="ignore", invalid="ignore"):
-        return values.astype(ml_dtypes.bfloat16)
+        return values.astype(BFLOAT16)
