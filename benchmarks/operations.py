@@ -168,7 +168,7 @@ def _cast(inputs: Inputs) -> Operation:
         return dataclasses.replace(q, shape=shape, codes=some_codes, scales=some_scales)
 
     def call(x: Array, buffer: int, threads: int) -> hb.QuantizedTensor:
-        return hb.cast(rows_of(buffer, np.s_[: len(x)]), "nvfp4", algorithm="optimal")[0]
+        return hb.cast(rows_of(buffer, np.s_[: len(x)]), "nvfp4", threads=threads)[0]
 
     def reference(rows: Array) -> hb.QuantizedTensor:
         # From the definition: m belongs to the whole tensor, every scale is 2**(k - m), twice.

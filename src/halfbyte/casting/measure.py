@@ -19,9 +19,12 @@ CHUNK = 1 << 20
 """Elements that are compared at a time."""
 
 
-def exact_tally(piece: Piece) -> Tally:
-    """The tally of a piece whose blocks were all kept: no value has to be decoded to know that nothing changed."""
-    blocks, zero = piece.scales.size, piece.scan.zero.size
+def exact_tally(piece: Piece, zeros: int | None = None) -> Tally:
+    """The tally of a piece whose blocks were all kept: no value has to be decoded to know that nothing changed.
+
+    zeros: how many of its blocks are zero, if that is known.
+    """
+    blocks, zero = piece.scales.size, piece.zeros if zeros is None else zeros
     return Tally(blocks, zero, blocks - zero, 0, 0, 0.0, 0.0, 0.0, piece.scales.shape[0] * piece.width, True)
 
 

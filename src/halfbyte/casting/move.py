@@ -1,15 +1,15 @@
-"""Moving bytes: the part of the cast that is a scan, a table look-up and a copy.
+"""Moving bytes: the part of the cast that is a look at some scales, a table look-up and a copy.
 
-`scan`, `copy_codes` and `power_scales` are the definition. A compiled version takes their place, with the same bits.
+`power_scales`, `zero_blocks` and a plain copy are the definition; `keep_blocks` runs the kernel that does all three in
+one pass, where there is one, with the same bits.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
+from halfbyte.backends.cpu_moves import cast_blocks, has_kernels
 from halfbyte.codec.bits import U8
 
 LOWEST, HIGHEST = -9, 8
@@ -21,35 +21,59 @@ WINDOW = HIGHEST - LOWEST
 SIGNLESS = np.uint64(0x7777777777777777)
 
 
-@dataclass(frozen=True)
-class Scan:
-    """What is to be known of some blocks before they are moved."""
-
-    zero: npt.NDArray[np.intp]
-    """Positions of the blocks whose codes are all 0 or 8."""
-    lowest: int | None
-    """Smallest scale byte of the other blocks; None if there are none."""
-    highest: int | None
+CHUNK = 1 << 14
+"""Blocks that are looked at before more are."""
 
 
-def scan(codes: U8, scales: U8) -> Scan:
-    """Zero blocks, and the range of the others' scales: codes (rows, blocks, bytes), scales (rows, blocks)."""
-    blocks, flat = codes.reshape(scales.size, -1), scales.reshape(-1)
-    zero = np.flatnonzero((blocks[:, 0] & np.uint8(0x77)) == 0)  # most blocks are decided by their first two codes
-    zero = zero[((blocks[zero].view(np.uint64) & SIGNLESS) == 0).all(axis=1)]
-    if not zero.size:
-        return Scan(zero, int(flat.min()), int(flat.max()))
-    left = np.bincount(flat, minlength=256) - np.bincount(flat[zero], minlength=256)
-    used = np.flatnonzero(left)
-    return Scan(zero, int(used[0]), int(used[-1])) if used.size else Scan(zero, None, None)
+def zero_blocks(codes: U8) -> npt.NDArray[np.bool_]:
+    """Which blocks hold nothing but ±0: codes (blocks, bytes)."""
+    zero: npt.NDArray[np.bool_] = (
+        codes[:, 0] & np.uint8(0x77)
+    ) == 0  # most blocks are decided by their first two codes
+    some = np.flatnonzero(zero)
+    zero[some] = ((codes[some].view(np.uint64) & SIGNLESS) == 0).all(axis=1)
+    return zero
 
 
-def copy_codes(codes: U8, out: U8 | None = None) -> U8:
-    """The codes, in memory of their own or in what is given."""
+def used_range(codes: U8, scales: U8) -> tuple[int, int] | None:
+    """Smallest and largest scale byte of the blocks that are not all zero; None if all are.
+
+    codes (blocks, bytes), scales (blocks,). A single block that is not zero shows that a byte is used, so nearly always
+    a few blocks with the smallest and the largest byte settle it.
+    """
+    lowest, highest = int(scales.min()), int(scales.max())
+    if _is_used(codes, scales, lowest) and _is_used(codes, scales, highest):
+        return lowest, highest
+    used = scales[~zero_blocks(codes)]
+    return (int(used.min()), int(used.max())) if used.size else None
+
+
+def _is_used(codes: U8, scales: U8, byte: int) -> bool:
+    for start in range(0, scales.size, CHUNK):
+        where = np.flatnonzero(scales[start : start + CHUNK] == byte) + start
+        if where.size and not zero_blocks(codes[where]).all():
+            return True
+    return False
+
+
+def keep_blocks(
+    codes: U8, scales: U8, m: int, out: tuple[U8, U8] | None = None, threads: int | None = None
+) -> tuple[U8, U8, int]:
+    """Whole blocks of 32 with their codes as they are and their scales 2**(k - m), snapped; and how many are zero.
+
+    codes (rows, bytes), scales (rows, blocks). out: codes and scales to write into.
+    """
+    rows, blocks = scales.shape
     if out is None:
-        return codes.copy()
-    np.copyto(out, codes)
-    return out
+        out = np.empty_like(codes), np.empty((rows, 2 * blocks), np.uint8)
+    if has_kernels() and all(part.flags.c_contiguous for part in out):
+        table = power_scales(np.arange(256, dtype=np.uint8)[None], m, 1, 256)[0]
+        parts = out[0].reshape(-1, 16), out[1].reshape(-1, 2)
+        zeros = cast_blocks(codes.reshape(-1, 16), scales.reshape(-1), table, parts, threads)[2]
+        return *out, zeros
+    np.copyto(out[0], codes)
+    np.copyto(out[1], power_scales(scales, m, 2, 2 * blocks))
+    return *out, int(zero_blocks(np.ascontiguousarray(codes).reshape(-1, 16)).sum())
 
 
 def power_scales(scales: U8, m: int, repeat: int, halves: int) -> U8:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from halfbyte.arrays import to_numpy
-from halfbyte.casting.move import LOWEST, WINDOW, Scan, scan
+from halfbyte.casting.move import LOWEST, WINDOW, used_range, zero_blocks
 from halfbyte.codec.bits import U8
 from halfbyte.codec.blocks import ceil_div
 from halfbyte.errors import InputError, UnsupportedError
@@ -66,10 +66,20 @@ class Piece:
             codes[:, self.width // 2] &= 0x0F  # the half byte behind the last element is not an element
         return np.ascontiguousarray(codes).reshape(rows, blocks, self.block // 2)
 
+    @property
+    def regular(self) -> bool:
+        """Whether rows are whole blocks of 32."""
+        return self.block == 2 * HALF and self.width == self.scales.shape[1] * self.block
+
     @functools.cached_property
-    def scan(self) -> Scan:
-        """Zero blocks, and the range of the scales of all others."""
-        return scan(self.whole, self.scales)
+    def used_range(self) -> tuple[int, int] | None:
+        """Smallest and largest scale byte of the blocks that are not zero; None if all are."""
+        return used_range(self.whole.reshape(self.scales.size, -1), self.scales.reshape(-1))
+
+    @functools.cached_property
+    def zeros(self) -> int:
+        """How many blocks are zero."""
+        return int(zero_blocks(self.whole.reshape(self.scales.size, -1)).sum())
 
     @functools.cached_property
     def half_exponents(self) -> I16:
@@ -114,9 +124,8 @@ class Group:
     @functools.cached_property
     def exponent_range(self) -> tuple[int, int] | None:
         """k_min and k_max over blocks that are not all zero; None if all are."""
-        lowest = [piece.scan.lowest for piece in self.pieces if piece.scan.lowest is not None]
-        highest = [piece.scan.highest for piece in self.pieces if piece.scan.highest is not None]
-        return (min(lowest) - 127, max(highest) - 127) if lowest and highest else None
+        found = [piece.used_range for piece in self.pieces if piece.used_range is not None]
+        return (min(low for low, _ in found) - 127, max(high for _, high in found) - 127) if found else None
 
     @property
     def fits(self) -> bool:

@@ -109,9 +109,11 @@ def _kept(members: Members, group: Group, m: int, settings: Settings) -> Cast:
     """Codes kept under 2^m. Nothing has to be measured where every block fits the window of m."""
     scale = power(m, settings.contract)
     out = settings.out if len(members) == 1 else None
-    parts = tuple(verbatim.keep(member.piece, m, out) for member in members)
+    kept = [verbatim.keep_and_count(member.piece, m, out, settings.threads) for member in members]
+    parts = tuple((codes, scales) for codes, scales, _ in kept)
     if group.fits and _inside(group, m):
-        return Cast(group, scale, parts, add([exact_tally(member.piece) for member in members]))
+        tallies = [exact_tally(member.piece, zeros) for member, (_, _, zeros) in zip(members, kept, strict=True)]
+        return Cast(group, scale, parts, add(tallies))
     return _measured(members, group, scale, parts, settings)
 
 

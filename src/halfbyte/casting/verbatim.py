@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from halfbyte.casting.move import HIGHEST, LOWEST, copy_codes, power_scales
+from halfbyte.casting.move import HIGHEST, LOWEST, keep_blocks, power_scales
 from halfbyte.casting.operand import F64, HALF, MAGNITUDES, Group, Piece
 from halfbyte.codec.bits import U8
 from halfbyte.errors import unknown_name
@@ -53,10 +53,20 @@ def place(group: Group, how: str) -> int:
     return midpoint(group) if how == "midpoint" else search(group)
 
 
-def keep(piece: Piece, m: int, out: tuple[U8, U8] | None = None) -> tuple[U8, U8]:
+def keep(piece: Piece, m: int, out: tuple[U8, U8] | None = None, threads: int | None = None) -> tuple[U8, U8]:
     """Codes as they are, scales 2**(k - m) snapped to what E4M3 holds; in new memory, or in what is given."""
+    return keep_and_count(piece, m, out, threads)[:2]
+
+
+def keep_and_count(
+    piece: Piece, m: int, out: tuple[U8, U8] | None = None, threads: int | None = None
+) -> tuple[U8, U8, int]:
+    """The same, and how many blocks are zero."""
+    if piece.regular:
+        return keep_blocks(piece.codes, piece.scales, m, out, threads)
     scales = power_scales(piece.scales, m, piece.block // HALF, piece.halves)
     if out is None:
-        return copy_codes(piece.codes), scales
+        return piece.codes.copy(), scales, piece.zeros
+    np.copyto(out[0], piece.codes)
     np.copyto(out[1], scales)
-    return copy_codes(piece.codes, out[0]), out[1]
+    return *out, piece.zeros

@@ -68,7 +68,7 @@ def cast_rows(codes: U8, scales: U8, width: int, exponents: Exponents) -> tuple[
     """MXFP4 rows as NVFP4 rows under the shared scale, and how many blocks lay outside its window."""
     piece = CastPiece(codes, scales, width, BLOCK)
     if exponents.fit:
-        return *keep(piece, exponents.m), 0
+        return *keep(piece, exponents.m, threads=1), 0
     beyond = outside(piece, exponents.m).reshape(*scales.shape, -1).any(axis=-1)
     return *write(piece, power(exponents.m, STORES_MULTIPLIER)), int(beyond.sum())
 
