@@ -9,20 +9,8 @@ from halfbyte.verify.matching import READERS, served_name, tensorrt_llm
 from halfbyte.verify.report import Problem
 from halfbyte.verify.weights import FLOATS, Weights
 
-EMBEDDINGS = (
-    "embed",
-    "embed_tokens",
-    "embed_positions",
-    "embedding",
-    "embeddings",
-    "word_embeddings",
-    "position_embeddings",
-    "token_type_embeddings",
-    "pos_embed",
-    "wte",
-    "wpe",
-)
-"""Tables, not linear layers: no reader tries to quantize them."""
+TABLES = ("embed", "wte", "wpe", "relative_attention_bias")
+"""What the last part of a lookup table's name contains: no reader tries to quantize one."""
 
 ROUTERS = (".mlp.gate", ".router", ".block_sparse_moe.gate", ".mixer.gate", ".shared_expert_gate", ".ffn.gate")
 
@@ -34,7 +22,7 @@ def unquantized_modules(weights: Weights) -> list[str]:
         rank, floating = len(tensor.info.shape), tensor.info.dtype in FLOATS
         if rank == 2 and floating and name.endswith(".weight"):
             module = name.removesuffix(".weight")
-            if module.rpartition(".")[2] not in EMBEDDINGS and "norm" not in module.rpartition(".")[2]:
+            if not any(part in module.rpartition(".")[2] for part in (*TABLES, "norm")):
                 found.append(module)
         elif rank == 3 and floating and name.endswith((".experts.gate_up_proj", ".experts.down_proj")):
             found.append(name.rpartition(".")[0])
