@@ -16,7 +16,7 @@ def blocks(rows: int, columns: int, zero_share: float) -> tuple[U8, U8]:
     """Codes and scales of which some blocks hold only ±0."""
     codes = GENERATOR.integers(0, 256, (rows, columns, 16), dtype=np.uint8)
     zero = GENERATOR.random((rows, columns)) < zero_share
-    codes[zero] = GENERATOR.choice(np.uint8([0x00, 0x08, 0x80, 0x88]), codes[zero].shape)
+    codes[zero] = GENERATOR.choice(np.array([0x00, 0x08, 0x80, 0x88], np.uint8), codes[zero].shape)
     scales = GENERATOR.integers(0, 255, (rows, columns), dtype=np.uint8)
     return codes.reshape(rows, -1), scales
 
@@ -50,5 +50,5 @@ def test_the_range_of_used_scales(count: int, zero_share: float) -> None:
 def test_a_zero_block_with_the_largest_scale_does_not_count() -> None:
     codes = np.full((4, 16), 0x21, np.uint8)
     codes[2] = 0x88
-    scales = np.uint8([100, 90, 250, 95])
+    scales = np.array([100, 90, 250, 95], np.uint8)
     assert move.used_range(codes, scales) == (90, 100)
