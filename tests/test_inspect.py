@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,16 @@ def test_one_file_and_filters(tmp_path: Path) -> None:
     chosen = summarize(path, every=True, match="self_attn")
     assert chosen.tensors == len(chosen.lines) == 8
     assert {line.count for line in chosen.lines} == {1}
+
+
+def test_files_without_an_index(tmp_path: Path) -> None:
+    path = make("llama", tmp_path)
+    whole = summarize(path)
+    (path / "model.safetensors.index.json").unlink()
+    loose = summarize(path)
+    assert (loose.files, loose.tensors, loose.bytes, loose.lines) == (3, whole.tensors, whole.bytes, whole.lines)
+    shutil.copy(path / "model-00001-of-00003.safetensors", path / "model-copy.safetensors")
+    assert summarize(path).tensors == whole.tensors + 7
 
 
 def test_the_command(tmp_path: Path) -> None:

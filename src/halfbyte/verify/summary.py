@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from halfbyte.checkpoint.index import Checkpoint, Tensor, open_checkpoint
+from halfbyte.checkpoint.header import read_header
+from halfbyte.checkpoint.index import INDEX, Checkpoint, Tensor, open_checkpoint
 from halfbyte.verify.claim import read_claim
 from halfbyte.verify.weights import find_weights
 
@@ -50,7 +51,7 @@ def summarize(path: Path, every: bool = False, match: str = "") -> Summary:
 
     every: one line for each tensor. match: only tensors whose name contains this.
     """
-    checkpoint = open_checkpoint(path, need_config=False)
+    checkpoint = _loose_files(path) or open_checkpoint(path, need_config=False)
     tensors = {name: tensor for name, tensor in checkpoint.tensors.items() if match in name}
     sizes: dict[str, int] = {}
     for tensor in tensors.values():
@@ -66,6 +67,19 @@ def summarize(path: Path, every: bool = False, match: str = "") -> Summary:
         dtypes=dict(sorted(sizes.items(), key=lambda item: -item[1])),
         lines=tuple(lines),
     )
+
+
+def _loose_files(path: Path) -> Checkpoint | None:
+    """A directory of several files and no index, taken together; the same name in two files is told by the file."""
+    files = sorted(path.glob("*.safetensors")) if path.is_dir() else []
+    if len(files) < 2 or (path / INDEX).exists() or (path / "model.safetensors").exists():
+        return None
+    headers = {file.name: read_header(file) for file in files}
+    tensors: dict[str, Tensor] = {}
+    for file, header in headers.items():
+        for name, info in header.tensors.items():
+            tensors[name if name not in tensors else f"{file}: {name}"] = Tensor(info, file)
+    return Checkpoint(path, headers, tensors, {}, {}, (), {})
 
 
 def _quantization(checkpoint: Checkpoint) -> str:
