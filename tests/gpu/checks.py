@@ -1,2 +1,292 @@
-"""Placeholder until the checks are written."""
-CHECKS = {}
+"""What only a card can show. Every check returns how many comparisons it made, and raises where one fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+
+import halfbyte as hb
+import halfbyte.gpu as gpu
+from halfbyte.arrays import to_numpy
+from halfbyte.backends.triton_kernels_four_six import _over_top
+from halfbyte.backends.triton_kernels_scales import short_reciprocal, short_sixth
+from halfbyte.layouts.swizzle import swizzle
+from halfbyte.testing import assert_same_bits
+
+PARTS = ("codes", "scales", "global_scale", "stored_scale")
+
+
+def same(got: hb.QuantizedTensor, expected: hb.QuantizedTensor, rows: slice = slice(None)) -> int:
+    """Compare codes, scales and tensor-level numbers."""
+    for part in PARTS:
+        mine, wanted = getattr(got, part), getattr(expected, part)
+        if wanted is None:
+            assert mine is None, part
+        elif part in ("codes", "scales"):
+            assert_same_bits(to_numpy(mine)[rows], to_numpy(wanted))
+        else:
+            assert_same_bits(mine, wanted)
+    return 1
+
+
+def normal(*shape: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator("cuda").manual_seed(seed)
+    return torch.randn(*shape, generator=generator, device="cuda", dtype=torch.float32).to(dtype)
+
+
+@triton.jit
+def _try_short_forms(out_ptr, B: tl.constexpr):
+    """Counts significands for which a short form differs from the correctly rounded division."""
+    significand = tl.program_id(0) * B + tl.arange(0, B)
+    x = (significand | 0x3F800000).to(tl.float32, bitcast=True)
+    tl.atomic_add(out_ptr, tl.sum((short_reciprocal(x, True) != tl.div_rn(1.0, x)).to(tl.int32), axis=0))
+    tl.atomic_add(out_ptr + 1, tl.sum((short_sixth(x, True) != tl.div_rn(x, 6.0)).to(tl.int32), axis=0))
+    tl.atomic_add(out_ptr + 2, tl.sum((_over_top(x, 2688.0, True) != tl.div_rn(x, 2688.0)).to(tl.int32), axis=0))
+    tl.atomic_add(out_ptr + 3, tl.sum((_over_top(x, 1536.0, True) != tl.div_rn(x, 1536.0)).to(tl.int32), axis=0))
+
+
+def short_divisions() -> int:
+    """All 2**23 significands through the short forms of 1/x, x/6, x/2688 and x/1536."""
+    out = torch.zeros(4, dtype=torch.int32, device="cuda")
+    _try_short_forms[((1 << 23) // 1024,)](out, B=1024, enable_fp_fusion=False)
+    assert out.tolist() == [0, 0, 0, 0], out.tolist()
+    return 4
+
+
+METHODS = [hb.Amax(), hb.FourSix("mae", 448), hb.FourSix("mse", 256, True), hb.Optimal()]
+
+
+def real_sizes() -> int:
+    """Matrices of ordinary size, compared in full with the compiled CPU or reference backend on some rows."""
+    done = 0
+    for seed, dtype in enumerate((torch.bfloat16, torch.float16, torch.float32)):
+        x = normal(512, 4096, dtype=dtype, seed=seed)
+        x[7] *= 50
+        x[9, :640] *= 1e-3
+        amax = float(x.abs().max())
+        for method in METHODS:
+            got = hb.quantize(x, "nvfp4", method=method, backend="triton")
+            for rows in (slice(0, 16), slice(300, 308)):
+                expected = hb.quantize(x[rows].cpu(), "nvfp4", method=method, global_amax=amax, backend="reference")
+                done += same(got, expected, rows)
+    return done
+
+
+def huge() -> int:
+    """More than 2**31 elements, compared on slices at the start, around 2**31 and at the end."""
+    rows, width = 300_032, 7168
+    x = torch.empty(rows, width, dtype=torch.bfloat16, device="cuda")
+    for start in range(0, rows, 50_000):
+        x[start : start + 50_000] = normal(min(50_000, rows - start), width, seed=start)
+    amax = float(hb_amax(x))
+    done = 0
+    middle = (1 << 31) // width
+    for method in METHODS:
+        got = hb.quantize(x, "nvfp4", method=method, backend="triton")
+        for rows_ in (slice(0, 8), slice(middle - 4, middle + 4), slice(rows - 8, rows)):
+            expected = hb.quantize(x[rows_].cpu(), "nvfp4", method=method, global_amax=amax, backend="reference")
+            done += same(got, expected, rows_)
+    for rows_ in (slice(0, 4), slice(middle - 2, middle + 2), slice(rows - 4, rows)):
+        decoded = hb.dequantize(got, "bf16", backend="triton")[rows_].cpu()
+        expected = hb.quantize(x[rows_].cpu(), "nvfp4", method=METHODS[-1], global_amax=amax, backend="reference")
+        assert_same_bits(decoded, hb.dequantize(expected, "bf16", backend="reference"))
+        done += 1
+    return done
+
+
+def hb_amax(x: torch.Tensor) -> torch.Tensor:
+    return gpu.amaxes(x.unsqueeze(0))[0]
+
+
+def amaxes() -> int:
+    """Against torch, on 3-D tensors and lists; NaN wins."""
+    done = 0
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        x = normal(5, 64, 208, dtype=dtype)
+        x[3, 10, 100] = float("nan")
+        expected = x.abs().amax(dim=(1, 2)).float()
+        for given in (x, [part.clone() for part in x]):
+            got = gpu.amaxes(given)
+            assert got[3].isnan()
+            assert_same_bits(got[[0, 1, 2, 4]], expected[[0, 1, 2, 4]])
+            done += 1
+    return done
+
+
+def experts() -> int:
+    """A 3-D weight, and a list of tensors of several sizes: each expert equals what it gives alone."""
+    done = 0
+    x = normal(7, 48, 352)
+    several = [normal(rows, width, seed=rows) for rows, width in ((3, 16), (100, 512), (16, 7168), (1, 32))]
+    for method in METHODS:
+        for shared in (False, True):
+            for given in (x, list(x.clone().unbind()), several):
+                if isinstance(given, list):
+                    given = [part.clone() for part in given]
+                amax = max(float(part.abs().max()) for part in given) if shared else None
+                for got, part in zip(gpu.quantize_experts(given, method=method, shared=shared), given, strict=True):
+                    expected = hb.quantize(part.cpu(), "nvfp4", method=method, global_amax=amax, backend="reference")
+                    done += same(got, expected)
+    return done
+
+
+def memory() -> int:
+    """Strided rows, transposed and unaligned input, given outputs: the same bits as from a plain copy."""
+    done = 0
+    base = normal(64, 1024)
+    views = [base[:, :512], base[::2], base[:, 16:528], base[:, 5:517], base.T[:512, :64], base[3:, :96]]
+    for method in METHODS:
+        for view in views:
+            expected = hb.quantize(view.contiguous().clone(), "nvfp4", method=method, backend="triton")
+            done += same(hb.quantize(view, "nvfp4", method=method, backend="triton"), expected)
+            out = hb.quantize(torch.zeros_like(view.contiguous()), "nvfp4", method=method, backend="triton")
+            got = hb.quantize(view, "nvfp4", method=method, backend="triton", out=out)
+            assert got.codes is out.codes
+            done += same(got, expected)
+    return done
+
+
+def swizzled() -> int:
+    """Scale bytes in tiles equal the tiles of the plain ones."""
+    done = 0
+    for rows, width in ((128, 64), (130, 80), (1, 16), (300, 2064)):
+        x = normal(rows, width)
+        plain = hb.quantize(x, "nvfp4", backend="triton")
+        codes, scales, _ = gpu.quantize_swizzled(x)
+        assert_same_bits(codes, plain.codes)
+        assert_same_bits(to_numpy(scales), swizzle(to_numpy(plain.scales)))
+        done += 1
+    return done
+
+
+def graphs() -> int:
+    """Captured once, replayed on other data: no host synchronisation in between."""
+    done = 0
+    x = normal(256, 1024)
+    for method in METHODS:
+        out = hb.quantize(x, "nvfp4", method=method)
+        values = torch.empty_like(x)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = hb.quantize(x, "nvfp4", method=method, out=out)
+            hb.dequantize(captured, "bf16", out=values)
+        x.copy_(normal(256, 1024, seed=5))
+        graph.replay()
+        torch.cuda.synchronize()
+        expected = hb.quantize(x.clone(), "nvfp4", method=method)
+        done += same(captured, expected)
+        assert_same_bits(values, hb.dequantize(expected, "bf16"))
+        done += 1
+    return done
+
+
+def compiled() -> int:
+    """The operators under torch.compile, without a graph break."""
+    import halfbyte.torch_ops
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        codes, scales, _, stored = torch.ops.halfbyte.quantize(y, "nvfp4", "transformer_engine", "four_six_mae_448")
+        back = torch.ops.halfbyte.dequantize(
+            codes, scales, stored, y.shape[-1], "nvfp4", "transformer_engine", torch.bfloat16, "four_six_mae_448"
+        )
+        return back + 1
+
+    assert halfbyte.torch_ops.METHODS
+    x = normal(64, 256)
+    assert_same_bits(torch.compile(step, fullgraph=True)(x), step(x))
+    return 1
+
+
+def casts() -> int:
+    """MXFP4 blocks as NVFP4: every scale byte, against powers of two in numpy."""
+    from halfbyte.codec.element import encode
+    from halfbyte.formats import E4M3
+
+    done = 0
+    generator = np.random.default_rng(0)
+    codes = torch.from_numpy(generator.integers(0, 256, (64, 16 * 4), dtype=np.uint8)).cuda()
+    scales = torch.arange(256, dtype=torch.uint8).reshape(64, 4).cuda()
+    for anchor in (127, 119, 0, 254):
+        out, bytes_, outside = gpu.cast_scales(codes, scales, anchor)
+        exponent = np.arange(256) - anchor
+        expected = encode(np.ldexp(np.float32(1), np.clip(exponent, -30, 30)).astype(np.float32), E4M3)
+        expected = np.where(exponent < -9, 0, expected).astype(np.uint8)
+        assert_same_bits(to_numpy(out), to_numpy(codes))
+        assert_same_bits(to_numpy(bytes_).reshape(-1), np.repeat(expected, 2))
+        assert outside.tolist() == [int((exponent > 8).sum()), int((exponent < -9).sum())]
+        done += 1
+    return done
+
+
+def refusals() -> int:
+    """Bad input is refused before anything is launched."""
+    x = normal(32, 64)
+    good = hb.quantize(x, "nvfp4")
+    unaligned = torch.zeros(32 * 32 + 16, dtype=torch.uint8, device="cuda")[1 : 32 * 32 + 1].view(32, 32)
+    inside = x.view(torch.uint8).view(-1)[: 32 * 32].view(32, 32)
+
+    def with_codes(codes: object) -> hb.QuantizedTensor:
+        return hb.QuantizedTensor(good.format, good.shape, codes, good.scales, None, None, good.contract)  # type: ignore[arg-type]
+
+    attempts: list[tuple[Callable[[], object], str]] = [
+        (lambda: hb.quantize(x.cpu(), "nvfp4", backend="triton"), "CUDA device"),
+        (lambda: hb.quantize(x.cpu().float().numpy(), "nvfp4", backend="triton"), "not numpy"),
+        (lambda: hb.quantize(x.double(), "nvfp4", backend="triton"), "dtype"),
+        (lambda: hb.quantize(x, "nvfp4", out=with_codes(good.codes.cpu())), "is on cpu"),  # type: ignore[union-attr]
+        (lambda: hb.quantize(x, "nvfp4", out=with_codes(unaligned)), "multiple of 16"),
+        (lambda: hb.quantize(x, "nvfp4", out=with_codes(inside)), "overlaps"),
+        (lambda: hb.quantize(x, "nvfp4", global_amax=torch.ones(3, device="cuda")), "has 3 values"),
+        (lambda: gpu.quantize_experts([x, x.float()]), "tensor 1"),
+        (lambda: gpu.quantize_experts([x[:, 8:24]]), "contiguous"),
+        (lambda: gpu.quantize_experts(x), "3-D"),
+    ]
+    for attempt, message in attempts:
+        try:
+            attempt()
+        except hb.HalfbyteError as error:
+            assert message in str(error), str(error)
+        else:
+            raise AssertionError(f"nothing was refused where {message!r} was expected")
+    return len(attempts)
+
+
+def golden_vectors() -> int:
+    """The peers' golden vectors with this backend: none differs; what has no kernel is counted as pending."""
+    from pathlib import Path
+
+    from halfbyte.conform import load_vectors, run_vectors
+
+    vectors = Path(__file__).parents[2] / "conformance" / "vectors.zip"
+    report = run_vectors(load_vectors(vectors), "triton")
+    differing = [result for result in report.results if result.status == "differ"]
+    assert not differing, "\n".join(f"{result.name}: {result.detail}" for result in differing[:5])
+    print(f"golden vectors: {report.count('agree')} agree, {report.count('pending')} have no GPU kernel")
+    reasons = sorted({result.detail for result in report.results if result.status == "pending"})
+    for reason in reasons:
+        print(f"  {sum(result.detail == reason for result in report.results)}: {reason}")
+    return report.count("agree")
+
+
+CHECKS: dict[str, Callable[[], int]] = {
+    check.__name__: check
+    for check in (
+        short_divisions,
+        real_sizes,
+        amaxes,
+        experts,
+        memory,
+        swizzled,
+        graphs,
+        compiled,
+        casts,
+        refusals,
+        golden_vectors,
+        huge,
+    )
+}

@@ -36,8 +36,8 @@ from halfbyte.methods import FourSix, Hessian, Optimal
 if TYPE_CHECKING:
     import torch
 
-OLDEST = (8, 0)
-"""Compute capability from which on the kernels' packed 16-bit instructions exist."""
+OLDEST = (8, 9)
+"""Compute capability from which on the kernels' conversions exist."""
 
 FLAT, ROWS, TILES, LISTED = 0, 1, 2, 3
 ONE_GROUP, GROUP_OF_PROGRAM, GROUP_OF_BLOCK = 0, 1, 2
@@ -148,7 +148,7 @@ class Triton:
                 codes.view(torch.int32), scales, stored, table, values.view(torch.int32), blocks, scales.shape[1],
                 values.shape[1] * values.element_size() // 16, group_blocks, B=LANES, N=block, DTYPE=DTYPE_NUMBERS[short_name(dtype)],
                 MAP=FLAT, GROUP=group, DECODE=decode, TOP=top, WIDE=format.element == E4M3,
-                NEGATIVE_ZERO=rule.negative_zero, ASM=not interpreting(), **_options(),
+                NEGATIVE_ZERO=rule.negative_zero, ASM=assembly(codes.device), **_options(),
             )  # fmt: skip
         if values is out:
             return values
@@ -186,6 +186,13 @@ def check_device(x: torch.Tensor) -> None:
             f"the kernels need compute capability {OLDEST[0]}.{OLDEST[1]}, and {x.device} has {found[0]}.{found[1]}; "
             "choose backend='cpu'"
         )
+
+
+def assembly(device: torch.device) -> int:
+    """Which inline assembly kernels may hold: none in the interpreter, that of Hopper, or FP4 conversions too."""
+    if device.type != "cuda":
+        return 0
+    return 2 if _capability(device.index or 0) >= (10, 0) else 1
 
 
 def on_device(x: torch.Tensor) -> torch.cuda.device:
@@ -371,7 +378,7 @@ def launch_blocks(
     shares_numbers = group != GROUP_OF_BLOCK or source.map == LISTED
     common = {
         "B": lanes, "N": request.format.block, "DTYPE": DTYPE_NUMBERS[request.dtype], "MAP": source.map, "GROUP": group,
-        "SWIZZLED": swizzled, "SHORT": numbers.short and shares_numbers, "ASM": not interpreting(), **numbers.blocks,
+        "SWIZZLED": swizzled, "SHORT": numbers.short and shares_numbers, "ASM": assembly(device), **numbers.blocks,
         **_options(), "num_warps": lanes // 32,
     }  # fmt: skip
     arguments = (source.blocks, source.columns, source.row_quads, source.group_blocks)
@@ -412,7 +419,7 @@ def _launch_mx(
         x.view(torch.int32), codes.view(torch.int32), scales, bytes_, constants, split, blocks, columns,
         _row_quads(x), B=LANES, N=block, DTYPE=DTYPE_NUMBERS[request.dtype],
         MAP=ROWS if swizzled or not x.is_contiguous() else FLAT, SWIZZLED=swizzled, WIDE=element != E2M1,
-        NEAREST=rule.nearest is not None, ROUNDED=rounded, ASM=not interpreting(),
+        NEAREST=rule.nearest is not None, ROUNDED=rounded, ASM=assembly(x.device),
         **rounding_numbers(rule.rounding, element), **_options(),
     )  # fmt: skip
 

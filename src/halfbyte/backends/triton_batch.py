@@ -132,8 +132,8 @@ def cast_scales(codes: torch.Tensor, scales: torch.Tensor, anchor: int) -> tuple
         out = torch.empty_like(codes)
         out_scales = torch.empty((*scales.shape[:-1], 2 * scales.shape[-1]), dtype=torch.uint8, device=codes.device)
         outside = torch.zeros(2, dtype=torch.int32, device=codes.device)
-        triton_kernels_decode.cast_mxfp4_to_nvfp4[(ceil_div(blocks, LANES),)](
+        triton_kernels_decode.cast_mxfp4_to_nvfp4[(ceil_div(blocks, 2 * LANES),)](
             codes.view(torch.int32), scales, out.view(torch.int32), out_scales.view(torch.int16), outside, anchor, blocks,
-            B=LANES, num_warps=4,
+            B=2 * LANES, num_warps=4,
         )  # fmt: skip
     return out, out_scales, outside

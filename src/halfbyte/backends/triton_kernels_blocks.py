@@ -24,6 +24,8 @@ ROWS = tl.constexpr(1)
 TILES = tl.constexpr(2)
 LISTED = tl.constexpr(3)
 
+FP4 = tl.constexpr(2)  # ASM: 0 no inline assembly (the interpreter), 1 that of Ada and Hopper, 2 that of Blackwell
+
 ONE_GROUP = tl.constexpr(0)
 GROUP_OF_PROGRAM = tl.constexpr(1)
 GROUP_OF_BLOCK = tl.constexpr(2)
@@ -267,6 +269,45 @@ def pack_codes(codes, N: tl.constexpr):
             word = word | (codes[8 * i + j] << (4 * j))
         words = words + (word,)
     return words
+
+
+@triton.jit
+def hardware_codes(y, at):
+    """Eight codes by the FP4 conversion of Blackwell: nearest even, saturating; -0.0 becomes code 0 by the added zero."""
+    return tl.inline_asm_elementwise(
+        """{
+        .reg .b8 a, b, c, d;
+        cvt.rn.satfinite.e2m1x2.f32 a, $2, $1;
+        cvt.rn.satfinite.e2m1x2.f32 b, $4, $3;
+        cvt.rn.satfinite.e2m1x2.f32 c, $6, $5;
+        cvt.rn.satfinite.e2m1x2.f32 d, $8, $7;
+        mov.b32 $0, {a, b, c, d};
+        }""",
+        "=r,f,f,f,f,f,f,f,f",
+        [
+            y[at] + 0.0, y[at + 1] + 0.0, y[at + 2] + 0.0, y[at + 3] + 0.0,
+            y[at + 4] + 0.0, y[at + 5] + 0.0, y[at + 6] + 0.0, y[at + 7] + 0.0,
+        ],
+        dtype=tl.int32, is_pure=True, pack=1,
+    )  # fmt: skip
+
+
+@triton.jit
+def hardware_e4m3(y, at):
+    """Four E4M3 codes by the hardware: nearest even, saturating, NaN 0x7F."""
+    return tl.inline_asm_elementwise(
+        """{
+        .reg .b16 a, b;
+        cvt.rn.satfinite.e4m3x2.f32 a, $2, $1;
+        cvt.rn.satfinite.e4m3x2.f32 b, $4, $3;
+        mov.b32 $0, {a, b};
+        }""",
+        "=r,f,f,f,f",
+        [y[at], y[at + 1], y[at + 2], y[at + 3]],
+        dtype=tl.int32,
+        is_pure=True,
+        pack=1,
+    )
 
 
 @triton.jit

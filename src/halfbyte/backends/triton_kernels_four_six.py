@@ -15,6 +15,7 @@ import triton.language as tl
 from halfbyte.backends.triton_kernels_blocks import (
     AMAX,
     FACTOR,
+    FP4,
     FP32,
     INVERSE,
     NO_UNDERFLOW,
@@ -34,7 +35,7 @@ from halfbyte.backends.triton_kernels_blocks import (
     store_words,
     unpack,
 )
-from halfbyte.backends.triton_kernels_plain import pack_signed, round_element
+from halfbyte.backends.triton_kernels_plain import hardware_words, pack_signed, round_element
 from halfbyte.backends.triton_kernels_scales import (
     element,
     element_constant,
@@ -63,7 +64,7 @@ def _over_top(x, TOP: tl.constexpr, ASM: tl.constexpr):
 
     The upper part of 1/c is rounded down, so that both parts are positive and -0.0 keeps its sign.
     """
-    if ASM:
+    if ASM and (TOP == 2688 or TOP == 1536):
         high: tl.constexpr = 0.0003720237873494625 if TOP == 2688 else 0.0006510416278615594
         low: tl.constexpr = 2.217434742768365e-11 if TOP == 2688 else 3.8805108432127255e-11
         return tl.fma(x, high, x * low)
@@ -169,11 +170,14 @@ def _short_blocks(words, x, v, numbers_ptr, group, B: tl.constexpr, N: tl.conste
         error_six = add_rows(error_six, B)
         error_four = add_rows(error_four, B)
     better = error_four < error_six
-    raw = ()
-    for i in tl.static_range(N):
-        shifted = tl.where(better, shifted_four[i], shifted_six[i])
-        raw = raw + (shifted + (shifted >> 22),)
-    packed = pack_signed(raw, words, x, tl.where(better, by_four, by_six), N, W, DTYPE, ASM)
+    if ASM == FP4:
+        packed = hardware_words(x, tl.where(better, by_four, by_six), N)
+    else:
+        raw = ()
+        for i in tl.static_range(N):
+            shifted = tl.where(better, shifted_four[i], shifted_six[i])
+            raw = raw + (shifted + (shifted >> 22),)
+        packed = pack_signed(raw, words, x, tl.where(better, by_four, by_six), N, W, DTYPE, ASM)
     finite = v == v
     out = ()
     for i in tl.static_range(N // 8):

@@ -40,9 +40,9 @@ def _quadratic(r, matrix_ptr, N: tl.constexpr):
     return total
 
 
-@triton.jit(do_not_specialize=["rows", "columns", "row_quads", "group_blocks"])
+@triton.jit(do_not_specialize=["bound_step", "rows", "columns", "row_quads", "group_blocks"])
 def quantize_hessian(
-    x_ptr, codes_ptr, scales_ptr, numbers_ptr, matrices_ptr, bounds_ptr, rows, columns, row_quads, group_blocks,
+    x_ptr, codes_ptr, scales_ptr, numbers_ptr, matrices_ptr, bounds_ptr, bound_step, rows, columns, row_quads, group_blocks,
     B: tl.constexpr, N: tl.constexpr, DTYPE: tl.constexpr, MAP: tl.constexpr, GROUP: tl.constexpr,
     SWIZZLED: tl.constexpr, SHORT: tl.constexpr, FIRST: tl.constexpr, PRE: tl.constexpr, ELEMENT: tl.constexpr,
     STATISTICS: tl.constexpr, LARGEST: tl.constexpr, SMALLEST: tl.constexpr, FOR_ZERO: tl.constexpr,
@@ -69,8 +69,8 @@ def quantize_hessian(
     scaled = scaled_values(x, numbers_ptr, group, N)
     most = largest(scaled, N)
     matrix_ptr = matrices_ptr + column * (N * (N + 1) // 2)
-    root = tl.load(bounds_ptr + 2 * column) + tl.zeros(v.shape, tl.float32)
-    slack = 4e-6 * tl.load(bounds_ptr + 2 * column + 1)
+    root = tl.load(bounds_ptr + bound_step * column) + tl.zeros(v.shape, tl.float32)
+    slack = 4e-6 * tl.load(bounds_ptr + bound_step * column + 1)
     squares = tl.zeros(v.shape, tl.float32)
     for i in tl.static_range(N):
         squares = squares + scaled[i] * scaled[i]

@@ -10,6 +10,7 @@ import triton.language as tl
 from halfbyte.backends.triton_kernels_blocks import (
     BF16,
     FOLDED,
+    FP4,
     FP16,
     FP32,
     GROUP_OF_BLOCK,
@@ -18,6 +19,8 @@ from halfbyte.backends.triton_kernels_blocks import (
     TILES,
     bits_of,
     float_of,
+    hardware_codes,
+    hardware_e4m3,
     largest,
     load_words,
     over_tile,
@@ -103,10 +106,24 @@ def generic_codes(
 @triton.jit
 def _short_codes(words, x, multiplier, N: tl.constexpr, W: tl.constexpr, DTYPE: tl.constexpr, ASM: tl.constexpr):
     """Words of codes of y = x·multiplier, ties to even, sign by y < 0, where no y underflows to zero."""
+    if ASM == FP4:
+        return hardware_words(x, multiplier, N)
     raw = ()
     for i in tl.static_range(N):
         raw = raw + (raw_code(tl.minimum(tl.abs(x[i]) * multiplier, 6.0)),)
     return pack_signed(raw, words, x, multiplier, N, W, DTYPE, ASM)
+
+
+@triton.jit
+def hardware_words(x, multiplier, N: tl.constexpr):
+    """The same by the FP4 conversion, which a NaN multiplier leaves without meaning."""
+    y = ()
+    for i in tl.static_range(N):
+        y = y + (x[i] * multiplier,)
+    out = ()
+    for i in tl.static_range(N // 8):
+        out = out + (hardware_codes(y, 8 * i),)
+    return out
 
 
 @triton.jit
@@ -232,7 +249,9 @@ def quantize_mx(
             y = x[i] * constant
             if ROUNDED:
                 y = round_to(y, DTYPE)
-            if WIDE:
+            if WIDE and ASM:
+                codes = codes + (y,)
+            elif WIDE:
                 codes = codes + (encode_e4m3(y, NAN_CODE),)
             else:
                 code, value = round_element(x[i], y, TIE, SIGN, NAN_CODE, ZERO_INPUT, False)
@@ -240,9 +259,17 @@ def quantize_mx(
     if WIDE:
         out = ()
         for i in tl.static_range(N // 4):
-            low = codes[4 * i] | (codes[4 * i + 1] << 8)
-            out = out + (low | (codes[4 * i + 2] << 16) | (codes[4 * i + 3] << 24),)
+            if ASM:
+                out = out + (hardware_e4m3(codes, 4 * i),)
+            else:
+                out = out + (_four_bytes(codes, 4 * i),)
         store_words(codes_ptr + block * (N // 4), out, exists, N // 4)
     else:
         store_words(codes_ptr + block * (N // 8), pack_codes(codes, N), exists, N // 8)
     tl.store(scales_ptr + scale_place(block, row, column, columns, SWIZZLED), byte, mask=exists)
+
+
+@triton.jit
+def _four_bytes(codes, at):
+    low = codes[at] | (codes[at + 1] << 8)
+    return low | (codes[at + 2] << 16) | (codes[at + 3] << 24)

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from halfbyte.backends.triton_kernels_blocks import (
     FP32,
-    INVERSE,
+    NO_UNDERFLOW,
     PRESCALE,
     PRESCALE_AGAIN,
     SEARCHED,
@@ -157,7 +157,8 @@ def _exact(
         best_byte = tl.where(better, tried, best_byte)
     # Down to where clipping the largest element alone costs more than the best error; with weights, to the smallest.
     if OBJECTIVE == UNIFORM:
-        least, value = round_e4m3(tl.where(searched & (best < FLOAT32_MAX), (most - tl.sqrt(best)) / (unit * 6.0), 0.0))
+        usable = searched & (best < FLOAT32_MAX) & (best > 1e-30)  # squares that underflow bound nothing
+        least, value = round_e4m3(tl.where(usable, (most - tl.sqrt(best)) / (unit * 6.0), 0.0))
         least = tl.maximum(least - 1, FIRST)
     else:
         least = nearest * 0 + FIRST
@@ -252,7 +253,10 @@ def finish(
         raw = ()
         for i in tl.static_range(N):
             raw = raw + (raw_code(tl.minimum(tl.abs(x[i]) * constant, 6.0)),)
-        packed = pack_signed(raw, words, x, constant, N, W, FP32, ASM)  # signs of y, which may underflow here
+        if number(numbers_ptr, group, NO_UNDERFLOW) > 0:
+            packed = pack_signed(raw, words, x, constant, N, W, DTYPE, ASM)
+        else:
+            packed = pack_signed(raw, words, x, constant, N, W, FP32, ASM)  # signs of y, which may be zero
         out = ()
         for i in tl.static_range(N // 8):
             out = out + (tl.where(byte == 127, 0, packed[i]),)
