@@ -94,7 +94,7 @@ BUILDS: dict[str, Build] = {
 }
 
 
-def compile_for(build: Build, capability: int) -> Any:
+def compile_for(build: Build, capability: int, fuse: bool = False) -> Any:
     """Compile a kernel for a compute capability (times ten), as the backend would: no fused operations."""
     constants = dict(build.constants)
     if capability >= 100 and constants.get("ASM"):
@@ -109,5 +109,5 @@ def compile_for(build: Build, capability: int) -> Any:
         else:
             signature[name] = "i64"
     source = ASTSource(fn=build.kernel, signature=signature, constexprs=constants, attrs=aligned)
-    options = {"num_warps": build.warps, "enable_fp_fusion": False}
+    options = {"num_warps": build.warps, "enable_fp_fusion": fuse}
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)

@@ -1,0 +1,109 @@
+"""Kernels under Triton's interpreter against the reference: run as `TRITON_INTERPRET=1 python -m tests.gpu.interpreted`.
+
+The interpreter is chosen when kernels are imported, so this needs a process of its own. It is slow: the vectors are
+small, and every kernel and every branch of it meets some.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+import halfbyte as hb
+import halfbyte.gpu as gpu
+from halfbyte import contracts
+from halfbyte.arrays import like, to_numpy
+from halfbyte.codec.element import encode
+from halfbyte.formats import E4M3
+from halfbyte.layouts.swizzle import swizzle
+from halfbyte.testing import assert_same_bits
+from tests.backends.cases import Matrix, hessian, make_input, weights
+
+HERE = torch.empty(0)
+PLAIN = [
+    contracts.transformer_engine(),
+    contracts.modelopt(),
+    contracts.compressed_tensors(),
+    contracts.torchao(),
+    contracts.fouroversix(),
+    contracts.qwantize(),
+    contracts.flashinfer(),
+    contracts.vllm(),
+]
+MX = [contracts.ocp(), contracts.torchao(mode="mx", scaling_mode="rceil"), contracts.modelopt(), contracts.gguf()]
+
+
+def small(name: str, dtype: str, rows: int = 3, columns: int = 64) -> Matrix:
+    return np.ascontiguousarray(make_input(name, dtype)[:rows, :columns])
+
+
+def compare(x: Matrix, format: str, contract: hb.contracts.Contract, method: hb.methods.Method | None = None) -> int:
+    """Quantize and decode both ways."""
+    got = hb.quantize(like(x, HERE), format, contract, method, backend="triton")
+    expected = hb.quantize(x, format, contract, method, backend="reference")
+    for part in ("scales", "codes", "global_scale", "stored_scale"):
+        mine, wanted = getattr(got, part), getattr(expected, part)
+        assert (mine is None) == (wanted is None), part
+        if wanted is not None:
+            assert_same_bits(mine, wanted, any_nan=True)
+    decoded = hb.dequantize(got, "bfloat16", backend="triton")
+    assert_same_bits(decoded, hb.dequantize(expected, "bfloat16", backend="reference"), any_nan=True)
+    return 1
+
+
+def comparisons() -> Iterator[int]:
+    for index, contract in enumerate(PLAIN):
+        for number, name in enumerate(("gauss", "nonfinite", "ties", "zero blocks")):
+            yield compare(small(name, ("bf16", "fp16", "fp32")[(index + number) % 3]), "nvfp4", contract)
+    for index, contract in enumerate(MX):
+        for number, name in enumerate(("wide", "bits")):
+            yield compare(small(name, ("bf16", "fp32", "fp16")[(index + number) % 3]), "mxfp4", contract)
+    yield compare(small("wide", "bf16"), "mxfp8", contracts.ocp())
+    yield compare(small("nonfinite", "fp32"), "mxfp8", contracts.torchao(mode="mx"))
+    te = contracts.transformer_engine()
+    for name, method in (("gauss", hb.FourSix("mae", 448)), ("ties", hb.FourSix("mse", 256, True))):
+        yield compare(small(name, "bf16"), "nvfp4", te, method)
+        yield compare(small(name, "fp32"), "nvfp4", contracts.transformer_engine(row_scaled_nvfp4=True), method)
+        yield compare(small(name, "fp16", 17, 32), "nvfp4", contracts.transformer_engine(tile=(16, 16)), method)
+    yield compare(small("2**61", "bf16"), "nvfp4", te, hb.FourSix("mae", 448))  # beyond the short formulas
+    yield compare(small("gauss", "fp32"), "nvfp4", contracts.fouroversix(rule="mse"))
+    yield compare(small("gauss", "bf16", 2, 32), "nvfp4", te, hb.Optimal())
+    yield compare(small("gauss", "fp32", 1, 16), "nvfp4", contracts.modelopt(), hb.Optimal())
+    yield compare(small("gauss", "bf16", 1, 16), "nvfp4", te, hb.Optimal(weights(16) + np.float32(1)))
+    yield compare(small("gauss", "bf16", 2, 16), "nvfp4", te, hb.Hessian(hessian(16)))
+    yield from several()
+
+
+def several() -> Iterator[int]:
+    """Experts, lists, swizzled scales, the cast."""
+    x = like(small("gauss", "bf16", 6, 64), HERE).reshape(3, 2, 64)
+    for given in (x, [part.clone() for part in x]):
+        assert_same_bits(gpu.amaxes(given), x.abs().amax(dim=(1, 2)).float())
+        for got, part in zip(gpu.quantize_experts(given), x, strict=True):
+            expected = hb.quantize(to_numpy(part), "nvfp4", backend="reference")
+            assert_same_bits(to_numpy(got.codes), to_numpy(expected.codes))
+            assert_same_bits(to_numpy(got.scales), to_numpy(expected.scales))
+            yield 1
+    flat = x.reshape(6, 64)
+    plain = hb.quantize(to_numpy(flat), "nvfp4", backend="reference")
+    assert_same_bits(to_numpy(gpu.quantize_swizzled(flat)[1]), swizzle(to_numpy(plain.scales)))
+    yield 1
+    scales = torch.arange(256, dtype=torch.uint8).reshape(16, 16)
+    codes = torch.arange(16 * 256, dtype=torch.int32).to(torch.uint8).reshape(16, 256)
+    out, bytes_, outside = gpu.cast_scales(codes, scales, 127)
+    exponent = np.arange(256) - 127
+    expected = encode(np.ldexp(np.float32(1), np.clip(exponent, -30, 30)).astype(np.float32), E4M3)
+    assert_same_bits(out, codes)
+    assert_same_bits(to_numpy(bytes_).reshape(-1), np.repeat(np.where(exponent < -9, 0, expected).astype(np.uint8), 2))
+    assert outside.tolist() == [int((exponent > 8).sum()), int((exponent < -9).sum())]
+    yield 1
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    print(sum(comparisons()), "comparisons")
+    sys.exit(0)

@@ -1,0 +1,140 @@
+"""What the GPU backend does before a card is needed: refusals, tables, operators, the runner's exit code."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import halfbyte as hb
+import halfbyte.gpu as gpu
+import halfbyte.torch_ops
+from halfbyte import contracts
+from halfbyte.backends import DEVICE_BACKENDS, choose_backend, choose_device_backend
+from halfbyte.backends.triton_rules import mx_table, reason_against
+from halfbyte.contracts import MXRule
+from halfbyte.formats import E2M1
+from halfbyte.on_device import _check_apart, _check_out, device_of
+from halfbyte.testing import assert_same_bits
+from tests.backends.cases import every_case, make_input
+
+ROOT = Path(__file__).parents[2]
+X = torch.linspace(-1, 1, 64).reshape(2, 32)
+REQUEST = hb.backends.Request(
+    hb.get_format("nvfp4"), contracts.transformer_engine(), hb.Amax(), (1, 16), "tensor", "bf16", device="cuda"
+)
+
+
+@pytest.mark.parametrize(
+    ("x", "message"), [(X, r"not on 'cpu'; move the tensor with \.cuda"), (X.numpy(), "not numpy arrays")]
+)
+def test_named_backend_refuses_what_is_not_on_a_card(x: object, message: str) -> None:
+    with pytest.raises(hb.UnsupportedError, match=f"backend triton cannot do this: .*{message}"):
+        hb.quantize(x, "nvfp4", backend="triton")  # type: ignore[arg-type]
+
+
+def test_decoding_is_refused_likewise() -> None:
+    q = hb.quantize(X, "nvfp4")
+    with pytest.raises(hb.UnsupportedError, match="CUDA device"):
+        hb.dequantize(q, backend="triton")
+
+
+def test_cuda_requests_go_to_the_gpu_and_others_do_not() -> None:
+    assert choose_device_backend("auto", REQUEST) is DEVICE_BACKENDS["triton"]
+    assert choose_device_backend("cpu", REQUEST) is None
+    assert choose_device_backend("auto", dataclasses.replace(REQUEST, device="cpu")) is None
+    assert choose_backend("auto", REQUEST).name in ("cpu", "reference")
+    assert (device_of(X), device_of(X.numpy())) == ("cpu", "numpy")
+
+
+def test_what_has_no_kernel_is_named() -> None:
+    reasons = {reason_against(case.request()) for case in every_case()} - {None}
+    assert reasons == {
+        "the Hadamard transform has no GPU kernel",
+        "4over6 on tiles has a GPU kernel for errors added row by row",
+        "mxfp4 has no search on the GPU",
+        "mxfp8 has no search on the GPU",
+        "the search through a Hessian has a GPU kernel for blocks of 16 and nearest codes",
+    }
+    served = [case for case in every_case() if reason_against(case.request()) is None]
+    assert {case.contract.name for case in served} == set(contracts.CONTRACTS) - {"transformers"}
+    assert {case.method for case in served if case.contract.name == "transformer_engine"} >= {"hessian", "weighted"}
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+@pytest.mark.parametrize("contract", [contracts.ocp(), contracts.torchao(mode="mx"), contracts.gguf()], ids=repr)
+def test_mx_tables_hold_the_rule(contract: contracts.Contract, dtype: str) -> None:
+    rule = contract.rules["mxfp4"]
+    assert isinstance(rule, MXRule)
+    table = mx_table(rule, E2M1, dtype)
+    x = np.abs(np.concatenate([make_input(name, dtype).reshape(-1) for name in ("bits", "wide", "subnormal")]))
+    x = x[~np.isnan(x.astype(np.float32))]
+    bits = x.view(f"u{x.dtype.itemsize}").astype(np.int64)
+    entry = bits
+    if dtype == "fp32":
+        bucket = bits >> 16
+        entry = np.where(bits < 65536, 65536 + bits, 2 * bucket + (bits >= table.split[bucket]))
+    with np.errstate(all="ignore"):
+        byte, scale = rule.scale(x.astype(np.float32), dtype if rule.statistics == "input" else "fp32", E2M1)
+        constant = scale if rule.nearest is not None else np.float32(1) / scale
+    assert_same_bits(table.bytes[entry], byte)
+    assert_same_bits(table.constants[entry], constant.astype(np.float32), any_nan=True)
+
+
+def test_outputs_that_overlap_or_lie_elsewhere_are_refused() -> None:
+    memory = torch.zeros(256, dtype=torch.uint8)
+    _check_apart(memory[:128], memory[128:], "the input")
+    with pytest.raises(hb.InputError, match="out overlaps the input"):
+        _check_apart(memory[:129], memory[128:], "the input")
+    q = hb.quantize(X, "nvfp4")
+    host = hb.quantize(X.numpy(), "nvfp4")
+    with pytest.raises(hb.InputError, match="as a numpy array, but x is on cpu"):
+        _check_out(host, X, REQUEST, (2, 32))
+    strided = dataclasses.replace(q, codes=torch.zeros(2, 32, dtype=torch.uint8)[:, ::2])
+    with pytest.raises(hb.InputError, match=r"out\.codes must be contiguous"):
+        _check_out(strided, X, REQUEST, (2, 32))
+    unaligned = dataclasses.replace(q, codes=memory[1:33].view(2, 16))
+    with pytest.raises(hb.InputError, match="no multiple of 16"):
+        _check_out(unaligned, X, REQUEST, (2, 32))
+    with pytest.raises(hb.InputError, match=r"of shape \(2, 32\), but the result is nvfp4 of \(4, 32\)"):
+        _check_out(q, X, REQUEST, (4, 32))
+
+
+def test_experts_need_a_card() -> None:
+    with pytest.raises(hb.UnsupportedError, match="CUDA device"):
+        gpu.quantize_experts(X.reshape(2, 1, 32))
+    with pytest.raises(hb.InputError, match="tensor 1 of shape .* needs a last axis that is a multiple of 16"):
+        gpu.amaxes([X, X[:, :8]])
+
+
+def test_operators_trace_and_agree() -> None:
+    """On the CPU the operators take the same road; fake tensors have the shapes of the real ones."""
+    arguments = (X, "nvfp4", "transformer_engine", "four_six_mae_448")
+    torch.library.opcheck(torch.ops.halfbyte.quantize.default, arguments)
+    codes, scales, multiplier, stored = torch.ops.halfbyte.quantize(*arguments)
+    expected = hb.quantize(X, "nvfp4", method=hb.FourSix())
+    assert_same_bits(codes, expected.codes)
+    assert_same_bits(scales, expected.scales)
+    back = torch.ops.halfbyte.dequantize(
+        codes, scales, stored, 32, "nvfp4", "transformer_engine", torch.float32, "four_six_mae_448"
+    )
+    assert_same_bits(back, hb.dequantize(expected))
+    assert multiplier.shape == ()
+    empty = torch.ops.halfbyte.quantize(X, "mxfp4", "ocp")
+    assert [part.numel() for part in empty[2:]] == [0, 0]
+    with pytest.raises(hb.InputError, match="unknown method 'best' of the operator; known: amax"):
+        torch.ops.halfbyte.quantize(X, "nvfp4", "transformer_engine", "best")
+    assert "amax" in halfbyte.torch_ops.METHODS
+
+
+def test_runner_fails_without_a_card() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.gpu.run_card"], cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
+    assert (done.returncode, torch.cuda.is_available()) == (1, False)
+    assert "no CUDA device" in done.stderr
