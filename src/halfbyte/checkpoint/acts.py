@@ -104,12 +104,11 @@ class Acts:
     def read(self, unit: Unit, piece: Piece, arena: Arena) -> npt.NDArray[Any]:
         return read_rows(self.files, unit.sources[piece.source].weight, piece.start, piece.stop, arena)
 
-    def survey(self, unit: Unit, piece: Piece, raw: npt.NDArray[Any] | None, group: Group, arena: Arena) -> None:
-        """First pass: what a piece adds to the scale that its group shares."""
+    def survey(self, unit: Unit, piece: Piece, group: Group, arena: Arena) -> npt.NDArray[Any]:
+        """First pass: read a piece and add to the scale that its group shares. The bytes stay in the arena."""
         source = unit.sources[piece.source]
+        raw = self.read(unit, piece, arena)
         mark = arena.mark()
-        if raw is None:
-            raw = self.read(unit, piece, arena)
         if unit.action == "cast":
             scales = read_block_scales(self.files, source, piece.start, piece.stop, arena)
             group.add(np.float32(0), moves.find_exponents(raw, scales, source.columns, unit.module))
@@ -118,6 +117,7 @@ class Acts:
         else:
             group.add(self.engine.amax(self._values(unit, piece, raw, arena)))
         arena.release(mark)
+        return raw
 
     def settle(self, unit: Unit, group: Group) -> None:
         """Between the passes: the tensor scale of a group from all that was found."""

@@ -18,6 +18,7 @@ from halfbyte.arrays import like, to_numpy
 from halfbyte.backends import Request
 from halfbyte.backends.cpu import tensor_amax
 from halfbyte.backends.cpu_library import load_library
+from halfbyte.backends.reference import tensor_scale
 from halfbyte.codec.bits import BFLOAT16, F32, U8, dtype_name, widen
 from halfbyte.contracts import Contract, NVFP4Rule
 from halfbyte.errors import CheckpointError, InputError, UnsupportedError
@@ -52,6 +53,11 @@ class Engine:
         self.format, self.contract, self.method, self.repairs = format, contract, method, repairs
         self.device = resolve_device(device)
         self._compiled = load_library() is not None
+        self._resolved: Method = Amax()
+        """The method as an instance, with the options that it has when asked for by name."""
+        if format is not None and contract is not None:
+            probe = np.zeros((1, format.block), np.float32)
+            self._resolved = quantize(probe, format, contract, method, backend="reference").method
 
     def amax(self, x: npt.NDArray[Any]) -> np.float32:
         """Largest magnitude of a chunk; NaN if there is one."""
@@ -97,12 +103,19 @@ class Engine:
         """The scalars that a contract stores for an amax; `dtype`: of the weight, which some formulas ask for."""
         if self.format is None or self.contract is None:
             raise UnsupportedError("this conversion decodes; it has no tensor scale")
-        block = np.zeros((1, self.format.block), dtype)
-        q = quantize(block, self.format, self.contract, self.method, global_amax=amax, threads=1)
-        multiplier = np.float32(to_numpy(q.global_scale)) if q.global_scale is not None else np.float32(1)
         rule = self.contract.rule(self.format)
-        if isinstance(rule, NVFP4Rule) and rule.stored_as == "encode factor" and q.stored_scale is not None:
-            return TensorScales(multiplier, np.float32(to_numpy(q.stored_scale)))
+        if not isinstance(rule, NVFP4Rule) or rule.stored is None:
+            raise UnsupportedError(f"{self.contract} stores no tensor scale")
+        rule = rule.for_method(self._resolved)
+        shared = np.array([amax], np.float32)
+        tile, name = (1, self.format.block), dtype_name(np.dtype(dtype))
+        request = Request(self.format, self.contract, self._resolved, tile, "tensor", name, global_amax=shared)
+        with np.errstate(all="ignore"):
+            t = tensor_scale(np.zeros((1, 1, 1), np.float32), rule, request)
+            stored = np.float32(rule.stored(t).reshape(())) if rule.stored is not None else np.float32(1)
+            multiplier = np.float32(rule.multiplier(np.asarray(stored), t.top))
+        if rule.stored_as == "encode factor":
+            return TensorScales(multiplier, stored)
         with np.errstate(
             over="ignore", divide="ignore"
         ):  # an all-zero tensor under a contract that stores next to nothing

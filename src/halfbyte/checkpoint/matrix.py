@@ -59,6 +59,10 @@ class View:
     def bytes(self) -> int:
         return self.rows * self.columns * NUMPY[self.dtype].itemsize
 
+    @property
+    def contiguous(self) -> bool:
+        return self.column_stride == 1 and self.row_stride == self.columns
+
 
 @dataclass(frozen=True, slots=True)
 class Source:
@@ -123,7 +127,7 @@ def read_rows(files: Files, view: View, start: int, stop: int, arena: Arena) -> 
     dtype = NUMPY[view.dtype]
     size, rows = dtype.itemsize, stop - start
     first = view.offset + start * view.row_stride * size
-    if view.column_stride == 1 and view.row_stride == view.columns:
+    if view.contiguous:
         raw = arena.take(rows * view.columns * size)
         files.read(view.file, first, raw)
         return raw.view(dtype).reshape(rows, view.columns)

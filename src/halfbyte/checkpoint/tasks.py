@@ -166,10 +166,12 @@ class Tasks:
                 mine = {unit.module for unit in job.units}
                 for unit in members:
                     for piece in pieces_of(unit, self.sizes.chunk):
-                        raw = None
+                        mark = arena.mark()
+                        raw = acts.survey(unit, piece, group, arena)
                         if unit.module in mine:
-                            raw = held[unit.module, piece.number] = acts.read(unit, piece, arena)
-                        acts.survey(unit, piece, raw, group, arena)
+                            held[unit.module, piece.number] = raw
+                        else:
+                            arena.release(mark)
                 acts.settle(job.units[0], group)
             elif group is not None:
                 group.wait(writer.stop)
@@ -182,7 +184,7 @@ class Tasks:
 
     def _survey(self, unit: Unit, piece: Piece, group: Group) -> Task:
         def run(arena: Arena) -> None:
-            self.acts.survey(unit, piece, None, group, arena)
+            self.acts.survey(unit, piece, group, arena)
             with group.lock:
                 group.pending -= 1
                 last = group.pending == 0

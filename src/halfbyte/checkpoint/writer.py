@@ -62,6 +62,7 @@ class ShardWriter:
         self._digests: dict[str, Digest] = {}
         self._changed: dict[str, int] = {}
         self._lock = threading.Lock()
+        self._writing = threading.Lock()
         self._descriptor = os.open(self.temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         try:
             os.ftruncate(self._descriptor, shard.size)
@@ -94,8 +95,10 @@ class ShardWriter:
         view = memoryview(data)
         done = 0
         try:
-            while done < len(view):
-                done += os.pwrite(self._descriptor, view[done:], offset + done)
+            # One at a time: the kernel would let only one write to a file anyway, and have the others spin.
+            with self._writing:
+                while done < len(view):
+                    done += os.pwrite(self._descriptor, view[done:], offset + done)
         except OSError as error:
             raise disk_error(error, self.temporary) from error
 
