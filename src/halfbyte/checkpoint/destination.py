@@ -14,12 +14,11 @@ from pathlib import Path
 from halfbyte.checkpoint.index import CONFIG, MANIFEST, WORK
 from halfbyte.checkpoint.manifest import (
     JOURNAL,
+    Disk,
     Journal,
     manifest_of,
     read_manifest,
-    sync_folder,
     work_folder,
-    write_synced,
 )
 from halfbyte.checkpoint.plan import Plan
 from halfbyte.errors import CheckpointError
@@ -54,11 +53,11 @@ def only_one(destination: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def open_destination(plan: Plan, destination: Path, overwrite: bool) -> Journal | None:
+def open_destination(plan: Plan, destination: Path, overwrite: bool, disk: Disk) -> Journal | None:
     """The journal to work with, new or continued. None: the very same conversion is finished already."""
     work = work_folder(destination)
     journal_path = work / JOURNAL
-    journal = Journal.load(journal_path)
+    journal = Journal.load(journal_path, disk)
     if journal.first:
         try:
             journal.check(plan)
@@ -89,8 +88,8 @@ def open_destination(plan: Plan, destination: Path, overwrite: bool) -> Journal 
         )
     _check_space(plan, destination, None)
     work.mkdir()
-    sync_folder(destination)
-    return Journal.start(journal_path, plan)
+    disk.folder(destination)
+    return Journal.start(journal_path, disk, plan)
 
 
 def _complete(plan: Plan, destination: Path) -> bool:
@@ -127,7 +126,7 @@ def close(
 
     Until this point no file stands under a final name. Each step can be repeated, so a crash in here is continued.
     """
-    work = work_folder(destination)
+    work, disk = work_folder(destination), journal.disk
     total = len(plan.shards) + len(plan.side_files) + len(plan.json_files) + 1
     done = itertools.count(1)
     old = read_manifest(destination)
@@ -141,7 +140,7 @@ def close(
         final = destination / name
         final.parent.mkdir(parents=True, exist_ok=True)
         temporary = work / "side file"
-        write_synced(temporary, (plan.source / name).read_bytes())
+        disk.write(temporary, (plan.source / name).read_bytes())
         shutil.copymode(plan.source / name, temporary)
         os.replace(temporary, final)
         report(next(done), total)
@@ -149,12 +148,12 @@ def close(
     config = contents.pop(CONFIG)
     for name, content in [*contents.items(), (CONFIG, config), (MANIFEST, manifest_of(plan, journal.finished))]:
         indent = 1 if name == MANIFEST else 2
-        write_synced(work / name, (json.dumps(content, indent=indent, ensure_ascii=False) + "\n").encode())
+        disk.write(work / name, (json.dumps(content, indent=indent, ensure_ascii=False) + "\n").encode())
         os.replace(work / name, destination / name)
-        sync_folder(destination)
+        disk.folder(destination)
         report(next(done), total)
     shutil.rmtree(work)
-    sync_folder(destination)
+    disk.folder(destination)
 
 
 def _remove_old(old: dict[str, object], destination: Path) -> None:

@@ -10,7 +10,7 @@ import json
 import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from halfbyte.checkpoint.index import MANIFEST, WORK, read_json
 from halfbyte.checkpoint.plan import VERSION, Plan
@@ -20,6 +20,35 @@ DIGITS = 32
 """Hex digits of a SHA-256 that are kept."""
 
 JOURNAL = "journal.jsonl"
+
+
+class Disk:
+    """How sure a write has to be before the next step: on disk, or with the kernel, which is enough unless it dies."""
+
+    def __init__(self, sync: bool = True) -> None:
+        self.sync = sync
+
+    def write(self, path: Path, data: bytes) -> None:
+        """Write a file of its own."""
+        with path.open("wb") as file:
+            file.write(data)
+            self.flush(file)
+        self.folder(path.parent)
+
+    def flush(self, file: BinaryIO) -> None:
+        file.flush()
+        if self.sync:
+            os.fsync(file.fileno())
+
+    def folder(self, path: Path) -> None:
+        """Make renames and new names in a folder last."""
+        if not self.sync:
+            return
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 @dataclass(frozen=True)
@@ -37,17 +66,17 @@ class Finished:
 class Journal:
     """A file of lines in the work folder: what the conversion is, then each shard once it is whole."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, disk: Disk) -> None:
+        self.path, self.disk = path, disk
         self.finished: dict[str, Finished] = {}
         self.first: dict[str, Any] = {}
         self._length = 0
         """Bytes of whole lines; what a crash left behind them is overwritten."""
 
     @classmethod
-    def load(cls, path: Path) -> Journal:
+    def load(cls, path: Path, disk: Disk) -> Journal:
         """Read a journal; without one, `first` is empty. A last line that was cut by a crash does not count."""
-        journal = cls(path)
+        journal = cls(path, disk)
         if not path.is_file():
             return journal
         for number, line in enumerate(path.read_bytes().splitlines(keepends=True)):
@@ -66,9 +95,9 @@ class Journal:
         return journal
 
     @classmethod
-    def start(cls, path: Path, plan: Plan) -> Journal:
+    def start(cls, path: Path, disk: Disk, plan: Plan) -> Journal:
         """A new journal, on disk before any work."""
-        journal = cls(path)
+        journal = cls(path, disk)
         journal.first = {
             "version": VERSION,
             "fingerprint": plan.fingerprint,
@@ -76,20 +105,18 @@ class Journal:
             "files": [asdict(file) for file in plan.files],
         }
         line = (json.dumps(journal.first) + "\n").encode()
-        write_synced(path, line)
+        disk.write(path, line)
         journal._length = len(line)
         return journal
 
-    def add(self, done: Finished, sync: bool = True) -> None:
+    def add(self, done: Finished) -> None:
         """Record a shard; it counts once the line is on disk."""
         line = (json.dumps(asdict(done)) + "\n").encode()
         with self.path.open("r+b") as file:
             file.truncate(self._length)
             file.seek(self._length)
             file.write(line)
-            file.flush()
-            if sync:
-                os.fsync(file.fileno())
+            self.disk.flush(file)
         self._length += len(line)
         self.finished[done.name] = done
 
@@ -143,24 +170,6 @@ def read_manifest(path: Path) -> dict[str, Any] | None:
         return None
     manifest = read_json(path / MANIFEST)
     return manifest if "fingerprint" in manifest and isinstance(manifest.get("shards"), dict) else None
-
-
-def write_synced(path: Path, data: bytes) -> None:
-    """Write a file, on disk when this returns."""
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    sync_folder(path.parent)
-
-
-def sync_folder(path: Path) -> None:
-    """Make renames and new names in a folder last."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def work_folder(destination: Path) -> Path:

@@ -14,7 +14,7 @@ from halfbyte.checkpoint.acts import Acts
 from halfbyte.checkpoint.buffers import Arena
 from halfbyte.checkpoint.destination import check_destination, close, only_one, open_destination
 from halfbyte.checkpoint.engine import Engine
-from halfbyte.checkpoint.manifest import Journal, sync_folder, work_folder
+from halfbyte.checkpoint.manifest import Disk, Journal, work_folder
 from halfbyte.checkpoint.matrix import Files
 from halfbyte.checkpoint.plan import Plan, Shard
 from halfbyte.checkpoint.tasks import SLACK, Sizes, Task, Tasks, largest_piece
@@ -110,14 +110,14 @@ def _run(
     overwrite: bool,
     report: Callable[[Event], None],
 ) -> Outcome:
-    journal = open_destination(plan, destination, overwrite)
+    journal = open_destination(plan, destination, overwrite, Disk(resources.sync))
     if journal is None:
         return Outcome(0, len(plan.shards), finished_before=True)
     sizes, workers = cut
     found = len(journal.finished)
     files = Files({file.name: str(plan.source / file.name) for file in plan.files})
     try:
-        pool = Pool(plan, Tasks(plan, Acts(files, engine), sizes), journal, work_folder(destination), resources, report)
+        pool = Pool(plan, Tasks(plan, Acts(files, engine), sizes), journal, work_folder(destination), report)
         pool.work(workers)
     finally:
         files.close()
@@ -148,11 +148,10 @@ class Pool:
         tasks: Tasks,
         journal: Journal,
         work: Path,
-        resources: Resources,
         report: Callable[[Event], None],
     ) -> None:
         self.plan, self.tasks, self.journal, self.work_folder = plan, tasks, journal, work
-        self.resources, self.report = resources, report
+        self.report = report
         self.stop = threading.Event()
         self.total = sum(shard_bytes(shard) for shard in plan.shards)
         self.done = sum(shard_bytes(shard) for shard in plan.shards if shard.name in journal.finished)
@@ -241,11 +240,10 @@ class Pool:
             while (writer := self._whole.get()) is not None and not self.stop.is_set():
                 with self._lock:
                     self._open.remove(writer)
-                done = writer.finish(self.resources.sync)
+                done = writer.finish(self.journal.disk.sync)
                 check_unchanged(self.plan, writer.shard.name)
-                if self.resources.sync:
-                    sync_folder(self.work_folder)
-                self.journal.add(done, self.resources.sync)
+                self.journal.disk.folder(self.work_folder)
+                self.journal.add(done)
                 self._tell.put(Event("shard", self.done, self.total, writer.shard.name))
         except BaseException as error:
             self._fail(error)
