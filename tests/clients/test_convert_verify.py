@@ -10,8 +10,8 @@ import pytest
 from halfbyte.checkpoint.header import read_header
 from halfbyte.verify import verify
 from tests.clients.converted import convert, converted
-from tests.models import MODELS, Tensors, make
-from tests.quantized import edit
+from tests.models import BF16, MODELS, Tensors, make
+from tests.quantized import edit, load
 
 MODELOPT, COMPRESSED = ("--layout", "modelopt"), ("--layout", "compressed-tensors")
 WAYS = {
@@ -89,3 +89,18 @@ def test_verify_knows_what_was_written(tmp_path: Path) -> None:
     edit(path, extra, ("model.layers.1.input_layernorm.weight",))
     found = [problem.name for problem in verify(path, headers_only=True).problems if problem.rule == "manifest"]
     assert found == ["model.layers.1.input_layernorm.weight", "model.layers.1.extra"]
+
+
+def test_zero_scales_of_a_contract_that_has_them_are_a_warning(tmp_path: Path) -> None:
+    """TransformerEngine's rules give blocks far below the tensor's amax the scale 0; Model-Optimizer's do not."""
+    source = make("llama", tmp_path / "llama")
+    name = "model.layers.1.self_attn.o_proj.weight"
+    values = load(source)[name].astype(np.float32)
+    values[:8] *= np.float32(1e-6)
+    edit(source, {name: values.astype(BF16)})
+    theirs = ("--contract", "transformer_engine", "--method", "amax")
+    report = verify(convert(source, tmp_path / "te", *WAYS["modelopt"], *theirs), source)
+    assert report.clean, report.problems
+    assert [problem.rule for problem in report.problems] == ["block-scale"]
+    ours = convert(source, tmp_path / "ours", *WAYS["modelopt"])
+    assert verify(ours, source).problems == []

@@ -86,7 +86,8 @@ def measure(mine: Matrix, theirs: Matrix) -> WeightError:
     squares = reference = largest = 0.0
     for start, stop in mine.chunks():
         wanted = theirs.read(start, stop)
-        difference = mine.read(start, stop) - wanted
+        with np.errstate(invalid="ignore", over="ignore"):  # NaN and Inf count as wrong below
+            difference = mine.read(start, stop) - wanted
         squares += _square_sum(difference)
         reference += _square_sum(wanted)
         largest = max(largest, float(np.abs(difference).max(initial=0.0)))

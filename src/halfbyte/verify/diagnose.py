@@ -27,6 +27,11 @@ PARTNERS: dict[str, tuple[str, ...]] = {
 
 def diagnose(mine: Matrix, source: Matrix, theirs: Mapping[str, Matrix]) -> str:
     """What the weight would be right with, or "" if nothing known explains it. Looks at the first rows only."""
+    with np.errstate(all="ignore"):  # values may be anything here
+        return _diagnose(mine, source, theirs)
+
+
+def _diagnose(mine: Matrix, source: Matrix, theirs: Mapping[str, Matrix]) -> str:
     rows = min(ROWS, mine.shape[0])
     values, wanted = mine.read(0, rows), source.read(0, rows)
     if np.isnan(values).any():
