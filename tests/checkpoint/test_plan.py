@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import struct
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from benchmarks.synthetic import write_holes
 from halfbyte.checkpoint import Options, Plan, Resources, Rules, make_plan, run
 from halfbyte.checkpoint.header import read_header
 from halfbyte.errors import InputError, UnknownNameError, UnsupportedError
@@ -148,42 +148,15 @@ def test_options_without_a_meaning(tmp_path: Path, options: Options, kind: type[
         make_plan(source, options)
 
 
-def sparse(folder: Path, shards: int, experts: int) -> tuple[int, int]:
-    """A checkpoint of many and large tensors without their data: files are holes. Tensors and bytes."""
-    folder.mkdir()
-    weight_map: dict[str, str] = {}
-    total = 0
-    for shard in range(shards):
-        name = f"model-{shard + 1:05}-of-{shards:05}.safetensors"
-        header: dict[str, object] = {}
-        at = 0
-        for expert in range(experts):
-            for part, rows, columns in (("gate_proj", 2048, 7168), ("up_proj", 2048, 7168), ("down_proj", 7168, 2048)):
-                size = rows * columns * 2
-                tensor = f"model.layers.{shard}.mlp.experts.{expert}.{part}.weight"
-                header[tensor] = {"dtype": "BF16", "shape": [rows, columns], "data_offsets": [at, at + size]}
-                weight_map[tensor] = name
-                at += size
-        raw = json.dumps(header).encode()
-        with (folder / name).open("wb") as file:
-            file.write(struct.pack("<Q", len(raw)) + raw)
-            file.truncate(8 + len(raw) + at)
-        total += at
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    config = {"model_type": "deepseek_v3", "num_hidden_layers": shards}
-    (folder / "config.json").write_text(json.dumps(config))
-    return len(weight_map), total
-
-
 def test_a_large_plan_is_made_from_headers_alone(tmp_path: Path) -> None:
     """6,000 tensors, 176 GB that are not there: ten times this in twenty seconds is promised."""
-    tensors, total = sparse(tmp_path / "s", 8, 250)
+    made = write_holes(tmp_path / "s", 8, 250)
     began = time.perf_counter()
     plan = make_plan(tmp_path / "s", Options())
     assert plan.fingerprint
     seconds = time.perf_counter() - began
-    assert (len(plan.units), len(plan.shared)) == (tensors, 2000)
-    assert total > 170e9
+    assert (made.tensors, len(plan.units), len(plan.shared), len(plan.kept)) == (6016, 6000, 2000, 8)
+    assert made.bytes > 170e9
     assert 3.5 < plan.source_bytes / plan.output_bytes < 3.6
     assert seconds < 10
 
