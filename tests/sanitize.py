@@ -177,8 +177,8 @@ def move_bytes() -> int:
     table = np.arange(256, dtype=np.uint8)
     for blocks in BLOCKS:
         codes = np.resize(table, (blocks, 16)).copy()
-        packed = pack_codes(codes & 0xF)
-        if not (unpack_codes(packed) == codes & 0xF).all():
+        low = np.bitwise_and(codes, np.uint8(0xF))
+        if not (unpack_codes(pack_codes(low)) == low).all():
             raise SystemExit("sanitize: packing there and back gives other codes")
         cast_blocks(codes, np.resize(table, blocks).copy(), table)
     return 3 * len(BLOCKS)

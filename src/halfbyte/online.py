@@ -44,8 +44,8 @@ def quantize_named(params: Iterable[Named], rules: Rules, config: Config) -> lis
     """Quantize the (name, tensor) pairs of one parameter group; names are those of the checkpoint.
 
     Returned are the tensors of the layout under its names; what the rules keep comes back as it came. Tensors stay on
-    their device and of their kind (numpy or torch). A module whose partner (gate and up, q k v, w1 w3) is not among the pairs
-    is an error: their shared scale could not be the checkpoint's. NaN and Inf are refused.
+    their device and of their kind (numpy or torch). A module whose partner (gate and up, q k v, w1 w3) is not among the
+    pairs is an error: their shared scale could not be the checkpoint's. NaN and Inf are refused.
 
     >>> gate = np.ones((32, 64), np.float32)
     >>> pairs = [("layers.0.mlp.gate_proj.weight", gate), ("layers.0.mlp.up_proj.weight", 2 * gate)]

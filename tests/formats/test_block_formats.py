@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from halfbyte import FORMATS, UnknownNameError, UnsupportedError, get_format
-from halfbyte.formats import BlockFormat
-from halfbyte.formats import E2M1, E4M3, E8M0
+from halfbyte.formats import E2M1, E4M3, E8M0, BlockFormat
 
 # element, scale, block, global scale, codes a byte, bits a weight
 FACTS = {

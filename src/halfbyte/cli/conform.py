@@ -23,7 +23,9 @@ def conform(
         Path,
         typer.Argument(metavar="DIR", help="A directory of vectors (index.json and .safetensors), or a zip of one."),
     ],
-    backend: Annotated[str, typer.Option(help=f"Which engine computes: auto, {', '.join((*BACKENDS, *DEVICE_BACKENDS))}.")] = "auto",
+    backend: Annotated[
+        str, typer.Option(help=f"Which engine computes: auto, {', '.join((*BACKENDS, *DEVICE_BACKENDS))}.")
+    ] = "auto",
     allow_pending: Annotated[
         bool, typer.Option("--allow-pending", help="Exit 0 although cases wait for a feature, if none differs.")
     ] = False,

@@ -16,8 +16,8 @@ from halfbyte.arrays import Array, to_numpy
 from halfbyte.casting import cast
 from halfbyte.codec.element import decode
 from halfbyte.conform import extras
-from halfbyte.conform.operands import quantize
 from halfbyte.conform.checkpoint import convert_case
+from halfbyte.conform.operands import quantize
 from halfbyte.conform.vectors import Case
 from halfbyte.contracts import CONTRACTS, Contract
 from halfbyte.contracts.peers.gguf import scale_from_float
