@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test test-clients check sanitize lint types format conform bench docs clean
+.PHONY: demo test test-clients test-gpu check sanitize lint types format conform bench docs clean
 
 demo: $(VENV)/.runtime  ## every contract and method on a few tensors; then a real model converted and verified
 	$(BIN)/python examples/demo.py
@@ -15,6 +15,9 @@ test: $(VENV)/.peers  ## run every test, the live peers included
 
 test-clients: $(VENV)/.peers .venv-vllm/.ready .venv-sglang/.ready  ## vLLM and SGLang load what convert writes (minutes)
 	$(BIN)/python -m pytest tests/clients/check_sglang.py tests/clients/check_vllm.py
+
+test-gpu:  ## the bit-identity matrix on the card of this machine, with the Python that is there; installs nothing
+	PYTHONPATH=src $(PYTHON) -W ignore -m tests.gpu.run_card
 
 check: lint types test sanitize  ## lint, types, tests, and the kernels under sanitizers
 

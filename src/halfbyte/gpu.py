@@ -77,9 +77,7 @@ def _shape(weights: torch.Tensor) -> tuple[int, int, int]:
     return weights.shape[0], weights.shape[1], weights.shape[2]
 
 
-def _request(
-    x: torch.Tensor, contract: str | Contract | None, method: Method | None, format: str = "nvfp4"
-) -> Request:
+def _request(x: torch.Tensor, contract: str | Contract | None, method: Method | None, format: str = "nvfp4") -> Request:
     """A request for one global scale a tensor, refused where no GPU kernel serves it."""
     block_format = get_format(format)
     chosen = get_contract(contract, block_format)
@@ -88,9 +86,7 @@ def _request(
     if name not in names:
         raise InputError(f"cannot quantize dtype {name}: give float32, float16 or bfloat16")
     picked = method or (chosen.method if isinstance(chosen.method, Method) else Amax())
-    request = Request(
-        block_format, chosen, picked, (1, block_format.block), "tensor", names[name], device=device_of(x)
-    )
+    request = Request(block_format, chosen, picked, (1, block_format.block), "tensor", names[name], device=device_of(x))
     if choose_device_backend("triton", request) is None:
         raise UnsupportedError("no GPU backend is installed")
     return request

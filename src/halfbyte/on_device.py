@@ -75,9 +75,7 @@ def decode_tensor(
     given: torch.Tensor | None = None
     if out is not None:
         if not is_torch(out) or tuple(out.shape) != q.shape or out.dtype != wanted or out.device != codes.device:
-            raise InputError(
-                f"out must be a torch tensor of shape {q.shape} and dtype {wanted} on {codes.device}"
-            )
+            raise InputError(f"out must be a torch tensor of shape {q.shape} and dtype {wanted} on {codes.device}")
         if not out.is_contiguous():
             raise InputError("out must be contiguous")
         for part in (codes, scales):
@@ -89,9 +87,7 @@ def decode_tensor(
     return out if out is not None and is_torch(out) else values.reshape(q.shape)
 
 
-def _device_amax(
-    request: Request, global_amax: torch.Tensor | None, x: torch.Tensor, rows: int
-) -> torch.Tensor | None:
+def _device_amax(request: Request, global_amax: torch.Tensor | None, x: torch.Tensor, rows: int) -> torch.Tensor | None:
     import torch
 
     wanted = rows if request.scaling == "row" else 1

@@ -1,7 +1,7 @@
 """quantize and dequantize as operators of PyTorch, so that torch.compile can trace through them. Imports torch.
 
-    import halfbyte.torch_ops
-    codes, scales, multiplier, stored = torch.ops.halfbyte.quantize(x, "nvfp4", "transformer_engine", "amax")
+import halfbyte.torch_ops
+codes, scales, multiplier, stored = torch.ops.halfbyte.quantize(x, "nvfp4", "transformer_engine", "amax")
 """
 
 from __future__ import annotations
@@ -66,9 +66,7 @@ def dequantize(
     block_format = get_format(format)
     chosen = get_contract(contract, block_format)
     kept = stored.reshape(()) if stored.numel() == 1 else stored if stored.numel() else None
-    q = QuantizedTensor(
-        block_format, (*codes.shape[:-1], width), codes, scales, None, kept, chosen, _method(method)
-    )
+    q = QuantizedTensor(block_format, (*codes.shape[:-1], width), codes, scales, None, kept, chosen, _method(method))
     values = dequantize_tensor(q, dtype)
     if not isinstance(values, torch.Tensor):
         raise TypeError("tensors decode to tensors")

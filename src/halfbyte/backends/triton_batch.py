@@ -83,7 +83,9 @@ def quantize_list(tensors: list[torch.Tensor], request: Request, shared: bool) -
     rule = request.contract.rule(request.format)
     weighted = isinstance(request.method, Optimal) and request.method.weights is not None
     if not isinstance(rule, NVFP4Rule) or request.tile[0] != 1 or weighted or isinstance(request.method, Hessian):
-        raise InputError("lists are quantized to NVFP4 in blocks of one row, without weights; give a 3-D tensor instead")
+        raise InputError(
+            "lists are quantized to NVFP4 in blocks of one row, without weights; give a 3-D tensor instead"
+        )
     lanes = SEARCH_LANES if isinstance(request.method, Optimal) else LANES
     rows, before = [], 0
     for x in tensors:
@@ -113,7 +115,9 @@ def group_amaxes(x: torch.Tensor, group_rows: int) -> torch.Tensor:
         return amax_of(x, group_rows).view(torch.float32)
 
 
-def cast_scales(codes: torch.Tensor, scales: torch.Tensor, anchor: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def cast_scales(
+    codes: torch.Tensor, scales: torch.Tensor, anchor: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """MXFP4 codes and E8M0 bytes as NVFP4 codes and E4M3 bytes of 2**(byte − anchor), each standing for two blocks.
 
     The third tensor counts scales beyond E4M3's range: too large (written as 448), too small (written as 0).

@@ -62,7 +62,17 @@ def float_of(bits):
 
 
 @triton.jit
-def place(x_ptr, columns, row_quads, group_blocks, blocks, B: tl.constexpr, W: tl.constexpr, MAP: tl.constexpr, GROUP: tl.constexpr):
+def place(
+    x_ptr,
+    columns,
+    row_quads,
+    group_blocks,
+    blocks,
+    B: tl.constexpr,
+    W: tl.constexpr,
+    MAP: tl.constexpr,
+    GROUP: tl.constexpr,
+):
     """Of each lane's block: index, first word of the input, row, column, group, whether it exists.
 
     Rows are `row_quads` times sixteen bytes apart: so the compiler knows that all loads are aligned. LISTED: `x_ptr` is a
@@ -346,11 +356,21 @@ def without_negative_zeros(words, W: tl.constexpr, DTYPE: tl.constexpr, ASM: tl.
     for i in tl.static_range(W):
         if ASM and DTYPE == BF16:
             clean = tl.inline_asm_elementwise(
-                "fma.rn.bf16x2 $0, $1, $2, $3;", "=r,r,r,r", [words[i], 0x3F803F80, 0], dtype=tl.int32, is_pure=True, pack=1
+                "fma.rn.bf16x2 $0, $1, $2, $3;",
+                "=r,r,r,r",
+                [words[i], 0x3F803F80, 0],
+                dtype=tl.int32,
+                is_pure=True,
+                pack=1,
             )
         elif ASM:
             clean = tl.inline_asm_elementwise(
-                "fma.rn.f16x2 $0, $1, $2, $3;", "=r,r,r,r", [words[i], 0x3C003C00, 0], dtype=tl.int32, is_pure=True, pack=1
+                "fma.rn.f16x2 $0, $1, $2, $3;",
+                "=r,r,r,r",
+                [words[i], 0x3C003C00, 0],
+                dtype=tl.int32,
+                is_pure=True,
+                pack=1,
             )
         else:
             low = tl.where((words[i] & 0xFFFF) == 0x8000, 0, words[i] & 0xFFFF)

@@ -7,7 +7,17 @@ multiplication decodes it.
 import triton
 import triton.language as tl
 
-from halfbyte.backends.triton_kernels_blocks import BF16, FP16, FP32, GROUP_OF_BLOCK, bits_of, decode_e4m3, float_of, load_words, place
+from halfbyte.backends.triton_kernels_blocks import (
+    BF16,
+    FP16,
+    FP32,
+    GROUP_OF_BLOCK,
+    bits_of,
+    decode_e4m3,
+    float_of,
+    load_words,
+    place,
+)
 from halfbyte.backends.triton_kernels_four_six import _over_top
 
 BY_AMAX = tl.constexpr(0)
@@ -22,9 +32,13 @@ BY_TABLE = tl.constexpr(5)
 def _pair(low, high, DTYPE: tl.constexpr, ASM: tl.constexpr):
     """Two values rounded to 16 bits, side by side in a word."""
     if ASM and DTYPE == BF16:
-        return tl.inline_asm_elementwise("cvt.rn.bf16x2.f32 $0, $1, $2;", "=r,f,f", [high, low], dtype=tl.int32, is_pure=True, pack=1)
+        return tl.inline_asm_elementwise(
+            "cvt.rn.bf16x2.f32 $0, $1, $2;", "=r,f,f", [high, low], dtype=tl.int32, is_pure=True, pack=1
+        )
     elif ASM:
-        return tl.inline_asm_elementwise("cvt.rn.f16x2.f32 $0, $1, $2;", "=r,f,f", [high, low], dtype=tl.int32, is_pure=True, pack=1)
+        return tl.inline_asm_elementwise(
+            "cvt.rn.f16x2.f32 $0, $1, $2;", "=r,f,f", [high, low], dtype=tl.int32, is_pure=True, pack=1
+        )
     else:
         return (_sixteen_bits(low, DTYPE) & 0xFFFF) | (_sixteen_bits(high, DTYPE) << 16)
 
@@ -91,7 +105,9 @@ def dequantize(
     """Values in the order of the contract's roundings, rounded once more to another dtype."""
     W: tl.constexpr = N if DTYPE == FP32 else N // 2
     C: tl.constexpr = N // 4 if WIDE else N // 8
-    block, first, row, column, group, exists = place(out_ptr, columns, out_quads, group_blocks, blocks, B, W, MAP, GROUP)
+    block, first, row, column, group, exists = place(
+        out_ptr, columns, out_quads, group_blocks, blocks, B, W, MAP, GROUP
+    )
     if C == 2:
         pair = tl.load((codes_ptr + block * 2)[:, None] + tl.arange(0, 2)[None, :], mask=exists[:, None], other=0)
         words = tl.split(pair)
@@ -138,7 +154,9 @@ def dequantize(
 
 
 @triton.jit(do_not_specialize=["anchor", "blocks"])
-def cast_mxfp4_to_nvfp4(codes_ptr, scales_ptr, out_codes_ptr, out_scales_ptr, outside_ptr, anchor, blocks, B: tl.constexpr):
+def cast_mxfp4_to_nvfp4(
+    codes_ptr, scales_ptr, out_codes_ptr, out_scales_ptr, outside_ptr, anchor, blocks, B: tl.constexpr
+):
     """Codes copied; E8M0 byte k as the E4M3 byte of 2**(k − anchor), twice, because a block of 32 becomes two of 16.
 
     A scale that E4M3 does not hold counts in outside[0] (too large, written as 448) or outside[1] (too small, as 0).

@@ -25,7 +25,9 @@ FLOAT32_MAX = tl.constexpr(3.4028234663852886e38)
 @triton.jit
 def _inverse(x, ASM: tl.constexpr):
     if ASM:
-        return tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+        return tl.inline_asm_elementwise(
+            "rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
     else:
         return tl.div_rn(1.0, x)
 
@@ -47,7 +49,9 @@ def _estimate(scaled, squares, by_scale, N: tl.constexpr, CLIPS: tl.constexpr, A
 
 
 @triton.jit
-def estimate_best(scaled, quarters, most, unit, nearest, last, searched, N: tl.constexpr, FIRST: tl.constexpr, ASM: tl.constexpr):
+def estimate_best(
+    scaled, quarters, most, unit, nearest, last, searched, N: tl.constexpr, FIRST: tl.constexpr, ASM: tl.constexpr
+):
     """Best byte by estimates, and whether a lane needs the exact search. FIRST: the smallest byte to estimate."""
     squares = ()
     for i in tl.static_range(N):

@@ -81,7 +81,19 @@ def _size(d, METRIC: tl.constexpr):
 
 
 @triton.jit
-def _short_error(x, scale, multiplier, amax, factor, inverse, N: tl.constexpr, KIND: tl.constexpr, METRIC: tl.constexpr, TOP: tl.constexpr, ASM: tl.constexpr):
+def _short_error(
+    x,
+    scale,
+    multiplier,
+    amax,
+    factor,
+    inverse,
+    N: tl.constexpr,
+    KIND: tl.constexpr,
+    METRIC: tl.constexpr,
+    TOP: tl.constexpr,
+    ASM: tl.constexpr,
+):
     """Error of one scale, added in index order, and the rounded elements with their codes still inside."""
     shifted = ()
     total = tl.zeros(scale.shape, tl.float32)
@@ -154,7 +166,22 @@ def _generic(
 
 
 @triton.jit
-def _short_blocks(words, x, v, numbers_ptr, group, B: tl.constexpr, N: tl.constexpr, W: tl.constexpr, DTYPE: tl.constexpr, MAP: tl.constexpr, KIND: tl.constexpr, METRIC: tl.constexpr, TOP: tl.constexpr, ASM: tl.constexpr):
+def _short_blocks(
+    words,
+    x,
+    v,
+    numbers_ptr,
+    group,
+    B: tl.constexpr,
+    N: tl.constexpr,
+    W: tl.constexpr,
+    DTYPE: tl.constexpr,
+    MAP: tl.constexpr,
+    KIND: tl.constexpr,
+    METRIC: tl.constexpr,
+    TOP: tl.constexpr,
+    ASM: tl.constexpr,
+):
     """TransformerEngine's formulas where nothing under- or overflows: words of codes, byte."""
     amax = number(numbers_ptr, group, AMAX)
     factor = number(numbers_ptr, group, FACTOR)

@@ -63,7 +63,9 @@ def quantize_hessian(
     words = load_words(x_ptr + row * (row_quads * 4) + column * W, exists, W)
     x = unpack(words, W, DTYPE)
     v = largest(x, N)
-    byte, scale = scale_byte(pre_scale(v, numbers_ptr, group, PRE, STATISTICS, LARGEST), SMALLEST, FOR_ZERO, FOR_ZERO_BYTE)
+    byte, scale = scale_byte(
+        pre_scale(v, numbers_ptr, group, PRE, STATISTICS, LARGEST), SMALLEST, FOR_ZERO, FOR_ZERO_BYTE
+    )
     searched = exists & (v * number(numbers_ptr, group, SEARCHED) > 0) & (v <= FLOAT32_MAX)
     unit = number(numbers_ptr, group, UNIT)
     scaled = scaled_values(x, numbers_ptr, group, N)
@@ -85,7 +87,9 @@ def quantize_hessian(
     going = any_lane(alive)
     while going:
         tried = tl.minimum(nearest + up, 126)
-        r, y = differences(x, scaled, tried, numbers_ptr, group, N, False, ELEMENT, TIE, SIGN, NAN_CODE, ZERO_INPUT, WRAPS)
+        r, y = differences(
+            x, scaled, tried, numbers_ptr, group, N, False, ELEMENT, TIE, SIGN, NAN_CODE, ZERO_INPUT, WRAPS
+        )
         error = _quadratic(r, matrix_ptr, N)
         better = alive & (error < best)
         best = tl.where(better, error, best)
@@ -98,7 +102,9 @@ def quantize_hessian(
     going = any_lane(alive)
     while going:
         tried = tl.maximum(nearest - down, FIRST)
-        r, y = differences(x, scaled, tried, numbers_ptr, group, N, False, ELEMENT, TIE, SIGN, NAN_CODE, ZERO_INPUT, WRAPS)
+        r, y = differences(
+            x, scaled, tried, numbers_ptr, group, N, False, ELEMENT, TIE, SIGN, NAN_CODE, ZERO_INPUT, WRAPS
+        )
         error = _quadratic(r, matrix_ptr, N)
         better = alive & (error <= best) & (error <= FLOAT32_MAX)  # the smaller scale of equals
         best = tl.where(better, error, best)

@@ -37,7 +37,15 @@ from halfbyte.backends.triton_kernels_blocks import (
     unpack,
     without_negative_zeros,
 )
-from halfbyte.backends.triton_kernels_scales import element, element_constant, number, pre_scale, round_to, scale_byte, short_reciprocal
+from halfbyte.backends.triton_kernels_scales import (
+    element,
+    element_constant,
+    number,
+    pre_scale,
+    round_to,
+    scale_byte,
+    short_reciprocal,
+)
 
 EVEN = tl.constexpr(0)
 DOWN = tl.constexpr(1)
@@ -59,7 +67,9 @@ def _without_end(y):
 
 
 @triton.jit
-def round_element(x, y, TIE: tl.constexpr, SIGN: tl.constexpr, NAN_CODE: tl.constexpr, ZERO_INPUT: tl.constexpr, WRAPS: tl.constexpr):
+def round_element(
+    x, y, TIE: tl.constexpr, SIGN: tl.constexpr, NAN_CODE: tl.constexpr, ZERO_INPUT: tl.constexpr, WRAPS: tl.constexpr
+):
     """Slot 5: the code with its sign, and the magnitude that the code stands for. (contracts.rounding.round_elements)"""
     nan = y != y
     magnitude = tl.where(nan, 0.0, tl.abs(y))
@@ -169,11 +179,15 @@ def quantize_nvfp4(
             for i in tl.static_range(N // 8):
                 out = out + (tl.where(finite, codes[i], 0),)
         else:
-            byte, scale = scale_byte(pre_scale(v, numbers_ptr, group, PRE, STATISTICS, LARGEST), SMALLEST, FOR_ZERO, FOR_ZERO_BYTE)
+            byte, scale = scale_byte(
+                pre_scale(v, numbers_ptr, group, PRE, STATISTICS, LARGEST), SMALLEST, FOR_ZERO, FOR_ZERO_BYTE
+            )
             constant = element_constant(scale, numbers_ptr, group, ELEMENT)
             out = generic_codes(x, constant, scale, N, ELEMENT, TIE, SIGN, NAN_CODE, ZERO_INPUT, WRAPS)
     else:
-        byte, scale = scale_byte(pre_scale(v, numbers_ptr, group, PRE, STATISTICS, LARGEST), SMALLEST, FOR_ZERO, FOR_ZERO_BYTE)
+        byte, scale = scale_byte(
+            pre_scale(v, numbers_ptr, group, PRE, STATISTICS, LARGEST), SMALLEST, FOR_ZERO, FOR_ZERO_BYTE
+        )
         constant = element_constant(scale, numbers_ptr, group, ELEMENT)
         out = generic_codes(x, constant, scale, N, ELEMENT, TIE, SIGN, NAN_CODE, ZERO_INPUT, WRAPS)
     store_words(codes_ptr + block * (N // 8), out, exists, N // 8)

@@ -54,7 +54,18 @@ def _as_float32_bits(bits, DTYPE: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["span_quads", "stride_quads", "chunks", "programs", "slot_step"])
-def amax_spans(x_ptr, out_ptr, span_quads, stride_quads, chunks, programs, slot_step, DTYPE: tl.constexpr, CHUNK: tl.constexpr, DEPTH: tl.constexpr):
+def amax_spans(
+    x_ptr,
+    out_ptr,
+    span_quads,
+    stride_quads,
+    chunks,
+    programs,
+    slot_step,
+    DTYPE: tl.constexpr,
+    CHUNK: tl.constexpr,
+    DEPTH: tl.constexpr,
+):
     """Largest magnitude of each span of words as float32 bits, by atomic maxima into out[span number · slot_step].
 
     A span is a tensor, a row, or one tensor of several; its length and distance are given in four words. `programs` work on a span, each on every so manieth chunk.
@@ -215,7 +226,9 @@ def short_reciprocal(x, ASM: tl.constexpr):
     Zero gives the largest float32, to which TransformerEngine clamps.
     """
     if ASM:
-        estimate = tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+        estimate = tl.inline_asm_elementwise(
+            "rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
         refined = tl.fma(tl.fma(x, -estimate, 1.0), estimate, estimate)
         return tl.where(x == 0, FLOAT32_MAX, refined)
     else:

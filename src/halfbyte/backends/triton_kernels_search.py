@@ -150,7 +150,9 @@ def _exact(
     for up in range(0, steps):
         tried = tl.minimum(nearest + up, 126)
         allowed = searched & (nearest + up <= 126) & (excluded(tried, most, unit) == 0)
-        errors, quotients = differences(x, scaled, tried, numbers_ptr, group, N, SHORT, ELEMENT, TIE, SIGN, NAN_CODE, ZERO_INPUT, WRAPS)
+        errors, quotients = differences(
+            x, scaled, tried, numbers_ptr, group, N, SHORT, ELEMENT, TIE, SIGN, NAN_CODE, ZERO_INPUT, WRAPS
+        )
         error, clipped = _objective(errors, quotients, weights, N, OBJECTIVE)
         better = allowed & (error < best)
         best = tl.where(better, error, best)
@@ -170,7 +172,9 @@ def _exact(
         if OBJECTIVE == UNIFORM:
             alive = alive & (_clipping(quarters, decode_e4m3(tried) * unit) <= best)
         if any_lane(alive):
-            errors, quotients = differences(x, scaled, tried, numbers_ptr, group, N, SHORT, ELEMENT, TIE, SIGN, NAN_CODE, ZERO_INPUT, WRAPS)
+            errors, quotients = differences(
+                x, scaled, tried, numbers_ptr, group, N, SHORT, ELEMENT, TIE, SIGN, NAN_CODE, ZERO_INPUT, WRAPS
+            )
             error, clipped = _objective(errors, quotients, weights, N, OBJECTIVE)
             better = alive & (excluded(tried, most, unit) == 0)
             better = better & (error <= best) & (error <= FLOAT32_MAX)  # the smaller scale of equals
@@ -196,7 +200,9 @@ def quantize_optimal(
     words = load_words(source(x_ptr, group, MAP) + first, exists, W)
     x = unpack(words, W, DTYPE)
     v = largest(x, N)
-    byte, scale = scale_byte(pre_scale(v, numbers_ptr, group, PRE, STATISTICS, LARGEST), SMALLEST, FOR_ZERO, FOR_ZERO_BYTE)
+    byte, scale = scale_byte(
+        pre_scale(v, numbers_ptr, group, PRE, STATISTICS, LARGEST), SMALLEST, FOR_ZERO, FOR_ZERO_BYTE
+    )
     searched = exists & (v * number(numbers_ptr, group, SEARCHED) > 0) & (v <= FLOAT32_MAX)
     unit = number(numbers_ptr, group, UNIT)
     scaled = scaled_values(x, numbers_ptr, group, N)
@@ -219,7 +225,9 @@ def quantize_optimal(
                 OBJECTIVE, FIRST, ELEMENT, TIE, SIGN, NAN_CODE, ZERO_INPUT, WRAPS,
             )  # fmt: skip
         else:
-            found, unclear = estimate_best(magnitudes(scaled, N), quarters, most, unit, nearest, last, searched, N, 24, ASM)
+            found, unclear = estimate_best(
+                magnitudes(scaled, N), quarters, most, unit, nearest, last, searched, N, 24, ASM
+            )
             if any_lane(unclear):
                 byte = _exact(
                     x, scaled, quarters, weights, byte, most, unit, nearest, last, searched, numbers_ptr, group, N,

@@ -44,7 +44,16 @@ def launch_search(
         rows, lanes = blocks // columns, int(common["B"])
         grid = (columns * (-(-rows // lanes)),)
         triton_kernels_hessian.quantize_hessian[grid](
-            words, *outputs, matrices, bounds, bounds.shape[1], rows, columns, row_quads, group_blocks, FIRST=first,
+            words,
+            *outputs,
+            matrices,
+            bounds,
+            bounds.shape[1],
+            rows,
+            columns,
+            row_quads,
+            group_blocks,
+            FIRST=first,
             **common,
         )
         return

@@ -1,0 +1,278 @@
+"""How fast the GPU kernels are: beside a copy, and beside the peers. Checks the bits of what it timed.
+
+    python -m benchmarks.gpu                      both shapes and the experts
+    python -m benchmarks.gpu --peers DIR          peers whose packages lie in DIR, too
+
+Times are medians of the kernel itself, as CUPTI sees it (torch.profiler), over calls that find their input outside the
+cache; "call" is the median of a whole call in a CUDA graph, with what prepares the tensor-level numbers. The floor is
+the bytes that must be read and written, over the bandwidth of the best device-to-device copy measured in the same run.
+Exit status 1: some result is not what the reference gives.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import halfbyte as hb
+import halfbyte.gpu as gpu
+from halfbyte.arrays import to_numpy
+from halfbyte.backends.triton_batch import group_amaxes
+from halfbyte.testing import find_difference
+
+SHAPES = ((16384, 6144), (98304, 7168))
+EXPERTS = (128, 2048, 2048)
+HELPERS = ("prepare", "Memset", "Memcpy", "elementwise", "fill", "FillFunctor")
+"""Kernels of a call that are not what is measured."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measurement."""
+
+    shape: str
+    kernel: str
+    micros: float
+    call: float
+    floor: float
+    bits: str
+
+    @property
+    def times(self) -> float:
+        return self.micros / self.floor
+
+
+def graph_time(call: Callable[[], object], calls: int = 10, rounds: int = 9) -> float:
+    """Median microseconds of a call, captured several times in a graph."""
+    call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(calls):
+            call()
+    graph.replay()
+    torch.cuda.synchronize()
+    times = []
+    for _ in range(rounds):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) * 1000 / calls)
+    return statistics.median(times)
+
+
+def kernel_time(call: Callable[[], object], calls: int = 20) -> float:
+    """Median microseconds of the longest kernel of a call."""
+    call()
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for _ in range(calls):
+            call()
+        torch.cuda.synchronize()
+    by_name: dict[str, list[float]] = {}
+    for event in profile.events():
+        if not any(part in event.name for part in HELPERS):
+            by_name.setdefault(event.name, []).append(float(event.device_time))
+    return max(statistics.median(times) for times in by_name.values() if len(times) >= calls)
+
+
+def copy_bandwidth() -> float:
+    """Bytes read and written a microsecond by the best copy."""
+    best = 0.0
+    for count in (1 << 27, 1 << 28):
+        source = torch.randn(count, device="cuda")
+        target = torch.empty_like(source)
+        best = max(best, 2 * source.nbytes / graph_time(lambda s=source, t=target: t.copy_(s), 5))  # type: ignore[misc]
+    return best
+
+
+def equal(got: hb.QuantizedTensor, x: torch.Tensor, method: hb.methods.Method, format: str, amax: float | None) -> str:
+    """Whether a few rows are what the reference gives."""
+    rows = slice(x.shape[0] // 2, x.shape[0] // 2 + 4)
+    expected = hb.quantize(x[rows].cpu(), format, method=method, global_amax=amax, backend="reference")
+    for part in ("codes", "scales"):
+        if find_difference(to_numpy(getattr(got, part))[rows], to_numpy(getattr(expected, part))) is not None:
+            return "DIFFERENT"
+    return "equal"
+
+
+METHODS: dict[str, hb.methods.Method] = {
+    "plain NVFP4": hb.Amax(),
+    "4over6 fast MAE": hb.FourSix("mae", 448, True),
+    "4over6 fast MSE": hb.FourSix("mse", 448, True),
+    "4over6 strict MAE": hb.FourSix("mae", 448),
+    "4over6 strict MSE": hb.FourSix("mse", 448),
+    "SSE-optimal": hb.Optimal(),
+}
+
+
+def measure_shape(rows: int, width: int, bandwidth: float) -> list[Row]:
+    x = torch.empty(rows, width, dtype=torch.bfloat16, device="cuda")
+    for start in range(0, rows, 16384):
+        x[start : start + 16384].normal_()
+    shape, found = f"{rows}x{width}", []
+    read, out = x.nbytes, x.numel() // 2 + x.numel() // 16
+
+    def add(name: str, call: Callable[[], object], moved: int, bits: str) -> None:
+        found.append(Row(shape, name, kernel_time(call), graph_time(call), moved / bandwidth, bits))
+
+    amax = group_amaxes(x, rows)
+    right = float(amax) == float(x.abs().max())
+    add("amax", lambda: group_amaxes(x, rows), read, "equal" if right else "DIFFERENT")
+    for name, method in METHODS.items():
+        q = hb.quantize(x, "nvfp4", method=method, global_amax=amax)
+        bits = equal(q, x, method, "nvfp4", float(amax))
+        add(
+            name,
+            lambda q=q, m=method: hb.quantize(x, "nvfp4", method=m, global_amax=amax, out=q),
+            read + out,
+            bits,  # type: ignore[misc]
+        )
+    q = hb.quantize(x, "nvfp4", global_amax=amax)
+    values = torch.empty_like(x)
+    hb.dequantize(q, "bf16", out=values)
+    row = hb.quantize(x[:2].cpu(), "nvfp4", global_amax=float(amax))
+    same = find_difference(values[:2].cpu(), hb.dequantize(row, "bf16", backend="reference")) is None
+    add("dequantize", lambda: hb.dequantize(q, "bf16", out=values), read + out, "equal" if same else "DIFFERENT")
+    for name in ("mxfp4", "mxfp8"):
+        m = hb.quantize(x, name)
+        size = x.numel() // (2 if name == "mxfp4" else 1) + x.numel() // 32
+        add(
+            name.upper(),
+            lambda m=m, name=name: hb.quantize(x, name, out=m),
+            read + size,
+            equal(m, x, hb.Amax(), name, None),  # type: ignore[misc]
+        )
+    m = hb.quantize(x, "mxfp4")
+    cast = gpu.cast_scales(m.codes, m.scales, 127)  # type: ignore[arg-type]
+    same = find_difference(cast[0], m.codes) is None
+    moved = x.numel() + x.numel() // 32 + x.numel() // 16
+    add("MXFP4 → NVFP4", lambda: gpu.cast_scales(m.codes, m.scales, 127), moved, "equal" if same else "DIFFERENT")  # type: ignore[arg-type]
+    return found
+
+
+def measure_experts(bandwidth: float) -> list[Row]:
+    x = torch.randn(*EXPERTS, device="cuda").to(torch.bfloat16)
+    listed = [part.clone() for part in x]
+    shape, moved = "x".join(map(str, EXPERTS)), x.nbytes + x.numel() // 2 + x.numel() // 16
+    found = []
+    for name, given in (("experts, 3-D", x), ("experts, a list", listed)):
+        parts = gpu.quantize_experts(given)
+        alone = hb.quantize(x[77].cpu(), "nvfp4", backend="reference")
+        same = find_difference(to_numpy(parts[77].codes), to_numpy(alone.codes)) is None
+        call = lambda given=given: gpu.quantize_experts(given)  # noqa: E731
+        found.append(
+            Row(shape, name, kernel_time(call), graph_time(call), moved / bandwidth, "equal" if same else "DIFFERENT")
+        )
+    return found
+
+
+def measure_peers(rows: int, width: int, ours: dict[str, float]) -> list[dict[str, Any]]:
+    """Calls of the peers on the same data; those that cannot be imported are told."""
+    x = torch.randn(rows, width, device="cuda").to(torch.bfloat16)
+    found: list[dict[str, Any]] = []
+
+    def add(name: str, make: Callable[[], Callable[[], object]], mine: str, share: float = 1.0) -> None:
+        try:
+            call = make()
+            for _ in range(3):
+                call()
+            times = []
+            for _ in range(5):
+                begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+                begin.record()
+                call()
+                end.record()
+                end.synchronize()
+                times.append(begin.elapsed_time(end) * 1000)
+            micros = statistics.median(times) / share
+            found.append({"peer": name, "micros": micros, "against": mine, "times": micros / ours[mine]})
+        except Exception as error:
+            found.append({"peer": name, "error": f"{type(error).__name__}: {str(error)[:200]}"})
+
+    def torchao() -> Callable[[], object]:
+        from torchao.prototype.mx_formats.nvfp4_tensor import nvfp4_quantize
+
+        scale = (x.abs().max() / 2688).float()
+        compiled = torch.compile(nvfp4_quantize, fullgraph=True)
+        return lambda: compiled(x, 16, scale)
+
+    def sweep() -> Callable[[], object]:
+        from modelopt.torch.kernels.quantization.gemm.nvfp4_fp8_sweep import nvfp4_fp8_scale_sweep
+
+        amax = x.abs().max().float()
+        return lambda: nvfp4_fp8_scale_sweep(x, amax)
+
+    def qwantize(name: str) -> Callable[[], Callable[[], object]]:
+        def make() -> Callable[[], object]:
+            import qwantize
+
+            part = x[: rows // 16].float().reshape(rows // 16, -1, 16)
+            return lambda: getattr(qwantize, name)(part)
+
+        return make
+
+    add("torchao nvfp4_quantize, compiled", torchao, "plain NVFP4")
+    add("Model-Optimizer's 126-scale sweep (scales only)", sweep, "SSE-optimal")
+    add("qwantize naive (a sixteenth of the rows, times 16)", qwantize("nvfp4_naive"), "plain NVFP4", 1 / 16)
+    add("qwantize optimal (a sixteenth of the rows, times 16)", qwantize("nvfp4_optimal"), "SSE-optimal", 1 / 16)
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peers", type=Path, help="a folder that holds the peers' packages")
+    parser.add_argument("--shapes", default=",".join(f"{rows}x{width}" for rows, width in SHAPES))
+    parser.add_argument("--json", type=Path)
+    chosen = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("no CUDA device", file=sys.stderr)
+        return 1
+    bandwidth = copy_bandwidth()
+    name = torch.cuda.get_device_name()
+    print(f"{name}, torch {torch.__version__}: copy {bandwidth / 1e6:.2f} TB/s")
+    rows: list[Row] = []
+    for shape in filter(None, chosen.shapes.split(",")):
+        height, width = map(int, shape.split("x"))
+        rows += measure_shape(height, width, bandwidth)
+        torch.cuda.empty_cache()
+    rows += measure_experts(bandwidth)
+    print(f"{'shape':>15} {'kernel':<20} {'µs':>9} {'× floor':>8} {'call µs':>9}  bits")
+    for row in rows:
+        print(
+            f"{row.shape:>15} {row.kernel:<20} {row.micros:9.1f} {row.times:8.2f} {row.call:9.1f}  {row.bits}",
+            flush=True,
+        )
+    peers: list[dict[str, Any]] = []
+    if chosen.peers is not None:
+        sys.path.insert(0, str(chosen.peers))
+        first = rows[0].shape
+        peers = measure_peers(*SHAPES[0], {row.kernel: row.micros for row in rows if row.shape == first})
+        for peer in peers:
+            print(
+                peer.get("error") or f"{peer['times']:8.1f}× {peer['against']}",
+                peer["peer"],
+                f"{peer.get('micros', 0):.0f} µs",
+            )
+    if chosen.json is not None:
+        listed = [asdict(row) | {"times": row.times} for row in rows]
+        chosen.json.write_text(
+            json.dumps({"card": name, "bandwidth": bandwidth, "rows": listed, "peers": peers}, indent=1)
+        )
+    return 0 if all(row.bits == "equal" for row in rows) else 1
+
+
+if __name__ == "__main__":
+    np.seterr(all="ignore")
+    sys.exit(main())
