@@ -147,6 +147,19 @@ def test_cuda_that_is_not_there(tmp_path: Path, source: Path, monkeypatch: pytes
     assert "device cuda: torch finds no CUDA device here; use --device cpu" in result.output
 
 
+def test_exit_codes_of_a_destination_in_use(tmp_path: Path) -> None:
+    """Refused is 2, although an unfinished conversion lies there; stopped while working is 1."""
+    tensors = llama()
+    tensors["model.layers.1.mlp.down_proj.weight"][0, 0] = float("nan")
+    source = write_checkpoint(tmp_path / "s", tensors, shards=2)
+    assert convert(source, tmp_path / "d")[0] == 1
+    assert convert(source, tmp_path / "d", "--method", "amax")[0] == 2
+    assert convert(source, tmp_path / "d")[0] == 1
+    (tmp_path / "e").mkdir()
+    (tmp_path / "e" / "notes.txt").write_text("x")
+    assert convert(source, tmp_path / "e")[0] == 2
+
+
 def test_an_error_while_working_keeps_what_is_done(tmp_path: Path) -> None:
     tensors = llama()
     tensors["model.layers.1.mlp.down_proj.weight"][0, 0] = float("nan")

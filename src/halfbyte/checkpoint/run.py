@@ -42,7 +42,8 @@ class Resources:
 
 @dataclass(frozen=True)
 class Event:
-    """Something to tell: progress in bytes, a shard that is done, files that get their names (close), the end."""
+    """Something to tell: that work begins, progress in bytes, a shard that is done, files that get their names (close),
+    the end."""
 
     kind: str
     done: int
@@ -118,6 +119,7 @@ def _run(
     files = Files({file.name: str(plan.source / file.name) for file in plan.files})
     try:
         pool = Pool(plan, Tasks(plan, Acts(files, engine), sizes), journal, work_folder(destination), report)
+        report(Event("begin", pool.done, pool.total))
         pool.work(workers)
     finally:
         files.close()

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer.core import TyperCommand
 
-from halfbyte.checkpoint import Options, Outcome, Plan, Resources, Rules, make_plan, run
+from halfbyte.checkpoint import Event, Options, Outcome, Plan, Resources, Rules, make_plan, run
 from halfbyte.checkpoint.destination import check_destination
 from halfbyte.checkpoint.engine import resolve_device
-from halfbyte.checkpoint.manifest import work_folder
 from halfbyte.checkpoint.run import sizes_for
 from halfbyte.cli.app import app
 from halfbyte.cli.convert_output import JsonLog, Quiet, Reporter, Screen
@@ -140,7 +139,7 @@ def convert(
     while working; finished shards are kept. 2: refused before anything was written. 130: stopped by Ctrl-C.
     """
     reporter: Reporter = JsonLog() if json_log else Quiet() if quiet else Screen()
-    working = False
+    began: list[Event] = []
     try:
         options = Options(
             to=to,
@@ -156,11 +155,10 @@ def convert(
         reporter.plan(plan, resources, sizes_for(plan, resources))
         if dry_run:
             return
-        working = True
-        reporter.finish(plan, destination, *_run(plan, destination, resources, overwrite, reporter))
+        reporter.finish(plan, destination, *_run(plan, destination, resources, overwrite, reporter, began))
     except HalfbyteError as error:
         reporter.error(str(error))
-        raise typer.Exit(1 if working and work_folder(destination).exists() else 2) from error
+        raise typer.Exit(1 if began else 2) from error
     except KeyboardInterrupt as error:
         reporter.error(
             "stopped. Finished shards are kept; the same command continues from there, --overwrite begins anew"
@@ -169,9 +167,16 @@ def convert(
 
 
 def _run(
-    plan: Plan, destination: Path, resources: Resources, overwrite: bool, reporter: Reporter
+    plan: Plan, destination: Path, resources: Resources, overwrite: bool, reporter: Reporter, began: list[Event]
 ) -> tuple[Outcome, float]:
-    began = time.perf_counter()
+    """Run, and note the event with which work begins: what fails before it was refused."""
+    start = time.perf_counter()
+
+    def report(event: Event) -> None:
+        if event.kind == "begin":
+            began.append(event)
+        reporter.event(event)
+
     with reporter:
-        outcome = run(plan, destination, resources, overwrite, reporter.event)
-    return outcome, time.perf_counter() - began
+        outcome = run(plan, destination, resources, overwrite, report)
+    return outcome, time.perf_counter() - start
