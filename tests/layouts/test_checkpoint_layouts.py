@@ -126,6 +126,25 @@ def test_compressed_tensors_reads_its_config() -> None:
         assert (group.input_activations is None) == (activations == "none")
 
 
+@pytest.mark.parametrize(
+    ("source", "cached"),
+    [
+        ({"kv_cache_quant_algo": "FP8"}, True),
+        ({"kv_cache_scheme": {"dynamic": False, "num_bits": 8, "type": "float"}}, True),
+        ({"kv_cache_scheme": None, "kv_cache_quant_algo": None}, False),
+        ({"kv_cache_quant_algo": "NVFP4"}, False),
+    ],
+)
+def test_an_fp8_cache_is_asked_for_again(source: dict[str, object], cached: bool) -> None:
+    wanted = Setting(NVFP4, "none", ["a"], [], source)
+    modelopt = get_layout("modelopt")
+    assert ("kv_cache_scheme" in modelopt.quantization_config(wanted)) is cached
+    nested = modelopt.extra_files(wanted)["hf_quant_config.json"]["quantization"]
+    assert nested["kv_cache_quant_algo"] == ("FP8" if cached else None)
+    scheme = get_layout("compressed-tensors").quantization_config(wanted)["kv_cache_scheme"]
+    assert (scheme is not None) is cached
+
+
 def test_deepseek_v4_builds_on_the_source() -> None:
     config = get_layout("deepseek-v4").quantization_config(setting(activations="static"))
     assert config["quant_method"] == "fp8"

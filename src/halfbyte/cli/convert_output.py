@@ -214,6 +214,7 @@ def _print_kept(plan: Plan) -> None:
     for reason, count in counts.most_common():
         table.add_row(reason, str(count), first[reason])
     out().print(table)
+    _print_list("does not divide", {module: why for module, why in plan.kept.items() if why.startswith("width")})
 
 
 def _print_list(title: str, items: object) -> None:

@@ -13,6 +13,9 @@ from halfbyte.layouts.spec import Activations, Part, Setting, Stack
 
 VERSION = "0.20.0"
 
+CACHE = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
+"""An FP8 cache of keys and values with one scale a layer."""
+
 
 class CompressedTensors:
     """`quant_method: compressed-tensors`."""
@@ -71,7 +74,7 @@ class CompressedTensors:
             "format": pack_format,
             "quantization_status": "compressed",
             "global_compression_ratio": None,
-            "kv_cache_scheme": None,
+            "kv_cache_scheme": dict(CACHE) if setting.fp8_cache else None,
             "ignore": list(setting.excluded),
             "config_groups": {"group_0": group},
             "version": VERSION,

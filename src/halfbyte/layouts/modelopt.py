@@ -44,10 +44,12 @@ class ModelOpt:
         group: dict[str, Any] = {"targets": ["Linear"], "weights": scheme}
         if setting.activations == "static":
             group["input_activations"] = scheme
+        cache = {"kv_cache_scheme": {"dynamic": False, "num_bits": 8, "type": "float"}} if setting.fp8_cache else {}
         return {
             "quant_method": "modelopt",
             "quant_algo": _algorithm(setting),
             "config_groups": {"group_0": group},
+            **cache,
             "ignore": list(setting.excluded),
             "producer": PRODUCER,
         }
@@ -55,7 +57,7 @@ class ModelOpt:
     def extra_files(self, setting: Setting) -> dict[str, dict[str, Any]]:
         quantization = {
             "quant_algo": _algorithm(setting),
-            "kv_cache_quant_algo": None,
+            "kv_cache_quant_algo": "FP8" if setting.fp8_cache else None,
             "group_size": setting.format.block,
             "exclude_modules": list(setting.excluded),
         }

@@ -55,6 +55,13 @@ class Setting:
     source: Mapping[str, Any]
     """quantization_config of the source, for layouts that build on it."""
 
+    @property
+    def fp8_cache(self) -> bool:
+        """Whether the source asks for an FP8 cache of keys and values; its scales are copied with everything else."""
+        scheme = self.source.get("kv_cache_scheme")
+        named = self.source.get("kv_cache_quant_algo") == "FP8"
+        return named or (isinstance(scheme, dict) and (scheme.get("num_bits"), scheme.get("type")) == (8, "float"))
+
 
 class Layout(Protocol):
     """Where bytes sit in a checkpoint."""
