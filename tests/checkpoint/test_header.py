@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import struct
+import tempfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from halfbyte.checkpoint.header import MAX_HEADER, encode_header, read_header
 from halfbyte.errors import CheckpointError
@@ -107,3 +110,29 @@ def test_the_limit_is_on_the_header_alone(tmp_path: Path) -> None:
     text = json.dumps({"a": entry()}).encode()
     path.write_bytes(raw_file(text + b" " * 1000, bytes(8)))
     assert list(read_header(path).tensors) == ["a"]
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_do_anything_but_raise(raw: bytes) -> None:
+    read_or_refuse(raw)
+
+
+@given(st.integers(0, 10_000), st.integers(0, 255))
+def test_no_changed_byte_does_anything_but_raise(position: int, value: int) -> None:
+    """Either the file is refused, or its tensors still lie within it, one after the other."""
+    whole = bytearray(safetensors_bytes({"a": np.ones((2, 3), np.float32), "b": np.ones(5, np.uint8)}))
+    whole[position % len(whole)] = value
+    read_or_refuse(bytes(whole))
+
+
+def read_or_refuse(raw: bytes) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "fuzzed.safetensors"
+        path.write_bytes(raw)
+        try:
+            header = read_header(path)
+        except CheckpointError:
+            return
+    ends = [(info.start, info.stop) for info in header.tensors.values()]
+    assert [start for start, _ in ends[1:]] == [stop for _, stop in ends[:-1]]
+    assert not ends or ends[-1][1] == len(raw)
