@@ -3,15 +3,16 @@
     python -m benchmarks.gpu                      both shapes and the experts
     python -m benchmarks.gpu --peers DIR          peers whose packages lie in DIR, too
 
-Times are medians of the kernel itself, as CUPTI sees it (torch.profiler), over calls that find their input outside the
-cache; "call" is the median of a whole call in a CUDA graph, with what prepares the tensor-level numbers. The floor is
-the bytes that must be read and written, over the bandwidth of the best device-to-device copy measured in the same run.
+Times are medians over replays of a CUDA graph of ten launches: of the kernel alone, and of a whole call, which also
+prepares the tensor-level numbers (experts: and finds the amaxes). No tensor fits into the cache. The floor is the bytes
+that must be read and written, over the bandwidth of the best device-to-device copy measured in the same run.
 Exit status 1: some result is not what the reference gives.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import statistics
 import sys
@@ -26,13 +27,16 @@ import torch
 import halfbyte as hb
 import halfbyte.gpu as gpu
 from halfbyte.arrays import to_numpy
+from halfbyte.backends import Request
 from halfbyte.backends.triton_batch import group_amaxes
+from halfbyte.backends.triton_launch import launch_blocks, prepare, source_of
+from halfbyte.contracts import NVFP4Rule
 from halfbyte.testing import find_difference
+
+Call = Callable[[], object]
 
 SHAPES = ((16384, 6144), (98304, 7168))
 EXPERTS = (128, 2048, 2048)
-HELPERS = ("prepare", "Memset", "Memcpy", "elementwise", "fill", "FillFunctor")
-"""Kernels of a call that are not what is measured."""
 
 
 @dataclass(frozen=True)
@@ -72,39 +76,24 @@ def graph_time(call: Callable[[], object], calls: int = 10, rounds: int = 9) -> 
     return statistics.median(times)
 
 
-def kernel_time(call: Callable[[], object], calls: int = 20) -> float:
-    """Median microseconds of the longest kernel of a call."""
-    call()
-    torch.cuda.synchronize()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        for _ in range(calls):
-            call()
-        torch.cuda.synchronize()
-    by_name: dict[str, list[float]] = {}
-    for event in profile.events():
-        if not any(part in event.name for part in HELPERS):
-            by_name.setdefault(event.name, []).append(float(event.device_time))
-    return max(statistics.median(times) for times in by_name.values() if len(times) >= calls)
-
-
 def copy_bandwidth() -> float:
     """Bytes read and written a microsecond by the best copy."""
     best = 0.0
     for count in (1 << 27, 1 << 28):
         source = torch.randn(count, device="cuda")
         target = torch.empty_like(source)
-        best = max(best, 2 * source.nbytes / graph_time(lambda s=source, t=target: t.copy_(s), 5))  # type: ignore[misc]
+        best = max(best, 2 * source.nbytes / graph_time(functools.partial(torch.mul, source, 1.0, out=target), 5))
     return best
 
 
-def equal(got: hb.QuantizedTensor, x: torch.Tensor, method: hb.methods.Method, format: str, amax: float | None) -> str:
+def equal(got: hb.QuantizedTensor, x: torch.Tensor, method: hb.methods.Method, format: str, amax: float | None) -> bool:
     """Whether a few rows are what the reference gives."""
     rows = slice(x.shape[0] // 2, x.shape[0] // 2 + 4)
     expected = hb.quantize(x[rows].cpu(), format, method=method, global_amax=amax, backend="reference")
     for part in ("codes", "scales"):
         if find_difference(to_numpy(getattr(got, part))[rows], to_numpy(getattr(expected, part))) is not None:
-            return "DIFFERENT"
-    return "equal"
+            return False
+    return True
 
 
 METHODS: dict[str, hb.methods.Method] = {
@@ -117,6 +106,17 @@ METHODS: dict[str, hb.methods.Method] = {
 }
 
 
+def block_kernel(x: torch.Tensor, method: hb.methods.Method, amax: torch.Tensor, q: hb.QuantizedTensor) -> Call:
+    """The quantizing kernel alone, with numbers that were prepared before."""
+    request = Request(q.format, q.contract, method, (1, 16), "tensor", "bf16", device="cuda")
+    rule = request.contract.rule(q.format)
+    if not (isinstance(rule, NVFP4Rule) and isinstance(q.codes, torch.Tensor) and isinstance(q.scales, torch.Tensor)):
+        raise TypeError("this measures NVFP4 on a card")
+    table, _, _ = prepare(rule, request, amax.view(torch.int32))
+    source = source_of(x, request, x.shape[0], False)
+    return functools.partial(launch_blocks, source, rule, request, table, q.codes, q.scales)
+
+
 def measure_shape(rows: int, width: int, bandwidth: float) -> list[Row]:
     x = torch.empty(rows, width, dtype=torch.bfloat16, device="cuda")
     for start in range(0, rows, 16384):
@@ -124,56 +124,50 @@ def measure_shape(rows: int, width: int, bandwidth: float) -> list[Row]:
     shape, found = f"{rows}x{width}", []
     read, out = x.nbytes, x.numel() // 2 + x.numel() // 16
 
-    def add(name: str, call: Callable[[], object], moved: int, bits: str) -> None:
-        found.append(Row(shape, name, kernel_time(call), graph_time(call), moved / bandwidth, bits))
+    def add(name: str, call: Call, moved: int, same: bool, alone: Call | None = None) -> None:
+        time = graph_time(call)
+        kernel = time if alone is None else graph_time(alone)
+        found.append(Row(shape, name, kernel, time, moved / bandwidth, "equal" if same else "DIFFERENT"))
 
     amax = group_amaxes(x, rows)
-    right = float(amax) == float(x.abs().max())
-    add("amax", lambda: group_amaxes(x, rows), read, "equal" if right else "DIFFERENT")
+    add("amax", functools.partial(group_amaxes, x, rows), read, float(amax) == float(x.abs().max()))
     for name, method in METHODS.items():
         q = hb.quantize(x, "nvfp4", method=method, global_amax=amax)
-        bits = equal(q, x, method, "nvfp4", float(amax))
-        add(
-            name,
-            lambda q=q, m=method: hb.quantize(x, "nvfp4", method=m, global_amax=amax, out=q),
-            read + out,
-            bits,  # type: ignore[misc]
-        )
+        call = functools.partial(hb.quantize, x, "nvfp4", method=method, global_amax=amax, out=q)
+        same = equal(q, x, method, "nvfp4", float(amax))
+        add(name, call, read + out, same, block_kernel(x, method, amax, q))
     q = hb.quantize(x, "nvfp4", global_amax=amax)
     values = torch.empty_like(x)
     hb.dequantize(q, "bf16", out=values)
     row = hb.quantize(x[:2].cpu(), "nvfp4", global_amax=float(amax))
     same = find_difference(values[:2].cpu(), hb.dequantize(row, "bf16", backend="reference")) is None
-    add("dequantize", lambda: hb.dequantize(q, "bf16", out=values), read + out, "equal" if same else "DIFFERENT")
+    add("dequantize", functools.partial(hb.dequantize, q, "bf16", out=values), read + out, same)
     for name in ("mxfp4", "mxfp8"):
         m = hb.quantize(x, name)
         size = x.numel() // (2 if name == "mxfp4" else 1) + x.numel() // 32
-        add(
-            name.upper(),
-            lambda m=m, name=name: hb.quantize(x, name, out=m),
-            read + size,
-            equal(m, x, hb.Amax(), name, None),  # type: ignore[misc]
-        )
+        same = equal(m, x, hb.Amax(), name, None)
+        add(name.upper(), functools.partial(hb.quantize, x, name, out=m), read + size, same)
     m = hb.quantize(x, "mxfp4")
-    cast = gpu.cast_scales(m.codes, m.scales, 127)  # type: ignore[arg-type]
-    same = find_difference(cast[0], m.codes) is None
+    if not (isinstance(m.codes, torch.Tensor) and isinstance(m.scales, torch.Tensor)):
+        raise TypeError("tensors on a card give tensors")
+    same = find_difference(gpu.cast_scales(m.codes, m.scales, 127)[0], m.codes) is None
     moved = x.numel() + x.numel() // 32 + x.numel() // 16
-    add("MXFP4 → NVFP4", lambda: gpu.cast_scales(m.codes, m.scales, 127), moved, "equal" if same else "DIFFERENT")  # type: ignore[arg-type]
+    add("MXFP4 to NVFP4", functools.partial(gpu.cast_scales, m.codes, m.scales, 127), moved, same)
     return found
 
 
 def measure_experts(bandwidth: float) -> list[Row]:
     x = torch.randn(*EXPERTS, device="cuda").to(torch.bfloat16)
-    listed = [part.clone() for part in x]
-    shape, moved = "x".join(map(str, EXPERTS)), x.nbytes + x.numel() // 2 + x.numel() // 16
+    shape, moved = "x".join(map(str, EXPERTS)), 2 * x.nbytes + x.numel() // 2 + x.numel() // 16
     found = []
-    for name, given in (("experts, 3-D", x), ("experts, a list", listed)):
-        parts = gpu.quantize_experts(given)
+    given: list[tuple[str, torch.Tensor | list[torch.Tensor]]] = [("3-D", x), ("a list", [part.clone() for part in x])]
+    for name, weights in given:
+        parts = gpu.quantize_experts(weights)
         alone = hb.quantize(x[77].cpu(), "nvfp4", backend="reference")
         same = find_difference(to_numpy(parts[77].codes), to_numpy(alone.codes)) is None
-        call = lambda given=given: gpu.quantize_experts(given)  # noqa: E731
+        time = graph_time(functools.partial(gpu.quantize_experts, weights))
         found.append(
-            Row(shape, name, kernel_time(call), graph_time(call), moved / bandwidth, "equal" if same else "DIFFERENT")
+            Row(shape, f"amax, plain; {name}", time, time, moved / bandwidth, "equal" if same else "DIFFERENT")
         )
     return found
 

@@ -256,23 +256,6 @@ def refusals() -> int:
     return len(attempts)
 
 
-def golden_vectors() -> int:
-    """The peers' golden vectors with this backend: none differs; what has no kernel is counted as pending."""
-    from pathlib import Path
-
-    from halfbyte.conform import load_vectors, run_vectors
-
-    vectors = Path(__file__).parents[2] / "conformance" / "vectors.zip"
-    report = run_vectors(load_vectors(vectors), "triton")
-    differing = [result for result in report.results if result.status == "differ"]
-    assert not differing, "\n".join(f"{result.name}: {result.detail}" for result in differing[:5])
-    print(f"golden vectors: {report.count('agree')} agree, {report.count('pending')} have no GPU kernel")
-    reasons = sorted({result.detail for result in report.results if result.status == "pending"})
-    for reason in reasons:
-        print(f"  {sum(result.detail == reason for result in report.results)}: {reason}")
-    return report.count("agree")
-
-
 CHECKS: dict[str, Callable[[], int]] = {
     check.__name__: check
     for check in (
@@ -286,7 +269,6 @@ CHECKS: dict[str, Callable[[], int]] = {
         compiled,
         casts,
         refusals,
-        golden_vectors,
         huge,
     )
 }

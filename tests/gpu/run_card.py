@@ -1,7 +1,7 @@
-"""The bit-identity matrix on a card: `python3 -m tests.gpu.run_card`, with nothing but torch, Triton, numpy and ml_dtypes.
+"""The bit-identity matrix on a card: `python3 -m tests.gpu.run_card`, with torch, Triton, numpy and ml_dtypes alone.
 
 Every case of tests/backends/cases.py that has a GPU kernel, against the numpy reference; then what only a card can show
-(checks.py). Exit code 0 only if there is a card, at least 2000 comparisons were made, and all
+(checks.py), and the golden vectors of the peers. Exit code 0 only if there is a card, at least 2000 comparisons were made, and all
 bits are equal. Work is spread over processes, because kernels have to be compiled and the reference is slow.
 """
 
@@ -86,6 +86,26 @@ def work(part: list[tuple[int, str]], only: str, full: bool, deadline: float) ->
     return tally
 
 
+def golden(first: int, step: int) -> dict[str, int]:
+    """Every so manieth golden vector of the peers with this backend: reasons why a case does not agree, counted."""
+    from pathlib import Path
+
+    from halfbyte.conform import load_vectors
+    from halfbyte.conform.run import run_case
+    from halfbyte.errors import BackendError
+
+    vectors = load_vectors(Path(__file__).parents[2] / "conformance" / "vectors.zip")
+    found: dict[str, int] = {}
+    for entry in list(vectors)[first::step]:
+        try:
+            result = run_case(vectors.case(entry), "triton")
+            reason = "agree" if result.status == "agree" else f"DIFFERS {result.name}: {result.detail}"
+        except BackendError as error:
+            reason = str(error)
+        found[reason] = found.get(reason, 0) + 1
+    return found
+
+
 def compare(case: object, x: object) -> str | None:
     """Quantize and decode on the card, and say what differs from the reference."""
     import torch
@@ -141,7 +161,17 @@ def main() -> int:
                 total, compared=total.compared + tally.compared, left=total.left + tally.left,
                 failures=total.failures + tally.failures,
             )  # fmt: skip
-    checks = 0
+        vectors: dict[str, int] = {}
+        if not chosen.no_checks:
+            for part in pool.starmap(golden, [(start, chosen.processes) for start in range(chosen.processes)]):
+                for reason, count in part.items():
+                    vectors[reason] = vectors.get(reason, 0) + count
+    checks = vectors.get("agree", 0)
+    for reason, count in sorted(vectors.items()):
+        print(f"golden vectors, {count}: {reason}")
+        if reason.startswith("DIFFERS"):
+            total.failures.append(reason)
+    print(f"{total.compared} cases after {time.time() - started:.0f} s", flush=True)
     if not chosen.no_checks:
         from tests.gpu.checks import CHECKS
 

@@ -108,7 +108,7 @@ def test_outputs_that_overlap_or_lie_elsewhere_are_refused() -> None:
 def test_experts_need_a_card() -> None:
     with pytest.raises(hb.UnsupportedError, match="CUDA device"):
         gpu.quantize_experts(X.reshape(2, 1, 32))
-    with pytest.raises(hb.InputError, match="tensor 1 of shape .* needs a last axis that is a multiple of 16"):
+    with pytest.raises(hb.InputError, match=r"tensor 1 of shape .* needs a last axis that is a multiple of 16"):
         gpu.amaxes([X, X[:, :8]])
 
 

@@ -6,7 +6,8 @@ import functools
 from typing import TYPE_CHECKING
 
 from halfbyte.backends.protocol import DeviceParts, Request
-from halfbyte.backends.triton import (
+from halfbyte.backends.triton import check_device, on_device
+from halfbyte.backends.triton_launch import (
     AMAX_CHUNK,
     AMAX_DEPTH,
     AMAX_PROGRAMS,
@@ -15,9 +16,8 @@ from halfbyte.backends.triton import (
     SEARCH_LANES,
     Source,
     amax_of,
-    check_device,
     launch_blocks,
-    on_device,
+    prepare,
     short_name,
 )
 from halfbyte.backends.triton_rules import DTYPE_NUMBERS
@@ -103,7 +103,9 @@ def quantize_list(tensors: list[torch.Tensor], request: Request, shared: bool) -
         source = Source(
             _table(tuple(rows), str(device)), LISTED, len(tensors), lanes, programs, 1, 0, programs * len(tensors)
         )
-        stored, multiplier = launch_blocks(source, rule.for_method(request.method), request, bits, codes, scales, False)
+        serving = rule.for_method(request.method)
+        numbers, stored, multiplier = prepare(serving, request, bits)
+        launch_blocks(source, serving, request, numbers, codes, scales)
     return DeviceParts(codes, scales, stored, multiplier)
 
 
