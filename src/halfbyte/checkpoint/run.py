@@ -21,8 +21,8 @@ from halfbyte.checkpoint.tasks import SLACK, Sizes, Task, Tasks, largest_piece
 from halfbyte.checkpoint.writer import ShardWriter, Stopped, disk_error
 from halfbyte.errors import CheckpointError, InputError
 
-CHUNK = 16 << 20
-"""Source bytes of a piece: long enough that a call's fixed cost does not show, short enough for the cache."""
+CHUNK = 32 << 20
+"""Source bytes of a piece: long enough that the fixed cost of a call does not show."""
 
 DEFAULT_MEMORY = 2 << 30
 
