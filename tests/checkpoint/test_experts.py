@@ -167,6 +167,21 @@ def test_experts_are_kept_together(tmp_path: Path) -> None:
     assert f"{AT}.down_proj" in {copy.output.part.name for shard in plan.shards for copy in shard.copies}
 
 
+def test_packed_experts_that_are_kept_stay_stacked(tmp_path: Path) -> None:
+    tensors, _ = stacked("gpt_oss")
+    tensors[f"{AT}.down_proj_bias"] = random(5, EXPERTS, HIDDEN)
+    run(make_plan(source(tmp_path, "gpt_oss", tensors), Options(to="mxfp4", layout="gpt-oss")), tmp_path / "x", SMALL)
+    options = Options(layout="compressed-tensors", rules=Rules(keep=("*.down_proj",)))
+    plan = make_plan(tmp_path / "x", options)
+    run(plan, tmp_path / "d", SMALL)
+    made = read_checkpoint(tmp_path / "d")
+    q = hb.quantize(np.ascontiguousarray(tensors[f"{AT}.down_proj"].swapaxes(1, 2)), "mxfp4", "ocp")
+    values = np.asarray(hb.dequantize(q, "bfloat16")).swapaxes(1, 2)
+    assert_same_bits(made[f"{AT}.down_proj"], np.ascontiguousarray(values))
+    assert_same_bits(made[f"{AT}.down_proj_bias"], tensors[f"{AT}.down_proj_bias"])
+    assert f"{AT}.0.gate_proj.weight_packed" in made
+
+
 def test_the_gpt_oss_layout_holds_stacked_experts_only(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "s", {"model.layers.0.mlp.down_proj.weight": random(0, 32, 32)})
     with pytest.raises(CheckpointError, match="the gpt-oss layout holds stacked experts only"):

@@ -57,8 +57,12 @@ def _choose(draft: Draft, selector: Selector) -> None:
     weights = find_weights(draft.checkpoint).weights
     quantized_source = any(weight.kind != "float" for weight in weights)
     single: list[Weight] = []
+    stacks: dict[str, Weight] = {}
     for weight in weights:
-        single += _unstack(draft, weight)
+        apart = _unstack(draft, weight)
+        single += apart
+        if weight.stacked and draft.family.stacking is not None:
+            stacks[weight.tensor.name] = orient(weight, draft.family, draft.checkpoint)
     reasons = {weight.module: _reason(draft, selector, weight, quantized_source) for weight in single}
     format = draft.target.format
     if format is not None and format.has_global:
@@ -79,9 +83,10 @@ def _choose(draft: Draft, selector: Selector) -> None:
             continue
         if reason:
             draft.kept[weight.module] = reason
-        if weight.kind != "float" and not draft.family.native_fp8:
-            draft.claim(weight)
-            draft.decoded.append(weight)
+        if weight.kind != "float" and not draft.family.native_fp8 and weight.tensor.name not in draft.owned:
+            plain = stacks.get(weight.tensor.name, weight)  # experts that are kept stay stacked, as their biases do
+            draft.claim(plain)
+            draft.decoded.append(plain)
 
 
 def _unstack(draft: Draft, weight: Weight) -> list[Weight]:
