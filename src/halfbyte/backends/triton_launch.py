@@ -38,7 +38,7 @@ AMAX_CHUNK, AMAX_DEPTH, AMAX_PROGRAMS = 1024, 4, 1056
 def capability_of(index: int) -> tuple[int, int]:
     import torch
 
-    return torch.cuda.get_devicecapability_of(index)
+    return torch.cuda.get_device_capability(index)
 
 
 def assembly(device: torch.device) -> int:
