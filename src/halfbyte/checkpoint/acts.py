@@ -21,6 +21,7 @@ from halfbyte.checkpoint.matrix import (
     Files,
     Scales,
     Source,
+    decode_fp4,
     decode_rows,
     fp8_amax,
     read_block_scales,
@@ -135,6 +136,14 @@ class Acts:
         scales = Scales() if source.kind == "float" else self.scales_for(unit, piece.source)
         return decode_rows(source, raw, piece.start, scales, arena, self.files)
 
+    def _plain(self, unit: Unit, piece: Piece, raw: npt.NDArray[Any], arena: Arena) -> npt.NDArray[Any]:
+        """Values of a quantized source in BF16, rounded once from float32."""
+        source = unit.sources[piece.source]
+        if source.kind in ("mxfp4", "nvfp4"):
+            scales = read_block_scales(self.files, source, piece.start, piece.stop, arena)
+            return decode_fp4(source, raw, scales, self.scales_for(unit, piece.source), "bfloat16")
+        return bf16(self._values(unit, piece, raw, arena))
+
     def write(
         self,
         unit: Unit,
@@ -151,7 +160,7 @@ class Acts:
         source = unit.sources[piece.source]
         first = sum(earlier.rows for earlier in unit.sources[: piece.source]) + piece.start
         if unit.action in ("decode", "gather"):
-            values = raw if unit.action == "gather" else bf16(self._values(unit, piece, raw, arena).astype(np.float32))
+            values = raw if unit.action == "gather" else self._plain(unit, piece, raw, arena)
             self._put(writer, unit.outputs[0], values, first, piece)
         else:
             codes, scales = self._blocks(unit, piece, raw, group, writer, arena)

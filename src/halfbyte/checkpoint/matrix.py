@@ -212,12 +212,12 @@ def decode_rows(
 def _decode_fp8(source: Source, raw: U8, start: int, scales: Scales, arena: Arena) -> F32:
     """E4M3 values times the scale of their block, one rounding. Blocks at the edges may be partial."""
     out: F32 = arena.take(raw.size * 4).view(np.float32).reshape(raw.shape)
-    if raw.shape[1] % 2 == 0:
-        np.take(E4M3_PAIRS, raw.view(np.uint16), out=out.view(np.uint64), mode="clip")
-    else:
-        np.take(E4M3_VALUES, raw, out=out, mode="clip")
-    for first, last, across in _scale_rows(source, start, start + len(raw), scales):
-        part = out[first - start : last - start]
+    for first, last, across in _slabs(source, start, start + len(raw), scales):
+        codes, part = raw[first - start : last - start], out[first - start : last - start]
+        if raw.shape[1] % 2 == 0:
+            np.take(E4M3_PAIRS, codes.view(np.uint16), out=part.view(np.uint64), mode="clip")
+        else:
+            np.take(E4M3_VALUES, codes, out=part, mode="clip")
         np.multiply(part, across, out=part)
     return out
 
@@ -226,17 +226,27 @@ def fp8_amax(source: Source, raw: U8, start: int, scales: Scales) -> np.float32:
     """Largest magnitude of rows that `_decode_fp8` would give, without decoding them. NaN if there is one.
 
     The order of E4M3 magnitudes is that of their bytes, and rounding keeps the order of products with one scale: the
-    largest byte of each column of a block, times the block's scale, is enough.
+    largest byte of each column (or row) that shares a scale, times that scale, is enough.
     """
     largest = np.float32(0)
-    for first, last, across in _scale_rows(source, start, start + len(raw), scales):
-        tops = (raw[first - start : last - start] & np.uint8(0x7F)).max(axis=0)
+    for first, last, across in _slabs(source, start, start + len(raw), scales):
+        bytes_ = raw[first - start : last - start] & np.uint8(0x7F)
+        if len(across) == 1:
+            tops = bytes_.max(axis=0, keepdims=True)
+        elif across.shape[1] == 1:
+            tops = bytes_.max(axis=1, keepdims=True)
+        else:
+            tops = bytes_
         largest = np.maximum(largest, np.abs(E4M3_VALUES[tops] * across).max())
     return np.float32(largest)
 
 
-def _scale_rows(source: Source, start: int, stop: int, scales: Scales) -> Iterator[tuple[int, int, F32]]:
-    """Ranges of rows that share their scales, with one scale a column (or one for all columns)."""
+SLAB = 64
+"""Rows that are decoded at a time: what numpy makes on the way stays in the cache."""
+
+
+def _slabs(source: Source, start: int, stop: int, scales: Scales) -> Iterator[tuple[int, int, F32]]:
+    """Ranges of rows with their scales: (1 or rows, 1 or columns), one row of scales where all share it."""
     if scales.grid is None:
         raise CheckpointError(f"{source.weight.tensor}: no scales were read")
     grid = scales.grid
@@ -245,8 +255,10 @@ def _scale_rows(source: Source, start: int, stop: int, scales: Scales) -> Iterat
     across = np.repeat(grid, wide, axis=1)[:, : source.columns] if 1 < wide < source.columns else grid
     row = start
     while row < stop:
-        last = min(stop, (row // tall + 1) * tall)
-        yield row, last, across[row // tall]
+        end_of_block = stop if tall == 1 else (row // tall + 1) * tall
+        last = min(stop, row + SLAB, end_of_block)
+        first_scale = row // tall
+        yield row, last, across[first_scale : first_scale + (last - row if tall == 1 else 1)]
         row = last
 
 
@@ -285,8 +297,8 @@ def read_block_scales(files: Files, source: Source, start: int, stop: int, arena
     return read_rows(files, source.scale, start, stop, arena)
 
 
-def decode_fp4(source: Source, codes: U8, scales: U8, stored: Scales) -> F32:
-    """Values of FP4 rows in float32."""
+def decode_fp4(source: Source, codes: U8, scales: U8, stored: Scales, dtype: str = "float32") -> npt.NDArray[Any]:
+    """Values of FP4 rows, in float32 or rounded once from it."""
     shape = (codes.shape[0], source.columns)
     if source.kind == "mxfp4":
         format = get_format("mxfp4")
@@ -297,8 +309,7 @@ def decode_fp4(source: Source, codes: U8, scales: U8, stored: Scales) -> F32:
         word = np.asarray(stored.stored, np.float32)
         multiplier = np.asarray(np.float32(1) / word if source.divides else word, np.float32)
         q = QuantizedTensor(format, shape, codes, scales, multiplier, word, contract)
-    values: F32 = np.asarray(dequantize(q, threads=1))
-    return values
+    return np.asarray(dequantize(q, dtype, threads=1))
 
 
 INT4_VALUES: F32 = np.arange(16, dtype=np.float32) - np.float32(8)
