@@ -86,6 +86,31 @@ def test_their_contract_stores_its_own_divisor(tmp_path: Path) -> None:
     assert_same_bits(made[f"{module}.weight_global_scale"], np.asarray(q.stored_scale).reshape(1))
 
 
+@pytest.mark.parametrize("method", ["amax", "four_six"])
+def test_transformer_engine_in_a_file_is_miles(tmp_path: Path, method: str) -> None:
+    tensors = {
+        f"model.layers.0.mlp.experts.0.{name}.weight": random(number, 32, 64)
+        for number, name in enumerate(("gate_proj", "up_proj", "down_proj"))
+    }
+    tensors["model.layers.0.self_attn.q_proj.weight"] = random(5, 32, 64)
+    source = write_checkpoint(tmp_path / "s", tensors, {"model_type": "qwen3_moe"}, shards=2)
+    options = Options(contract="transformer_engine", method=method, rules=Rules(experts_only=True))
+    run(make_plan(source, options), tmp_path / "d", SMALL)
+    made = read_checkpoint(tmp_path / "d")
+    at = "model.layers.0.mlp.experts.0"
+    shared = amax(tensors[f"{at}.gate_proj.weight"], tensors[f"{at}.up_proj.weight"])
+    for name in ("gate_proj", "up_proj", "down_proj"):
+        x = tensors[f"{at}.{name}.weight"]
+        q = hb.quantize(x, "nvfp4", "miles", method, global_amax=amax(x) if name == "down_proj" else shared)
+        assert_same_bits(made[f"{at}.{name}.weight"], q.codes)
+        assert_same_bits(made[f"{at}.{name}.weight_scale"], q.scales)
+        assert q.stored_scale is not None
+        assert_same_bits(made[f"{at}.{name}.weight_scale_2"], q.stored_scale)
+        assert_same_bits(made[f"{at}.{name}.input_scale"], np.array(1, np.float32))
+    kept = "model.layers.0.self_attn.q_proj.weight"
+    assert_same_bits(made[kept], tensors[kept])
+
+
 def test_mxfp4(tmp_path: Path) -> None:
     tensors = llama()
     source = write_checkpoint(tmp_path / "s", tensors)
