@@ -13,7 +13,6 @@ import triton.language as tl
 from halfbyte.backends.triton_kernels_blocks import (
     FLOAT32_MAX,
     FP32,
-    GROUP_OF_BLOCK,
     ONE_GROUP,
     SEARCHED,
     UNIT,

@@ -13,7 +13,6 @@ from halfbyte.backends.triton_kernels_blocks import (
     FP4,
     FP16,
     FP32,
-    GROUP_OF_BLOCK,
     INVERSE,
     NO_UNDERFLOW,
     TILES,

@@ -180,7 +180,7 @@ def _exact(
             better = better & (error <= best) & (error <= FLOAT32_MAX)  # the smaller scale of equals
             best = tl.where(better, error, best)
             best_byte = tl.where(better, tried, best_byte)
-            if OBJECTIVE == WEIGHTED:
+            if OBJECTIVE == WEIGHTED and not WRAPS:  # wrapped codes err by any amount
                 alive = alive & (clipped * 0.99999 <= best)
     return tl.where(searched & (best <= FLOAT32_MAX), best_byte, byte)  # no error may be finite
 
