@@ -16,15 +16,19 @@ from pathlib import Path
 import torch
 
 import halfbyte as hb
+from halfbyte.contracts.spec import Scaling
+from halfbyte.methods.four_six import BlockError
 
 ROWS, WIDTH = 98304, 7168
 WANTED = 0.999
+WAYS: tuple[tuple[tuple[int, int], Scaling], ...] = (((1, 16), "tensor"), ((16, 16), "tensor"), ((1, 16), "row"))
+ERRORS: tuple[BlockError, ...] = ("mae", "mse")
 
 
-def share(x: torch.Tensor, error: str, top: int, tile: tuple[int, int], scaling: str) -> float:
+def share(x: torch.Tensor, error: BlockError, top: int, tile: tuple[int, int], scaling: Scaling) -> float:
     """Share of scale bytes that both error paths choose alike."""
     strict, fast = (
-        hb.quantize(x, "nvfp4", method=hb.FourSix(error, top, quick), tile=tile, scaling=scaling, backend="triton")  # type: ignore[arg-type]
+        hb.quantize(x, "nvfp4", method=hb.FourSix(error, top, quick), tile=tile, scaling=scaling, backend="triton")
         for quick in (False, True)
     )
     equal = strict.scales == fast.scales
@@ -40,9 +44,7 @@ def main() -> int:
         x = torch.empty(rows, width, dtype=dtype, device="cuda")
         for start in range(0, rows, 16384):
             x[start : start + 16384].normal_()
-        for (tile, scaling), top, error in itertools.product(
-            (((1, 16), "tensor"), ((16, 16), "tensor"), ((1, 16), "row")), (448, 256), ("mae", "mse")
-        ):
+        for (tile, scaling), top, error in itertools.product(WAYS, (448, 256), ERRORS):
             found = share(x, error, top, tile, scaling)
             shares.append(found)
             name = str(dtype).removeprefix("torch.")

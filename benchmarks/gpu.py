@@ -65,14 +65,14 @@ def graph_time(call: Callable[[], object], calls: int = 10, rounds: int = 9) -> 
             call()
     graph.replay()
     torch.cuda.synchronize()
-    times = []
+    times: list[float] = []
     for _ in range(rounds):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()
         graph.replay()
         end.record()
         end.synchronize()
-        times.append(begin.elapsed_time(end) * 1000 / calls)
+        times.append(float(begin.elapsed_time(end)) * 1000 / calls)
     return statistics.median(times)
 
 

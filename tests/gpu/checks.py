@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import numpy as np
 import torch
-import triton
-import triton.language as tl
 
 import halfbyte as hb
 import halfbyte.gpu as gpu
 from halfbyte.arrays import to_numpy
-from halfbyte.backends.triton_kernels_four_six import _over_top
-from halfbyte.backends.triton_kernels_scales import short_reciprocal, short_sixth
 from halfbyte.layouts.swizzle import swizzle
 from halfbyte.testing import assert_same_bits
+from tests.gpu.short_forms import try_short_forms
 
 PARTS = ("codes", "scales", "global_scale", "stored_scale")
 
@@ -38,21 +36,10 @@ def normal(*shape: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> t
     return torch.randn(*shape, generator=generator, device="cuda", dtype=torch.float32).to(dtype)
 
 
-@triton.jit
-def _try_short_forms(out_ptr, B: tl.constexpr):
-    """Counts significands for which a short form differs from the correctly rounded division."""
-    significand = tl.program_id(0) * B + tl.arange(0, B)
-    x = (significand | 0x3F800000).to(tl.float32, bitcast=True)
-    tl.atomic_add(out_ptr, tl.sum((short_reciprocal(x, True) != tl.div_rn(1.0, x)).to(tl.int32), axis=0))
-    tl.atomic_add(out_ptr + 1, tl.sum((short_sixth(x, True) != tl.div_rn(x, 6.0)).to(tl.int32), axis=0))
-    tl.atomic_add(out_ptr + 2, tl.sum((_over_top(x, 2688.0, True) != tl.div_rn(x, 2688.0)).to(tl.int32), axis=0))
-    tl.atomic_add(out_ptr + 3, tl.sum((_over_top(x, 1536.0, True) != tl.div_rn(x, 1536.0)).to(tl.int32), axis=0))
-
-
 def short_divisions() -> int:
     """All 2**23 significands through the short forms of 1/x, x/6, x/2688 and x/1536."""
     out = torch.zeros(4, dtype=torch.int32, device="cuda")
-    _try_short_forms[((1 << 23) // 1024,)](out, B=1024, enable_fp_fusion=False)
+    try_short_forms[((1 << 23) // 1024,)](out, B=1024, enable_fp_fusion=False)
     assert out.tolist() == [0, 0, 0, 0], out.tolist()
     return 4
 
@@ -91,9 +78,9 @@ def huge() -> int:
             expected = hb.quantize(x[rows_].cpu(), "nvfp4", method=method, global_amax=amax, backend="reference")
             done += same(got, expected, rows_)
     for rows_ in (slice(0, 4), slice(middle - 2, middle + 2), slice(rows - 4, rows)):
-        decoded = hb.dequantize(got, "bf16", backend="triton")[rows_].cpu()
+        decoded = to_numpy(hb.dequantize(got, "bf16", backend="triton")[rows_])
         expected = hb.quantize(x[rows_].cpu(), "nvfp4", method=METHODS[-1], global_amax=amax, backend="reference")
-        assert_same_bits(decoded, hb.dequantize(expected, "bf16", backend="reference"))
+        assert_same_bits(decoded, to_numpy(hb.dequantize(expected, "bf16", backend="reference")))
         done += 1
     return done
 
@@ -195,7 +182,8 @@ def compiled() -> int:
         back = torch.ops.halfbyte.dequantize(
             codes, scales, stored, y.shape[-1], "nvfp4", "transformer_engine", torch.bfloat16, "four_six_mae_448"
         )
-        return back + 1
+        moved: torch.Tensor = back + 1
+        return moved
 
     assert halfbyte.torch_ops.METHODS
     x = normal(64, 256)
@@ -224,6 +212,15 @@ def casts() -> int:
     return done
 
 
+def refusal(attempt: Callable[[], object]) -> str:
+    """The message with which an attempt is refused."""
+    try:
+        attempt()
+    except hb.HalfbyteError as error:
+        return str(error)
+    return "nothing was refused"
+
+
 def refusals() -> int:
     """Bad input is refused before anything is launched."""
     x = normal(32, 64)
@@ -231,14 +228,14 @@ def refusals() -> int:
     unaligned = torch.zeros(32 * 32 + 16, dtype=torch.uint8, device="cuda")[1 : 32 * 32 + 1].view(32, 32)
     inside = x.view(torch.uint8).view(-1)[: 32 * 32].view(32, 32)
 
-    def with_codes(codes: object) -> hb.QuantizedTensor:
-        return hb.QuantizedTensor(good.format, good.shape, codes, good.scales, None, None, good.contract)  # type: ignore[arg-type]
+    def with_codes(codes: torch.Tensor) -> hb.QuantizedTensor:
+        return dataclasses.replace(good, codes=codes)
 
     attempts: list[tuple[Callable[[], object], str]] = [
         (lambda: hb.quantize(x.cpu(), "nvfp4", backend="triton"), "CUDA device"),
         (lambda: hb.quantize(x.cpu().float().numpy(), "nvfp4", backend="triton"), "not numpy"),
         (lambda: hb.quantize(x.double(), "nvfp4", backend="triton"), "dtype"),
-        (lambda: hb.quantize(x, "nvfp4", out=with_codes(good.codes.cpu())), "is on cpu"),  # type: ignore[union-attr]
+        (lambda: hb.quantize(x, "nvfp4", out=with_codes(torch.zeros(32, 32, dtype=torch.uint8))), "is on cpu"),
         (lambda: hb.quantize(x, "nvfp4", out=with_codes(unaligned)), "multiple of 16"),
         (lambda: hb.quantize(x, "nvfp4", out=with_codes(inside)), "overlaps"),
         (lambda: hb.quantize(x, "nvfp4", global_amax=torch.ones(3, device="cuda")), "has 3 values"),
@@ -247,12 +244,8 @@ def refusals() -> int:
         (lambda: gpu.quantize_experts(x), "3-D"),
     ]
     for attempt, message in attempts:
-        try:
-            attempt()
-        except hb.HalfbyteError as error:
-            assert message in str(error), str(error)
-        else:
-            raise AssertionError(f"nothing was refused where {message!r} was expected")
+        refused = refusal(attempt)
+        assert message in refused, f"{message!r} was expected, not {refused!r}"
     return len(attempts)
 
 

@@ -1,8 +1,8 @@
 """The bit-identity matrix on a card: `python3 -m tests.gpu.run_card`, with torch, Triton, numpy and ml_dtypes alone.
 
 Every case of tests/backends/cases.py that has a GPU kernel, against the numpy reference; then what only a card can show
-(checks.py), and the golden vectors of the peers. Exit code 0 only if there is a card, at least 2000 comparisons were made, and all
-bits are equal. Work is spread over processes, because kernels have to be compiled and the reference is slow.
+(checks.py), and the golden vectors of the peers. Exit code 0 only if there is a card, at least 2000 comparisons were
+made, and all bits are equal. Work is spread over processes: kernels have to be compiled, and the reference is slow.
 """
 
 from __future__ import annotations

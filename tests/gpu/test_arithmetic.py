@@ -59,10 +59,10 @@ def estimate(x: F32, scale: F32) -> F32:
     magic = (squares.view(np.int32) & 0x7F800000).view(np.float32)
     q = np.minimum((x * inverse + magic) - magic, np.float32(6))
     d = q * scale - x
-    total = np.zeros_like(d[:, 0])
+    total = np.zeros(len(d), np.float32)
     for i in range(16):
         total = total + d[:, i] * d[:, i]
-    return total
+    return np.asarray(total, np.float32)
 
 
 def test_estimates_are_as_near_as_the_kernel_assumes() -> None:

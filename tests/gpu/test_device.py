@@ -33,9 +33,9 @@ REQUEST = hb.backends.Request(
 @pytest.mark.parametrize(
     ("x", "message"), [(X, r"not on 'cpu'; move the tensor with \.cuda"), (X.numpy(), "not numpy arrays")]
 )
-def test_named_backend_refuses_what_is_not_on_a_card(x: object, message: str) -> None:
+def test_named_backend_refuses_what_is_not_on_a_card(x: torch.Tensor, message: str) -> None:
     with pytest.raises(hb.UnsupportedError, match=f"backend triton cannot do this: .*{message}"):
-        hb.quantize(x, "nvfp4", backend="triton")  # type: ignore[arg-type]
+        hb.quantize(x, "nvfp4", backend="triton")
 
 
 def test_decoding_is_refused_likewise() -> None:

@@ -137,7 +137,8 @@ class Triton:
                     group = group_kind(stored.numel(), group_blocks, LANES)
             kernels.dequantize[(ceil_div(blocks, LANES),)](
                 codes.view(torch.int32), scales, stored, table, values.view(torch.int32), blocks, scales.shape[1],
-                values.shape[1] * values.element_size() // 16, group_blocks, B=LANES, N=block, DTYPE=DTYPE_NUMBERS[short_name(dtype)],
+                values.shape[1] * values.element_size() // 16, group_blocks, B=LANES, N=block,
+                DTYPE=DTYPE_NUMBERS[short_name(dtype)],
                 MAP=FLAT, GROUP=group, DECODE=decode, TOP=top, WIDE=format.element == E4M3,
                 NEGATIVE_ZERO=rule.negative_zero, ASM=assembly(codes.device), **options(),
             )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Several tensors in one launch: amaxes, quantization with a scale each or one for all, and the cast of MXFP4 blocks."""
+"""Several tensors in one launch: amaxes, quantization with a scale each or one for all; and the cast of MXFP4."""
 
 from __future__ import annotations
 
@@ -139,7 +139,8 @@ def cast_scales(
         out_scales = torch.empty((*scales.shape[:-1], 2 * scales.shape[-1]), dtype=torch.uint8, device=codes.device)
         outside = torch.zeros(2, dtype=torch.int32, device=codes.device)
         triton_kernels_decode.cast_mxfp4_to_nvfp4[(ceil_div(blocks, 2 * LANES),)](
-            codes.view(torch.int32), scales, out.view(torch.int32), out_scales.view(torch.int16), outside, anchor, blocks,
+            codes.view(torch.int32), scales, out.view(torch.int32), out_scales.view(torch.int16), outside,
+            anchor, blocks,
             B=2 * LANES, num_warps=4,
         )  # fmt: skip
     return out, out_scales, outside

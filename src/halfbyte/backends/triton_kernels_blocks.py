@@ -5,9 +5,9 @@ exchange between threads, and sums run in index order. Kernels are launched with
 stands only where the product is exact, so that fusing changes no bit (and Triton's interpreter, which rounds twice,
 computes the same).
 
-Rounding to E2M1, ties to even, for y in [0, 7): U = y·y + 12.5 lies in [8, 16) for y below 1.87, in [16, 32) below 4.41,
-and in [32, 64) above, so its exponent alone gives P in {8, 16, 32}. The last place of M = P·2^19 is the grid step of y
-(0.5, 1, 2): y + M rounds y to the grid. Where the two thresholds lie does not matter within 1.75…2.25 and 3.5…4.5,
+Rounding to E2M1, ties to even, for y in [0, 7): U = y·y + 12.5 lies in [8, 16) for y below 1.87, in [16, 32) below
+4.41, and in [32, 64) above, so its exponent alone gives P in {8, 16, 32}. The last place of M = P·2^19 is the grid step
+of y (0.5, 1, 2): y + M rounds y to the grid. Where the two thresholds lie does not matter within 1.75…2.25 and 3.5…4.5,
 because both steps round alike there. The code is n + 2e, n the low bits of y + M and e in {0, 1, 2} the step's
 exponent, which is also in its exponent field.
 """
@@ -75,8 +75,8 @@ def place(
 ):
     """Of each lane's block: index, first word of the input, row, column, group, whether it exists.
 
-    Rows are `row_quads` times sixteen bytes apart: so the compiler knows that all loads are aligned. LISTED: `x_ptr` is a
-    table of (address, blocks, blocks before) for tensors anywhere in memory, with `blocks` programs each.
+    Rows are `row_quads` times sixteen bytes apart: so the compiler knows that all loads are aligned. LISTED: `x_ptr` is
+    a table of (address, blocks, blocks before) for tensors anywhere in memory, with `blocks` programs each.
     """
     pid = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, B)
@@ -283,7 +283,7 @@ def pack_codes(codes, N: tl.constexpr):
 
 @triton.jit
 def hardware_codes(y, at):
-    """Eight codes by the FP4 conversion of Blackwell: nearest even, saturating; -0.0 becomes code 0 by the added zero."""
+    """Eight codes by the FP4 conversion of Blackwell: nearest even, saturating; the added zero makes -0.0 code 0."""
     return tl.inline_asm_elementwise(
         """{
         .reg .b8 a, b, c, d;

@@ -5,8 +5,8 @@
     error = Σ |d| or Σ d·d in index order (tiles: rows in index order, then a tree of rows)
 
 q·S has at most six significant bits, so that fusing it with the subtraction changes nothing. Errors are measured on
-magnitudes: signs only mirror them. Dividing by c = 6·448 or 6·256 is a product with 1/c in two parts, which is correctly
-rounded for every significand (tests/gpu/test_arithmetic.py tries them all) as long as nothing underflows.
+magnitudes: signs only mirror them. Dividing by c = 6·448 or 6·256 is a product with 1/c in two parts, which is
+correctly rounded for every significand (tests/gpu/test_arithmetic.py tries them all) as long as nothing underflows.
 """
 
 import triton

@@ -41,7 +41,8 @@ def _quadratic(r, matrix_ptr, N: tl.constexpr):
 
 @triton.jit(do_not_specialize=["bound_step", "rows", "columns", "row_quads", "group_blocks"])
 def quantize_hessian(
-    x_ptr, codes_ptr, scales_ptr, numbers_ptr, matrices_ptr, bounds_ptr, bound_step, rows, columns, row_quads, group_blocks,
+    x_ptr, codes_ptr, scales_ptr, numbers_ptr, matrices_ptr, bounds_ptr, bound_step, rows, columns, row_quads,
+    group_blocks,
     B: tl.constexpr, N: tl.constexpr, DTYPE: tl.constexpr, MAP: tl.constexpr, GROUP: tl.constexpr,
     SWIZZLED: tl.constexpr, SHORT: tl.constexpr, FIRST: tl.constexpr, PRE: tl.constexpr, ELEMENT: tl.constexpr,
     STATISTICS: tl.constexpr, LARGEST: tl.constexpr, SMALLEST: tl.constexpr, FOR_ZERO: tl.constexpr,

@@ -69,7 +69,7 @@ def _without_end(y):
 def round_element(
     x, y, TIE: tl.constexpr, SIGN: tl.constexpr, NAN_CODE: tl.constexpr, ZERO_INPUT: tl.constexpr, WRAPS: tl.constexpr
 ):
-    """Slot 5: the code with its sign, and the magnitude that the code stands for. (contracts.rounding.round_elements)"""
+    """Slot 5: the code with its sign, and the magnitude that it stands for. (contracts.rounding.round_elements)"""
     nan = y != y
     magnitude = tl.where(nan, 0.0, tl.abs(y))
     if WRAPS:
@@ -100,8 +100,8 @@ def round_element(
 
 @triton.jit
 def generic_codes(
-    x, constant, scale, N: tl.constexpr, ELEMENT: tl.constexpr, TIE: tl.constexpr, SIGN: tl.constexpr, NAN_CODE: tl.constexpr,
-    ZERO_INPUT: tl.constexpr, WRAPS: tl.constexpr,
+    x, constant, scale, N: tl.constexpr, ELEMENT: tl.constexpr, TIE: tl.constexpr, SIGN: tl.constexpr,
+    NAN_CODE: tl.constexpr, ZERO_INPUT: tl.constexpr, WRAPS: tl.constexpr,
 ):  # fmt: skip
     """Words of codes by the contract's formulas, element by element."""
     codes = ()
@@ -236,8 +236,8 @@ def quantize_mx(
 ):  # fmt: skip
     """Power-of-two scales: byte and multiplier of an amax stand in a table, by its top fifteen bits.
 
-    For float32 an entry has two halves, below and from the bits in `split` on, and numbers below 2**-133 have entries of
-    their own. WIDE: E4M3 elements instead of E2M1.
+    For float32 an entry has two halves, below and from the bits in `split` on, and numbers below 2**-133 have entries
+    of their own. WIDE: E4M3 elements instead of E2M1.
     """
     W: tl.constexpr = N if DTYPE == FP32 else N // 2
     block, first, row, column, group, exists = place(x_ptr, columns, row_quads, 1, blocks, B, W, MAP, 0)

@@ -68,7 +68,8 @@ def amax_spans(
 ):
     """Largest magnitude of each span of words as float32 bits, by atomic maxima into out[span number · slot_step].
 
-    A span is a tensor, a row, or one tensor of several; its length and distance are given in four words. `programs` work on a span, each on every so manieth chunk.
+    A span is a tensor, a row, or one tensor of several; its length and distance are given in four words. `programs`
+    work on a span, each on every so manieth chunk.
     Integers order like magnitudes, NaN above Inf, so the order of the atomics does not matter.
     """
     pid = tl.program_id(0).to(tl.int64)
@@ -187,8 +188,8 @@ def prepare(
     # Within these no product of the fast formulas under- or overflows.
     regular = (amax >= 8.673617379884035e-19) & (amax <= 1.152921504606847e18)
     tl.store(at + REGULAR, tl.where(regular, 1.0, 0.0), mask=exists)
-    # The smallest element times the smallest multiplier (6/A) is no zero, so that its sign bit says whether y < 0 (signs
-    # of float32 are read off y).
+    # The smallest element times the smallest multiplier (6/A) is no zero, so that its sign bit says whether y < 0
+    # (signs of float32 are read off y).
     bound: tl.constexpr = 131072.0 if DTYPE == BF16 else 1e38
     tl.store(at + NO_UNDERFLOW, tl.where(regular & (amax <= bound), 1.0, 0.0), mask=exists)
     tl.store(at + SHARE_OF_TOP, tl.div_rn(tl.full(amax.shape, TOP, tl.float32), 6.0), mask=exists)

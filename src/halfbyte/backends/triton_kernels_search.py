@@ -132,7 +132,7 @@ def _clipping(quarters, by_scale):
 
 @triton.jit
 def excluded(byte, most, unit):
-    """Half of it is a scale (odd bytes below 16 have none) and reaches the amax with 7: the half is at least as good."""
+    """Half of it is a scale (odd bytes below 16 have none) and reaches the amax with 7: the half is no worse."""
     has_half = (byte > 15) | ((byte & 1) == 0)
     return has_half & (7.0 * ((decode_e4m3(byte) * 0.5) * unit) >= most)
 

@@ -91,7 +91,8 @@ def amax_of(x: torch.Tensor, group_rows: int) -> torch.Tensor:
     chunks = ceil_div(span, AMAX_CHUNK * AMAX_DEPTH)
     programs = max(1, min(chunks, ceil_div(AMAX_PROGRAMS, spans)))
     kernels.amax_spans[(spans * programs,)](
-        x.view(torch.int32), out, span // 4, stride // 4, chunks, programs, step, DTYPE=DTYPE_NUMBERS[short_name(x.dtype)],
+        x.view(torch.int32), out, span // 4, stride // 4, chunks, programs, step,
+        DTYPE=DTYPE_NUMBERS[short_name(x.dtype)],
         CHUNK=AMAX_CHUNK, DEPTH=AMAX_DEPTH, num_warps=8,
     )  # fmt: skip
     return out
@@ -201,7 +202,8 @@ def launch_blocks(
     shares_numbers = group != GROUP_OF_BLOCK or source.map == LISTED
     common = {
         "B": lanes, "N": request.format.block, "DTYPE": DTYPE_NUMBERS[request.dtype], "MAP": source.map, "GROUP": group,
-        "SWIZZLED": swizzled, "SHORT": numbers.short and shares_numbers, "ASM": assembly(codes.device), **numbers.blocks,
+        "SWIZZLED": swizzled, "SHORT": numbers.short and shares_numbers, "ASM": assembly(codes.device),
+        **numbers.blocks,
         **options(), "num_warps": lanes // 32,
     }  # fmt: skip
     arguments = (source.blocks, source.columns, source.row_quads, source.group_blocks)

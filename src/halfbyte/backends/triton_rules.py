@@ -214,7 +214,7 @@ def mx_table(rule: MXRule, element: ElementFormat, dtype: str) -> MXTable:
     def changed(bits: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         byte, constant = ask(bits)
         same = (byte == first) & (constant.view(np.int32) == first_constant.view(np.int32))
-        return ~(same | (np.isnan(constant) & np.isnan(first_constant) & (byte == first)))
+        return np.asarray(~(same | (np.isnan(constant) & np.isnan(first_constant) & (byte == first))), np.bool_)
 
     below, above = low.copy(), high + 1
     while (below < above).any():
