@@ -276,6 +276,19 @@ def _decode_int4(source: Source, raw: U8, start: int, arena: Arena, files: Files
     return out
 
 
+def fp8_grid(shape: tuple[int, ...]) -> tuple[int, int]:
+    """How many scales of FP8 lie along the two axes of their weight. Model-Optimizer writes [rows, 1, columns, 1]."""
+    if len(shape) == 4 and shape[1] == shape[3] == 1:
+        return shape[0], shape[2]
+    axes = [axis for axis in shape if axis != 1]
+    if len(axes) > 2:
+        raise CheckpointError(f"scales of shape {list(shape)} are not known for FP8")
+    if len(axes) == 2:
+        return axes[0], axes[1]
+    flat = axes[0] if axes else 1
+    return (1, flat) if len(shape) == 2 and shape[0] == 1 else (flat, 1)
+
+
 def block_length(size: int, scales: int) -> int:
     """Elements along an axis that share a scale: all, one, or 128 (the last block may be partial)."""
     if scales == 1:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from halfbyte.checkpoint.header import DTYPE_BITS
 from halfbyte.checkpoint.index import Checkpoint, Tensor
-from halfbyte.checkpoint.matrix import Kind, Source, View, block_length
+from halfbyte.checkpoint.matrix import Kind, Source, View, block_length, fp8_grid
 from halfbyte.errors import CheckpointError
 
 FLOATS = ("BF16", "F16", "F32")
@@ -117,19 +117,8 @@ def _fp8(tensors: Tensors, module: str, tensor: Tensor) -> Weight:
             continue
         if scale.info.dtype not in (*FLOATS, "F8_E8M0", "U8"):
             raise CheckpointError(f"{scale.name}: scales of dtype {scale.info.dtype} are not known for FP8")
-        axes = [axis for axis in scale.info.shape if axis != 1]
-        match len(axes), len(scale.info.shape):
-            case 0, _:
-                grid = (1, 1)
-            case 1, 2 if scale.info.shape[0] == 1:
-                grid = (1, axes[0])
-            case 1, _:
-                grid = (axes[0], 1)
-            case 2, _:
-                grid = (axes[0], axes[1])
-            case _:
-                raise CheckpointError(f"{scale.name}: scales of shape {list(scale.info.shape)} are not known for FP8")
         try:
+            grid = fp8_grid(scale.info.shape)
             block_length(rows, grid[0]), block_length(columns, grid[1])
         except CheckpointError as error:
             raise CheckpointError(f"{scale.name}, shape {list(scale.info.shape)}, of {tensor.name}: {error}") from error

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
+from halfbyte.checkpoint.matrix import block_length, fp8_grid
+from halfbyte.errors import CheckpointError
 from halfbyte.verify.report import Problem
 from halfbyte.verify.weights import GPT_OSS, Kind, Weight, Weights
 
@@ -47,15 +48,12 @@ def _weight(weight: Weight) -> Iterator[Problem]:
 def _shapes(weight: Weight, kind: Kind) -> Iterator[Problem]:
     codes, scales = weight.parts["codes"].info.shape, weight.parts["scales"].info.shape
     if kind.format == "int4":
-        return
-    if kind.format == "fp8":
-        squares = tuple(-(-size // 128) for size in codes)
-        fits = len(codes) == 2 and (
-            math.prod(scales) == 1
-            or scales in ((codes[0],), (codes[0], 1))
-            or tuple(size for size in scales if size != 1) == tuple(size for size in squares if size != 1)
-        )
-        wanted = "one scale a tensor, a row of codes [out, in], or a square of 128 × 128"
+        fits = len(codes) == len(scales) == 2 and scales[0] == codes[0] and 0 not in (*codes, *scales)
+        fits = fits and codes[1] * 8 % scales[1] == 0 and not {"zeros", "order"} & set(weight.parts)
+        wanted = "codes [out, in/8] and scales [out, groups] here; zero points and permuted groups are not read"
+    elif kind.format == "fp8":
+        fits = len(codes) == 2 and _grid_fits((codes[0], codes[1]), scales)
+        wanted = "one scale a tensor, a row or column of codes [out, in], or a block such as 128 × 128"
     elif kind is GPT_OSS:
         fits = len(codes) == 4 and codes[3] == 16 and scales == codes[:3]
         wanted = "codes [experts, rows, blocks, 16] and scales [experts, rows, blocks]"
@@ -69,6 +67,13 @@ def _shapes(weight: Weight, kind: Kind) -> Iterator[Problem]:
     if not fits:
         text = f"codes {list(codes)} with scales {list(scales)}: {kind.name} has {wanted}"
         yield Problem("error", "shape", weight.name, text)
+
+
+def _grid_fits(codes: tuple[int, int], scales: tuple[int, ...]) -> bool:
+    try:
+        return all(block_length(size, count) > 0 for size, count in zip(codes, fp8_grid(scales), strict=True))
+    except CheckpointError:
+        return False
 
 
 def _splits(weights: Weights) -> Iterator[Problem]:

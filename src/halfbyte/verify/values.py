@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from halfbyte.checkpoint.index import Checkpoint, Tensor
+from halfbyte.checkpoint.matrix import block_length, fp8_grid
 from halfbyte.codec.bits import F32
 from halfbyte.contracts import get_contract
 from halfbyte.formats import get_format
@@ -105,7 +106,7 @@ def matrices(checkpoint: Checkpoint, weights: Weights) -> dict[str, Matrix]:
     """Every logical weight of a checkpoint by name, and every plain tensor of rank 2 or 3 that is a weight."""
     found: dict[str, Matrix] = {}
     for weight in weights.quantized.values():
-        if set(weight.kind.required) <= set(weight.parts) and weight.kind.format != "int4":
+        if set(weight.kind.required) <= set(weight.parts):
             found.update((matrix.name, matrix) for matrix in _quantized(checkpoint, weight))
     for name, tensor in weights.plain.items():
         found.update((matrix.name, matrix) for matrix in _plain(checkpoint, name, tensor))
@@ -160,6 +161,13 @@ def _quantized(checkpoint: Checkpoint, weight: Weight) -> Iterator[Matrix]:
             return values * _square_scales(path, parts["scales"], codes, start, stop)
 
         yield Matrix(weight.name, (codes[0], codes[1]), kind.name, names, square_rows)
+    elif kind.format == "int4":
+
+        def int4_rows(start: int, stop: int) -> F32:
+            scales = _widen(view(path, parts["scales"])[start:stop])
+            return _integers(view(path, parts["codes"])[start:stop], scales)
+
+        yield Matrix(weight.name, (codes[0], codes[1] * 8), kind.name, names, int4_rows)
     else:
 
         def rows(start: int, stop: int) -> F32:
@@ -227,19 +235,26 @@ def _decode(path: Path, weight: Weight, codes: Raw, scales: Raw) -> F32:
     )
 
 
+def _integers(packed: Raw, scales: F32) -> F32:
+    """INT4, eight to a word with the lowest bits first, 8 standing for zero; each group of a row times its scale."""
+    words = np.ascontiguousarray(packed).view(np.uint32)
+    codes = (words[:, :, None] >> np.arange(0, 32, 4, dtype=np.uint32)) & np.uint32(15)
+    grouped = _widen(codes).reshape(*scales.shape, -1) - np.float32(8)
+    return (grouped * scales[:, :, None]).reshape(len(words), -1)
+
+
 def _square_scales(path: Path, tensor: Tensor, codes: tuple[int, ...], start: int, stop: int) -> F32:
-    """The multiplier of each element: one a tensor, a row, or a square of 128 whose edges may be partial."""
+    """The multiplier of each element: one a tensor, a row, a column, or a block whose edges may be partial."""
     raw = view(path, tensor)
     if raw.dtype == np.uint8:
         raw = raw.view(ml_dtypes.float8_e8m0fnu)
     scales = _widen(raw)
     if scales.size == 1:
         return scales.reshape(1, 1)
-    if scales.shape in ((codes[0],), (codes[0], 1)):
-        return scales.reshape(-1, 1)[start:stop]
-    squares = scales.reshape(-(-codes[0] // 128), -(-codes[1] // 128))
-    rows = squares[np.arange(start, stop) // 128]
-    return np.asarray(np.repeat(rows, 128, axis=1)[:, : codes[1]], np.float32)
+    grid = scales.reshape(fp8_grid(scales.shape))
+    tall, wide = block_length(codes[0], grid.shape[0]), block_length(codes[1], grid.shape[1])
+    rows = grid[np.arange(start, stop) // tall]
+    return rows if grid.shape[1] == 1 else np.asarray(np.repeat(rows, wide, axis=1)[:, : codes[1]], np.float32)
 
 
 def _widen(values: Raw) -> F32:

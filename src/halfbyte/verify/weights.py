@@ -19,7 +19,7 @@ class Kind:
     format: str
     """"nvfp4", "mxfp4", "fp8" or "int4"."""
     suffixes: Mapping[str, str]
-    """Role → what follows the weight's name. Roles: codes, scales, global, input."""
+    """Role → what follows the weight's name. Roles: codes, scales, global, input; zeros and order of INT4."""
     dtypes: Mapping[str, tuple[str, ...]]
     """Role → the dtypes that readers accept."""
     block: int = 0
@@ -31,7 +31,7 @@ class Kind:
 
     @property
     def required(self) -> tuple[str, ...]:
-        return tuple(role for role in self.suffixes if role != "input")
+        return tuple(role for role in self.suffixes if role not in ("input", "zeros", "order"))
 
 
 F32, E4M3, U8 = ("F32",), ("F8_E4M3",), ("U8",)
@@ -115,8 +115,13 @@ INT4 = Kind(
     "int4 (compressed-tensors)",
     "compressed-tensors",
     "int4",
-    {"codes": ".weight_packed", "scales": ".weight_scale"},
-    {"codes": ("I32",), "scales": FLOATS},
+    {
+        "codes": ".weight_packed",
+        "scales": ".weight_scale",
+        "zeros": ".weight_zero_point",
+        "order": ".weight_g_idx",
+    },
+    {"codes": ("I32",), "scales": FLOATS, "zeros": ("I32", "I8"), "order": ("I32", "I64")},
 )
 
 HELPERS = (
