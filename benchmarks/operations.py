@@ -158,7 +158,7 @@ def _quantize(
 
 def _cast(inputs: Inputs) -> Operation:
     """MXFP4 to NVFP4 with the codes as they are; speed in bytes of the bfloat16 tensor that they stand for."""
-    q = hb.quantize(inputs.x, "mxfp4", "ocp")
+    q = hb.quantize(inputs.x, "mxfp4", contract="ocp")
     codes, scales = np.asarray(q.codes), np.asarray(q.scales)
     copies = [(codes.copy(), scales.copy()) for _ in inputs.buffers]
 
