@@ -56,6 +56,15 @@ def test_dry_run_prints_the_plan_and_writes_nothing(tmp_path: Path, source: Path
         assert text in output, text
 
 
+def test_the_plan_prints_patterns_and_names_as_they_are(tmp_path: Path) -> None:
+    tensors = llama() | {"model.layers.0.mlp[/b].weight": random(5, 16, 24), "a[/c].weight": random(6, 16, 32)}
+    source = write_checkpoint(tmp_path / "s", tensors)
+    code, output = convert(source, tmp_path / "d", "--keep", "*.[qkv]_proj", "--keep", "a[/]c*")
+    assert code == 0, output
+    assert "--keep *.[qkv]_proj" in output
+    assert "mlp[/b]" in output
+
+
 def test_names_of_the_miles_converter(tmp_path: Path, source: Path) -> None:
     theirs = ("--num-layers-at-start-in-bf16", 1, "--extra-high-precision-layers-hf", "o_proj", "v_proj")
     assert convert(source, tmp_path / "a", *theirs)[0] == 0
@@ -124,7 +133,9 @@ def test_json_log(tmp_path: Path, source: Path) -> None:
         (("--device", "tpu"), "unknown device 'tpu'"),
         (("--device", "cuda:x"), "unknown device 'cuda:x'"),
         (("--max-memory", "lots"), "is no size"),
+        (("--max-memory", "1e400"), "is no size"),
         (("--max-memory", "1kB"), "is too little"),
+        (("--keep", ""), "an empty pattern fits every module"),
         (("--experts-only", "--include", "x"), "exclude each other"),
         (("--include", "nothing"), "nothing to convert"),
     ],

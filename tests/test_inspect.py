@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -13,7 +14,7 @@ from halfbyte.cli import app
 from halfbyte.cli.inspect import size_text
 from halfbyte.errors import CheckpointError
 from halfbyte.verify import summarize
-from tests.models import MODELS, make
+from tests.models import MODELS, make, write_safetensors
 from tests.quantized import write_quantized
 
 
@@ -91,3 +92,18 @@ def test_what_is_no_checkpoint_is_exit_code_2(tmp_path: Path) -> None:
 )
 def test_sizes_are_readable(size: int, text: str) -> None:
     assert size_text(size) == text
+
+
+def test_names_with_brackets_are_printed_as_they_are(tmp_path: Path) -> None:
+    write_safetensors(tmp_path / "model.safetensors", {"a[/b].weight": np.ones((2, 2), np.float32)})
+    result = run("inspect", tmp_path)
+    assert result.exit_code == 0, result.output
+    assert "a[/b].weight" in result.output
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify"])
+def test_a_report_that_cannot_be_written(tmp_path: Path, command: str) -> None:
+    path = make("llama", tmp_path / "m")
+    result = run(command, path, "--json", tmp_path / "nowhere" / "report.json")
+    assert result.exit_code == 2
+    assert "report.json cannot be written: No such file or directory" in result.output

@@ -55,6 +55,9 @@ HOSTILE = {
     "is no JSON": raw_file(b"{not json", b""),
     "no JSON": raw_file(b"\xff\xfe{}", b""),
     "is a JSON list, not an object": raw_file([], b""),
+    "has a name that is no Unicode text": raw_file(
+        b'{"a\\ud800": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}', bytes(8)
+    ),
     "names 'a' twice": raw_file(b'{"a": {}, "a": {}}', b""),
     "needs exactly dtype, shape and data_offsets": raw_file({"a": {"dtype": "F32"}}, b""),
     "needs exactly dtype": raw_file({"a": [1]}, b""),

@@ -171,3 +171,29 @@ def test_side_files_and_what_is_left_out(source: Path) -> None:
     checkpoint = open_checkpoint(source)
     assert checkpoint.side_files == ("1_Pooling/config.json", "tokenizer.json")
     assert set(checkpoint.left_out) == {"model.gguf", "consolidated.safetensors", ".git", "1_Pooling/model.bin"}
+
+
+def test_folders_behind_links_are_left_out_and_files_are_not(tmp_path: Path, source: Path) -> None:
+    """A cache of downloads links each file to its blob; a link to a folder could bring anything along."""
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "secret.txt").write_text("x")
+    (source / "extra").symlink_to(tmp_path / "outside")
+    (source / "again").symlink_to(source)
+    (source / "chat_template.jinja").symlink_to(tmp_path / "outside" / "secret.txt")
+    checkpoint = open_checkpoint(source)
+    assert checkpoint.side_files == ("chat_template.jinja", "tokenizer.json")
+    assert checkpoint.left_out == dict.fromkeys(("again", "extra"), "a link to a folder")
+
+
+def test_a_config_that_is_no_unicode_text(source: Path) -> None:
+    """It could not be written at the end, when all the work is done."""
+    (source / "config.json").write_text('{"model_type": "llama", "note": "\\uD83D"}')
+    refused(source, "holds half of a surrogate pair")
+    (source / "config.json").write_text('{"model_type": "llama", "note": "\\uD83D\\uDE00"}')
+    assert make_plan(source, Options()).json_files["config.json"]["note"] == "\U0001f600"
+
+
+@pytest.mark.parametrize("layers", [True, -5, 0, "2", 2.0])
+def test_a_number_of_layers_that_is_none(tmp_path: Path, layers: object) -> None:
+    folder = write_checkpoint(tmp_path / "source", llama(), {"num_hidden_layers": layers})
+    assert set(make_plan(folder, Options()).kept.values()) == {"embedding", "output head"}

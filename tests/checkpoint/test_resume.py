@@ -148,6 +148,78 @@ def test_a_finished_conversion_is_replaced_only_when_asked(tmp_path: Path, sourc
     assert all_bytes(tmp_path / "d") == all_bytes(tmp_path / "fresh")  # hf_quant_config.json of the first is gone
 
 
+@pytest.mark.parametrize("count", [1, 3, 6])
+def test_killed_while_an_earlier_conversion_is_taken_away(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    first, second = Options(method="amax", activations="unit"), Options(method="amax", layout="compressed-tensors")
+    run(make_plan(source, first), tmp_path / "d", ONE)
+    run(make_plan(source, second), tmp_path / "fresh", ONE)
+    removed: list[Path] = []
+
+    def unlink(path: Path, missing_ok: bool = False) -> None:
+        if len(removed) == count:
+            raise Stop
+        removed.append(path)
+        os.unlink(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", unlink)
+        with pytest.raises(Stop):
+            run(make_plan(source, second), tmp_path / "d", ONE, overwrite=True)
+    assert len(removed) == count
+    assert not (tmp_path / "d" / "config.json").exists()
+    run(make_plan(source, second), tmp_path / "d", ONE)
+    assert all_bytes(tmp_path / "d") == all_bytes(tmp_path / "fresh")
+
+
+@pytest.mark.parametrize("count", [1, 4, 6])
+def test_killed_while_files_get_their_names_and_begun_anew(tmp_path: Path, source: Path, count: int) -> None:
+    """Other options and --overwrite take away what already has a final name."""
+
+    def report(event: Event) -> None:
+        if event.kind == "close" and event.done == count:
+            raise Stop
+
+    with pytest.raises(Stop):
+        run(make_plan(source, Options(method="amax", activations="unit")), tmp_path / "d", ONE, report=report)
+    other = make_plan(source, Options(method="amax", layout="compressed-tensors"))
+    with pytest.raises(CheckpointError, match="holds an unfinished conversion with other options"):
+        run(other, tmp_path / "d", ONE)
+    run(other, tmp_path / "d", ONE, overwrite=True)
+    run(other, tmp_path / "fresh", ONE)
+    assert all_bytes(tmp_path / "d") == all_bytes(tmp_path / "fresh")
+
+
+def test_a_finished_conversion_that_lost_a_file(tmp_path: Path, source: Path) -> None:
+    plan = make_plan(source, Options(method="amax"))
+    run(plan, tmp_path / "d", ONE)
+    expected = all_bytes(tmp_path / "d")
+    (tmp_path / "d" / "tokenizer.json").unlink()
+    with pytest.raises(CheckpointError, match="this very conversion, but a file of it is gone or was cut"):
+        run(plan, tmp_path / "d", ONE)
+    run(plan, tmp_path / "d", ONE, overwrite=True)
+    assert all_bytes(tmp_path / "d") == expected
+
+
+def test_a_large_side_file_is_copied_in_pieces(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = bytes(range(256)) * 1000
+    (source / "notes.txt").write_bytes(content)
+    (source / "notes.txt").chmod(0o640)
+    plan = make_plan(source, Options(method="amax"))
+    whole = Path.read_bytes
+
+    def read_bytes(path: Path) -> bytes:
+        assert path.name != "notes.txt"
+        return whole(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", read_bytes)
+        run(plan, tmp_path / "d", ONE)
+    assert (tmp_path / "d" / "notes.txt").read_bytes() == content
+    assert (tmp_path / "d" / "notes.txt").stat().st_mode & 0o777 == 0o640
+
+
 def test_a_destination_that_holds_something_else(tmp_path: Path, source: Path) -> None:
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "thesis.tex").write_text("years of work")

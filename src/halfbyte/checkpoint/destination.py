@@ -23,6 +23,9 @@ from halfbyte.checkpoint.manifest import (
 from halfbyte.checkpoint.plan import Plan
 from halfbyte.errors import CheckpointError
 
+REPLACED = "replaced"
+"""Folder in the work folder for the manifest of a conversion that is being replaced."""
+
 
 def check_destination(source: Path, destination: Path) -> None:
     """Refuse a destination that is the source, lies in it, or holds it; or that is no directory."""
@@ -64,6 +67,7 @@ def open_destination(plan: Plan, destination: Path, overwrite: bool, disk: Disk)
         except CheckpointError:
             if not overwrite:
                 raise
+            _remove_begun(journal, destination)
             shutil.rmtree(work)
         else:
             _forget_lost(journal, destination)
@@ -75,6 +79,11 @@ def open_destination(plan: Plan, destination: Path, overwrite: bool, disk: Disk)
     if manifest is not None:
         if manifest["fingerprint"] == plan.fingerprint and not overwrite and _complete(plan, destination):
             return None
+        if manifest["fingerprint"] == plan.fingerprint and not overwrite:
+            raise CheckpointError(
+                f"{destination} holds this very conversion, but a file of it is gone or was cut since; use --overwrite "
+                "to make it again"
+            )
         if not overwrite:
             raise CheckpointError(
                 f"{destination} holds a finished conversion with other options or of another source; use --overwrite "
@@ -131,7 +140,9 @@ def close(
     done = itertools.count(1)
     old = read_manifest(destination)
     if old is not None and old["fingerprint"] != plan.fingerprint:
-        _remove_old(old, destination)
+        (work / REPLACED).mkdir(exist_ok=True)
+        os.replace(destination / MANIFEST, work / REPLACED / MANIFEST)
+    _remove_replaced(work, destination, disk)
     for shard in plan.shards:
         if (work / shard.name).exists():
             os.replace(work / shard.name, destination / shard.name)
@@ -140,8 +151,7 @@ def close(
         final = destination / name
         final.parent.mkdir(parents=True, exist_ok=True)
         temporary = work / "side file"
-        disk.write(temporary, (plan.source / name).read_bytes())
-        shutil.copymode(plan.source / name, temporary)
+        disk.copy(plan.source / name, temporary)
         os.replace(temporary, final)
         report(next(done), total)
     contents = dict(plan.json_files)
@@ -156,9 +166,32 @@ def close(
     disk.folder(destination)
 
 
+def _remove_replaced(work: Path, destination: Path, disk: Disk) -> None:
+    """Take away what an earlier conversion wrote, or the rest of it. Its manifest is put aside before and goes last:
+    killed in between, the next run knows what is left to remove, and a directory without a manifest is no checkpoint.
+    """
+    old = read_manifest(work / REPLACED)
+    if old is not None:
+        disk.folder(work / REPLACED)
+        disk.folder(destination)
+        _remove_old(old, destination)
+        disk.folder(destination)
+        shutil.rmtree(work / REPLACED)
+
+
+def _remove_begun(journal: Journal, destination: Path) -> None:
+    """Take away what an unfinished conversion gave final names before it was stopped.
+
+    Where a manifest stands, its conversion is whole, and `close` takes it away when the new one is.
+    """
+    _remove_replaced(journal.path.parent, destination, journal.disk)
+    if not (destination / MANIFEST).exists():
+        _remove_old({"files": journal.first.get("outputs", [])}, destination)
+
+
 def _remove_old(old: dict[str, object], destination: Path) -> None:
-    """Take away what an earlier conversion wrote, its manifest first, so that nothing half stands as a checkpoint."""
-    names = [MANIFEST, CONFIG]
+    """Unlink the files that a conversion names, config.json first, so that nothing half stands as a checkpoint."""
+    names = [CONFIG]
     shards, files = old.get("shards"), old.get("files")
     names += list(shards) if isinstance(shards, dict) else []
     names += list(files) if isinstance(files, list) else []

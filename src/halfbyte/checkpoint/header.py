@@ -164,6 +164,8 @@ def _position(info: TensorInfo) -> tuple[int, int, str]:
 
 
 def _entry(path: Path, name: str, value: object, data: int) -> TensorInfo:
+    if not encodable(name):
+        raise CheckpointError(f"{path}: tensor {name!r} has a name that is no Unicode text")
     if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data_offsets"}:
         raise CheckpointError(f"{path}: tensor {name!r} needs exactly dtype, shape and data_offsets")
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
@@ -180,6 +182,15 @@ def _entry(path: Path, name: str, value: object, data: int) -> TensorInfo:
             f"{path}: tensor {name}, {dtype} {shape}, needs {bits / 8:g} bytes, but data_offsets span {stop - start}"
         )
     return TensorInfo(name, dtype, tuple(shape), data + start, data + stop)
+
+
+def encodable(text: str) -> bool:
+    """Whether a text can be written as UTF-8: JSON can spell halves of surrogate pairs, which cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def tensor_bytes(dtype: str, shape: Iterable[int]) -> int:

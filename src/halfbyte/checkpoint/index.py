@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from halfbyte.checkpoint.header import Header, TensorInfo, read_header
+from halfbyte.checkpoint.header import Header, TensorInfo, encodable, read_header
 from halfbyte.errors import CheckpointError
 
 INDEX = "model.safetensors.index.json"
@@ -86,13 +86,16 @@ def open_checkpoint(path: Path, need_config: bool = True) -> Checkpoint:
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file."""
     try:
-        parsed = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        parsed = json.loads(text)
     except FileNotFoundError as error:
         raise CheckpointError(f"{path.parent} holds no {path.name}: not a Hugging Face checkpoint") from error
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise CheckpointError(f"{path}: cannot be read as JSON: {error}") from error
     if not isinstance(parsed, dict):
         raise CheckpointError(f"{path}: expected a JSON object, got {type(parsed).__name__}")
+    if "\\ud" in text.lower() and not encodable(json.dumps(parsed, ensure_ascii=False)):
+        raise CheckpointError(f"{path}: holds half of a surrogate pair (\\ud800 to \\udfff), which is no Unicode text")
     return parsed
 
 
@@ -149,6 +152,8 @@ def _side_files(path: Path, shards: list[str]) -> tuple[tuple[str, ...], dict[st
             left_out[entry.name] = f"not named by {INDEX}"
         elif entry.suffix in OTHER_FORMS:
             left_out[entry.name] = "the model in another form"
+        elif entry.is_dir() and entry.is_symlink():
+            left_out[entry.name] = "a link to a folder"
         elif entry.is_dir():
             inner = sorted(item.relative_to(path) for item in entry.rglob("*") if item.is_file())
             side.extend(str(item) for item in inner if item.suffix not in OTHER_FORMS)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -18,6 +19,9 @@ from halfbyte.errors import CheckpointError
 
 DIGITS = 32
 """Hex digits of a SHA-256 that are kept."""
+
+PIECE = 1 << 20
+"""Bytes of a side file that are copied at a time."""
 
 JOURNAL = "journal.jsonl"
 
@@ -33,6 +37,14 @@ class Disk:
         with path.open("wb") as file:
             file.write(data)
             self.flush(file)
+        self.folder(path.parent)
+
+    def copy(self, source: Path, path: Path) -> None:
+        """Copy a file's bytes and mode, whatever its size."""
+        with source.open("rb") as original, path.open("wb") as file:
+            shutil.copyfileobj(original, file, PIECE)
+            self.flush(file)
+        shutil.copymode(source, path)
         self.folder(path.parent)
 
     def flush(self, file: BinaryIO) -> None:
@@ -103,6 +115,7 @@ class Journal:
             "fingerprint": plan.fingerprint,
             "choices": plan.choices,
             "files": [asdict(file) for file in plan.files],
+            "outputs": sorted([*(shard.name for shard in plan.shards), *plan.json_files, *plan.side_files]),
         }
         line = (json.dumps(journal.first) + "\n").encode()
         disk.write(path, line)

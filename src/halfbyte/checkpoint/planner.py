@@ -36,7 +36,7 @@ def make_plan(source: Path, options: Options) -> Plan:
 
 def _layers(checkpoint: Checkpoint) -> int | None:
     layers = checkpoint.setting("num_hidden_layers")
-    return layers if isinstance(layers, int) else None
+    return layers if type(layers) is int and layers > 0 else None
 
 
 def _nothing(draft: Draft) -> str:

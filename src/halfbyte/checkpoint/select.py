@@ -44,6 +44,8 @@ class Rules:
     def __post_init__(self) -> None:
         if self.experts_only and self.include:
             raise InputError("--experts-only and --include exclude each other: include '*.experts.*' says the same")
+        if not all((*self.include, *self.keep)):
+            raise InputError("an empty pattern fits every module; give part of a name, or '*'")
         if self.keep_first < 0 or self.keep_last < 0:
             raise InputError("the number of layers to keep cannot be negative")
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -18,13 +21,26 @@ app = typer.Typer(
 )
 
 
-def out() -> Console:
-    """Standard output. Made when needed, so that the width is that of the moment."""
-    return Console(highlight=False)
+def out(markup: bool = True) -> Console:
+    """Standard output. Made when needed, so that the width is that of the moment.
+
+    markup: False where tables show names and patterns of others, whose brackets are to be printed, not obeyed.
+    """
+    return Console(highlight=False, markup=markup, emoji=markup)
 
 
 def err() -> Console:
     return Console(stderr=True, highlight=False)
+
+
+def write_json(command: str, path: Path, content: Mapping[str, object]) -> None:
+    """Write what --json asks for; a file that cannot be written ends the command with 2."""
+    try:
+        path.write_text(json.dumps(content, indent=1) + "\n")
+    except OSError as error:
+        message = f"halfbyte {command}: {path} cannot be written: {error.strerror or error}"
+        err().print(message, markup=False, soft_wrap=True)
+        raise typer.Exit(2) from error
 
 
 def _version(wanted: bool) -> None:

@@ -69,7 +69,7 @@ def memory_size(text: str) -> int:
     found = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([kmgt]i?)?b?\s*", text, re.IGNORECASE)
     try:
         size = int(float(found.group(1)) * UNITS[(found.group(2) or "").upper()]) if found else 0
-    except ValueError:
+    except (ValueError, OverflowError):
         size = 0
     if size < 1:
         raise InputError(f"--max-memory {text!r} is no size; examples: 2GB, 512MiB")

@@ -101,7 +101,7 @@ class Screen(Quiet):
     """Tables and a progress bar."""
 
     def __init__(self) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+        columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn())
         self._progress = Progress(
             *columns, TimeRemainingColumn(), console=err(), transient=True, disable=not sys.stderr.isatty()
         )
@@ -159,7 +159,7 @@ def size(count: float) -> str:
 
 def print_plan(plan: Plan, resources: Resources, cut: tuple[Sizes, int]) -> None:
     """The plan as tables: what becomes of the tensors, what is kept and why, what is shared, memory and bytes."""
-    console = out()
+    console = out(markup=False)
     sizes, workers = cut
     choices = plan.choices
     how = f", contract {choices['contract']}, method {choices['method'] or 'of the contract'}" if plan.format else ""
@@ -213,7 +213,7 @@ def _print_kept(plan: Plan) -> None:
     first = {reason: module for module, reason in reversed(list(plan.kept.items()))}
     for reason, count in counts.most_common():
         table.add_row(reason, str(count), first[reason])
-    out().print(table)
+    out(markup=False).print(table)
     _print_list("does not divide", {module: why for module, why in plan.kept.items() if why.startswith("width")})
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.table import Table
 
-from halfbyte.cli.app import app, err, out
+from halfbyte.cli.app import app, err, out, write_json
 from halfbyte.errors import HalfbyteError
 from halfbyte.verify import summarize
 
@@ -39,14 +38,14 @@ def inspect(
     for line in summary.lines:
         shape = " × ".join(map(str, line.shape)) or "scalar"
         table.add_row(line.name, str(line.count), line.dtype, shape, size_text(line.bytes))
-    out().print(table)
+    out(markup=False).print(table)
     by_dtype = ", ".join(f"{size_text(size)} {dtype}" for dtype, size in summary.dtypes.items())
     model = f", {summary.model_type}" if summary.model_type else ""
     counts = f"{summary.tensors} tensors in {summary.files} file{'' if summary.files == 1 else 's'}"
     out().print(f"{counts}, {size_text(summary.bytes)} ({by_dtype}){model}", markup=False, soft_wrap=True)
     out().print(summary.quantization, markup=False, soft_wrap=True)
     if json_file is not None:
-        json_file.write_text(json.dumps(summary.as_json(), indent=1) + "\n")
+        write_json("inspect", json_file, summary.as_json())
 
 
 def size_text(size: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from halfbyte import verify as library
-from halfbyte.cli.app import app, err, out
+from halfbyte.cli.app import app, err, out, write_json
 from halfbyte.errors import HalfbyteError
 
 
@@ -53,7 +52,7 @@ def verify(
     _print_errors(report, show)
     _print_problems(report, show)
     if json_file is not None:
-        json_file.write_text(json.dumps(report.as_json(), indent=1) + "\n")
+        write_json("verify", json_file, report.as_json())
     out().print(report.last_line, markup=False, soft_wrap=True)
     raise typer.Exit(0 if report.clean else 1)
 
@@ -80,7 +79,7 @@ def _print_errors(report: library.Report, show: int) -> None:
         shape = " × ".join(map(str, error.shape))
         table.add_row(error.name, error.kind, shape, f"{error.relative:.4f}", f"{error.largest:.3g}")
     if report.errors:
-        out().print(table)
+        out(markup=False).print(table)
     if len(report.errors) > show:
         out().print(f"… and {len(report.errors) - show} more, none worse than {report.errors[show].relative:.4f}")
     out().print(f"{report.equal} other tensors are as in the source")
