@@ -191,6 +191,37 @@ def test_killed_while_files_get_their_names_and_begun_anew(tmp_path: Path, sourc
     assert all_bytes(tmp_path / "d") == all_bytes(tmp_path / "fresh")
 
 
+@pytest.mark.parametrize("name", ["model-00002-of-00003.safetensors", "tokenizer.json"])
+def test_a_source_that_changed_since_it_was_converted(tmp_path: Path, source: Path, name: str) -> None:
+    """Other weights of the same shapes: the headers are the same."""
+    run(make_plan(source, Options(method="amax")), tmp_path / "d", ONE)
+    (source / name).write_bytes((source / name).read_bytes()[:-2] + b"}}")
+    with pytest.raises(CheckpointError, match=f"{name} changed since it was converted"):
+        run(make_plan(source, Options(method="amax")), tmp_path / "d", ONE)
+    run(make_plan(source, Options(method="amax")), tmp_path / "d", ONE, overwrite=True)
+    run(make_plan(source, Options(method="amax")), tmp_path / "fresh", ONE)
+    assert all_bytes(tmp_path / "d") == all_bytes(tmp_path / "fresh")
+
+
+def test_other_values_in_the_same_calibration_file(tmp_path: Path, source: Path) -> None:
+    modules = [name.removesuffix(".weight") for name in llama() if name.endswith("_proj.weight")]
+    file = tmp_path / "amax.json"
+    options = Options(method="amax", activations=str(file))
+    file.write_text(json.dumps(dict.fromkeys(modules, 1.0)))
+    run(make_plan(source, options), tmp_path / "d", ONE)
+    file.write_text(json.dumps(dict.fromkeys(modules, 2.0)))
+    with pytest.raises(CheckpointError, match="holds a finished conversion with other options"):
+        run(make_plan(source, options), tmp_path / "d", ONE)
+
+
+@pytest.mark.parametrize("amax", [1e-45, 1e300])
+def test_a_calibrated_amax_without_a_scale(tmp_path: Path, source: Path, amax: float) -> None:
+    modules = [name.removesuffix(".weight") for name in llama() if name.endswith("_proj.weight")]
+    (tmp_path / "amax.json").write_text(json.dumps(dict.fromkeys(modules, amax)))
+    with pytest.raises(CheckpointError, match="whose scale is no normal float32"):
+        make_plan(source, Options(activations=str(tmp_path / "amax.json")))
+
+
 def test_a_finished_conversion_that_lost_a_file(tmp_path: Path, source: Path) -> None:
     plan = make_plan(source, Options(method="amax"))
     run(plan, tmp_path / "d", ONE)

@@ -230,3 +230,13 @@ def test_nothing_left_to_convert_is_an_error_that_counts(tmp_path: Path) -> None
     source = write_checkpoint(tmp_path / "s", {"lm_head.weight": random(0, 32, 32), "model.norm.weight": random(0, 32)})
     with pytest.raises(CheckpointError, match=r"nothing to convert \(1 output head\)"):
         make_plan(source, Options())
+
+
+def test_experts_of_a_layer_that_are_not_alike_are_noted(tmp_path: Path) -> None:
+    """Servers hold the experts of a layer in one tensor."""
+    at = "model.layers.0.mlp.experts.0"
+    tensors = {f"{at}.{name}.weight": random(1, 32, 32) for name in ("gate_proj", "up_proj", "down_proj")}
+    source = write_checkpoint(tmp_path / "s", tensors, {"model_type": "qwen3_moe"})
+    (note,) = [note for note in make_plan(source, Options(rules=Rules(keep=("gate_proj",)))).notes if "alike" in note]
+    assert note.startswith(f"{at}.down_proj is quantized and {at}.")
+    assert not [note for note in make_plan(source, Options()).notes if "alike" in note]

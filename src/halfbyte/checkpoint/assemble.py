@@ -239,6 +239,12 @@ def _notes(draft: Draft, selector: Selector) -> list[str]:
         notes.append(
             f"{len(narrow)} row-parallel modules, {narrow[0]} first, are too narrow for 8-way tensor parallelism"
         )
+    mixed = _mixed_experts(draft)
+    if mixed is not None:
+        notes.append(
+            f"{mixed[0]} is quantized and {mixed[1]} kept: servers want all experts of a layer alike and will not load "
+            "this; keep or include them all"
+        )
     experts = any(EXPERTS.search(weight.module) or weight.stacked for weight in draft.converted)
     if experts and layout == "compressed-tensors" and format.has_global:
         notes.append(
@@ -253,3 +259,18 @@ def _notes(draft: Draft, selector: Selector) -> list[str]:
         listed = ", ".join(f"{count} {kind}" for kind, count in counts.items())
         notes.append(f"weights that become BF16 because they are kept: {listed}")
     return notes
+
+
+def _mixed_experts(draft: Draft) -> tuple[str, str] | None:
+    """A routed expert's module that is quantized, and one of the same layer that is kept."""
+    quantized = {
+        weight.module.partition(ROUTED)[0]: weight.module for weight in draft.converted if ROUTED in weight.module
+    }
+    for module in draft.kept:
+        layer, routed, _ = module.partition(ROUTED)
+        if routed and layer in quantized:
+            return quantized[layer], module
+    return None
+
+
+ROUTED = ".experts."

@@ -78,6 +78,7 @@ def open_destination(plan: Plan, destination: Path, overwrite: bool, disk: Disk)
     manifest = read_manifest(destination)
     if manifest is not None:
         if manifest["fingerprint"] == plan.fingerprint and not overwrite and _complete(plan, destination):
+            _refuse_newer(plan, destination)
             return None
         if manifest["fingerprint"] == plan.fingerprint and not overwrite:
             raise CheckpointError(
@@ -99,6 +100,17 @@ def open_destination(plan: Plan, destination: Path, overwrite: bool, disk: Disk)
     work.mkdir()
     disk.folder(destination)
     return Journal.start(journal_path, disk, plan)
+
+
+def _refuse_newer(plan: Plan, destination: Path) -> None:
+    """Raise if a source file was written after the conversion that is there: headers do not show new weights."""
+    finished = (destination / MANIFEST).stat().st_mtime_ns
+    for name in (*(file.name for file in plan.files), *plan.side_files):
+        if (plan.source / name).stat().st_mtime_ns > finished:
+            raise CheckpointError(
+                f"{plan.source / name} changed since it was converted to {destination}; use --overwrite to convert it "
+                "again"
+            )
 
 
 def _complete(plan: Plan, destination: Path) -> bool:

@@ -173,6 +173,7 @@ class Plan:
         digest.update(json.dumps(described, sort_keys=True).encode())
         for shard in self.shards:
             digest.update(shard.name.encode() + shard.header)
+            digest.update(json.dumps([unit.input_scale for unit in shard.units]).encode())
         return digest.hexdigest()
 
     @property

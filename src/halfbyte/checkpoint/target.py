@@ -122,6 +122,11 @@ def input_scales(kind: str, options: Options, groups: Sequence[Sequence[str]]) -
             if amax is None:
                 raise CheckpointError(f"{options.activations}: no amax for {module}, which is quantized")
             amaxes.append(amax)
+        limits = np.finfo(np.float32)
+        if not float(limits.tiny) * 2688 <= max(amaxes) <= float(limits.max):
+            raise CheckpointError(
+                f"{options.activations}: {group[0]} has the amax {max(amaxes):g}, whose scale is no normal float32"
+            )
         scales |= dict.fromkeys(group, float(np.float32(max(amaxes)) / np.float32(2688)))
     return scales
 
