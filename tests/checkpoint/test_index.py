@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from halfbyte.checkpoint import Options, make_plan
+from halfbyte.checkpoint import Options, Resources, make_plan, run
 from halfbyte.checkpoint.index import open_checkpoint
 from halfbyte.errors import CheckpointError
 from tests.checkpoint.toy import Array, llama, random, safetensors_bytes, write_checkpoint
@@ -197,3 +198,15 @@ def test_a_config_that_is_no_unicode_text(source: Path) -> None:
 def test_a_number_of_layers_that_is_none(tmp_path: Path, layers: object) -> None:
     folder = write_checkpoint(tmp_path / "source", llama(), {"num_hidden_layers": layers})
     assert set(make_plan(folder, Options()).kept.values()) == {"embedding", "output head"}
+
+
+def test_side_files_whose_names_are_no_text(tmp_path: Path, source: Path) -> None:
+    """No manifest could name them."""
+    (source / "folder").mkdir()
+    for name in (b"bad\xff.txt", b"bad\xff.bin", b"folder/bad\xff.txt"):
+        Path(os.fsdecode(bytes(source) + b"/" + name)).write_text("x")
+    plan = make_plan(source, Options(method="amax"))
+    assert plan.side_files == ("tokenizer.json",)
+    assert sorted(plan.left_out) == ["'bad\\udcff.bin'", "'bad\\udcff.txt'", "'folder/bad\\udcff.txt'"]
+    run(plan, tmp_path / "d", Resources(workers=1, sync=False))
+    assert (tmp_path / "d" / "halfbyte.json").is_file()

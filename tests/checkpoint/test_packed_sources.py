@@ -102,6 +102,8 @@ def test_quark_mxfp4_is_cast_to_nvfp4(tmp_path: Path) -> None:
 def test_quark_mxfp4_to_other_forms(tmp_path: Path) -> None:
     source, codes, scales = write_quark(tmp_path / "s")
     assert halfbyte("convert", source, tmp_path / "mx", "--to", "mxfp4", "--quiet").exit_code == 0
+    plan = halfbyte("convert", source, tmp_path / "mx", "--to", "mxfp4", "--dry-run").output
+    assert "1 weights are mxfp4 already: their codes stay" in plan
     moved = read_checkpoint(tmp_path / "mx")
     assert_same_bits(moved[f"{DOWN}.weight_packed"], codes)
     assert_same_bits(moved[f"{DOWN}.weight_scale"], scales)

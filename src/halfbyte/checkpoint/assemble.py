@@ -239,6 +239,9 @@ def _notes(draft: Draft, selector: Selector) -> list[str]:
         notes.append(
             f"{len(narrow)} row-parallel modules, {narrow[0]} first, are too narrow for 8-way tensor parallelism"
         )
+    moved = sum(_action(weight, draft.target) == "relayout" for weight in draft.converted)
+    if moved:
+        notes.append(f"{moved} weights are {format.name} already: their codes stay, whatever the method and contract")
     mixed = _mixed_experts(draft)
     if mixed is not None:
         notes.append(

@@ -162,7 +162,9 @@ def _side_files(path: Path, shards: list[str]) -> tuple[tuple[str, ...], dict[st
             side.append(entry.name)
         else:
             left_out[entry.name] = "no regular file"
-    return tuple(side), left_out
+    left_out |= {ascii(name): "its name is no Unicode text" for name in side if not encodable(name)}
+    readable = {name if encodable(name) else ascii(name): why for name, why in left_out.items()}
+    return tuple(filter(encodable, side)), readable
 
 
 def _assemble(
