@@ -11,6 +11,7 @@ import os
 from typing import TYPE_CHECKING
 
 from halfbyte.backends.protocol import DeviceParts, Request
+from halfbyte.backends.triton_hadamard import rotated
 from halfbyte.backends.triton_launch import (
     FLAT,
     LANES,
@@ -24,12 +25,14 @@ from halfbyte.backends.triton_launch import (
     options,
     short_name,
 )
+from halfbyte.backends.triton_mx_search import improve_mx
 from halfbyte.backends.triton_rules import DECODES, DTYPE_NUMBERS, reason_against
 from halfbyte.codec.blocks import ceil_div
 from halfbyte.contracts import MXRule, NVFP4Rule
 from halfbyte.contracts.spec import DecodeRule
 from halfbyte.errors import InputError
 from halfbyte.formats import E4M3
+from halfbyte.methods import Hessian, Optimal
 
 if TYPE_CHECKING:
     import torch
@@ -72,11 +75,15 @@ class Triton:
         rows, width = x.shape
         block = request.format.block
         with on_device(x):
+            if request.contract.transform.hadamard:
+                x = rotated(x, request.contract.transform.random_signs)
             operand = _readable(x, request.tile[0], block)
             codes, scales = _outputs(operand, request, swizzled, out if operand.shape == x.shape else None)
             rule = request.contract.rule(request.format)
             if isinstance(rule, MXRule):
                 launch_mx(operand, rule, request, codes, scales, swizzled)
+                if isinstance(request.method, Optimal | Hessian):
+                    improve_mx(operand, rule, request, codes, scales, swizzled)
                 stored = multiplier = None
             elif isinstance(rule, NVFP4Rule):
                 group = group_rows or (1 if request.scaling == "row" else operand.shape[0])

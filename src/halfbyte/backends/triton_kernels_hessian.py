@@ -4,7 +4,7 @@
 
 A program takes one column of blocks, a row a lane, so that all lanes read the same matrix. Scales are left out only
 where they cannot win: above one under which every code is 0 all errors are equal and the smaller scale wins; below one
-whose best case, ‖x‖_H − root·24·s', already costs more than the best error found, by more than float32 sums can be off.
+whose best case, ‖x‖_H − root·‖q‖·s' (24·s' for sixteen elements), already costs more than the best error found, by more than float32 sums can be off.
 """
 
 import triton
@@ -27,7 +27,7 @@ from halfbyte.backends.triton_kernels_search import any_lane, differences, finis
 
 
 @triton.jit
-def _quadratic(r, matrix_ptr, N: tl.constexpr):
+def quadratic(r, matrix_ptr, N: tl.constexpr):
     """rᵀHr by the upper triangle, row by row, doubled off the diagonal."""
     total = tl.zeros(r[0].shape, tl.float32)
     for i in tl.static_range(N):
@@ -72,12 +72,13 @@ def quantize_hessian(
     most = largest(scaled, N)
     matrix_ptr = matrices_ptr + column * (N * (N + 1) // 2)
     root = tl.load(bounds_ptr + bound_step * column) + tl.zeros(v.shape, tl.float32)
-    slack = 4e-6 * tl.load(bounds_ptr + bound_step * column + 1)
+    reach: tl.constexpr = 24.0 if N == 16 else 33.95  # 6·√N: ‖q‖ of a whole block
+    slack = (4e-6 if N == 16 else 8e-6) * tl.load(bounds_ptr + bound_step * column + 1)
     squares = tl.zeros(v.shape, tl.float32)
     for i in tl.static_range(N):
         squares = squares + scaled[i] * scaled[i]
     length = tl.sqrt(squares) * 1.0001
-    norm = tl.sqrt(tl.maximum(_quadratic(scaled, matrix_ptr, N) - slack * length * length, 0.0)) * 0.9999
+    norm = tl.sqrt(tl.maximum(quadratic(scaled, matrix_ptr, N) - slack * length * length, 0.0)) * 0.9999
     nearest, value = round_e4m3(tl.where(searched, most / (unit * 6.0), 1.0))
     nearest = tl.maximum(nearest, FIRST)
     best = tl.full(v.shape, float("inf"), tl.float32)
@@ -90,7 +91,7 @@ def quantize_hessian(
         r, y = differences(
             x, scaled, tried, numbers_ptr, group, N, False, ELEMENT, TIE, SIGN, NAN_CODE, ZERO_INPUT, WRAPS
         )
-        error = _quadratic(r, matrix_ptr, N)
+        error = quadratic(r, matrix_ptr, N)
         better = alive & (error < best)
         best = tl.where(better, error, best)
         best_byte = tl.where(better, tried, best_byte)
@@ -105,15 +106,15 @@ def quantize_hessian(
         r, y = differences(
             x, scaled, tried, numbers_ptr, group, N, False, ELEMENT, TIE, SIGN, NAN_CODE, ZERO_INPUT, WRAPS
         )
-        error = _quadratic(r, matrix_ptr, N)
+        error = quadratic(r, matrix_ptr, N)
         better = alive & (error <= best) & (error <= FLOAT32_MAX)  # the smaller scale of equals
         best = tl.where(better, error, best)
         best_byte = tl.where(better, tried, best_byte)
         down += 1
         by_scale = decode_e4m3(tl.maximum(nearest - down, FIRST)) * unit
-        least = tl.maximum(norm - (24.0 * root) * by_scale, 0.0)
-        reach = length + 24.0 * by_scale
-        hopeless = (root >= 0) & (least * least * 0.9999 > best + slack * reach * reach)
+        least = tl.maximum(norm - (reach * root) * by_scale, 0.0)
+        far = length + reach * by_scale
+        hopeless = (root >= 0) & (least * least * 0.9999 > best + slack * far * far)
         alive = alive & (nearest - down >= FIRST) & (hopeless == 0)
         going = any_lane(alive)
     byte = tl.where(searched & (best <= FLOAT32_MAX), best_byte, byte)  # no error may be finite

@@ -206,7 +206,7 @@ def _distance(x, half, CODE: tl.constexpr):
 
 
 @triton.jit
-def _first_nearest(x, scale):
+def first_nearest(x, scale):
     """First index of the smallest |(S/2)·k − x|, k twice a code's value. (contracts.peers.gguf)"""
     half = scale * 0.5
     best = tl.full(x.shape, float("inf"), tl.float32)
@@ -257,7 +257,7 @@ def quantize_mx(
     codes = ()
     for i in tl.static_range(N):
         if NEAREST:
-            codes = codes + (_first_nearest(x[i], constant),)
+            codes = codes + (first_nearest(x[i], constant),)
         else:
             y = x[i] * constant
             if ROUNDED:
@@ -275,7 +275,7 @@ def quantize_mx(
             if ASM:
                 out = out + (hardware_e4m3(codes, 4 * i),)
             else:
-                out = out + (_four_bytes(codes, 4 * i),)
+                out = out + (four_bytes(codes, 4 * i),)
         store_words(codes_ptr + block * (N // 4), out, exists, N // 4)
     else:
         store_words(codes_ptr + block * (N // 8), pack_codes(codes, N), exists, N // 8)
@@ -283,6 +283,6 @@ def quantize_mx(
 
 
 @triton.jit
-def _four_bytes(codes, at):
+def four_bytes(codes, at):
     low = codes[at] | (codes[at + 1] << 8)
     return low | (codes[at + 2] << 16) | (codes[at + 3] << 24)

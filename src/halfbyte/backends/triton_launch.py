@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from halfbyte.backends.protocol import Request
+from halfbyte.backends.triton_peers import launch_peer
 from halfbyte.backends.triton_rules import (
     DTYPE_NUMBERS,
     four_six_numbers,
@@ -208,6 +209,8 @@ def launch_blocks(
     }  # fmt: skip
     arguments = (source.blocks, source.columns, source.row_quads, source.group_blocks)
     outputs = codes.view(torch.int32), scales, table
+    if launch_peer(source.words, outputs, arguments, programs, rule, request, common):
+        return
     if isinstance(request.method, FourSix) and rule.four_six is not None:
         more = four_six_numbers(rule.four_six, request.method, request)
         triton_kernels_four_six.quantize_four_six[(programs,)](

@@ -11,7 +11,9 @@ import numpy.typing as npt
 from halfbyte.backends.protocol import Request
 from halfbyte.codec.bits import DTYPES, F32, U8, widen
 from halfbyte.contracts import Contract, MXRule, NVFP4Rule, exponents, expressions, reductions
+from halfbyte.contracts.qwantize_search import search_e4m3, search_e8m0
 from halfbyte.contracts.spec import DecodeRule, FourSixRule, Rounding
+from halfbyte.contracts.static_search import search_block_amax
 from halfbyte.formats import BlockFormat
 from halfbyte.formats.spec import ElementFormat
 from halfbyte.methods import Amax, FourSix, Hessian, Optimal
@@ -159,23 +161,39 @@ def reason_against(request: Request) -> str | None:
     rule = request.contract.rules.get(request.format.name)
     if isinstance(rule, DecodeRule) or rule is None:
         return None  # refused before any backend is asked
-    if request.contract.transform.hadamard:
-        return "the Hadamard transform has no GPU kernel"
     method = request.method
-    if isinstance(method, Optimal | Hessian) and rule.scale_search is not None:
-        return f"the search of {request.contract} has no GPU kernel"
     if isinstance(rule, MXRule):
-        return None if isinstance(method, Amax) else f"{request.format.name} has no search on the GPU"
+        return _peer_reason(rule, request)
     rule = rule.for_method(method)
     if isinstance(method, FourSix) and rule.four_six is not None:
-        if request.tile[0] != 1 and rule.four_six.block_sum is not reductions.sequential:
-            return "4over6 on tiles has a GPU kernel for errors added row by row"
-        return None
-    if isinstance(method, Hessian) and (method.codes == "descent" or request.format.block != 16):
-        return "the search through a Hessian has a GPU kernel for blocks of 16 and nearest codes"
+        in_rows = request.tile[0] == 1 or rule.four_six.tile_sum is reductions.rows_then_tree
+        return None if in_rows or adds_over_tiles(rule, request) else "its sum over tiles has no GPU kernel"
     if isinstance(method, Amax | Optimal | Hessian):
+        return _peer_reason(rule, request)
+    if rule.block_search is search_block_amax and method in rule.searches:
         return None
     return f"method {method.name} has no GPU kernel"
+
+
+def adds_over_tiles(rule: NVFP4Rule, request: Request) -> bool:
+    """Whether 4over6 adds its errors over all elements of a tile in one order."""
+    four_six = rule.four_six
+    fits = four_six is not None and isinstance(request.method, FourSix) and request.tile[0] != 1
+    return fits and four_six is not None and four_six.tile_sum is reductions.eight_lanes_flat
+
+
+def _peer_reason(rule: NVFP4Rule | MXRule, request: Request) -> str | None:
+    """Why the search that a rule has of its own has no kernel; None if it has one, or there is no such search."""
+    method = request.method
+    if not isinstance(method, Optimal | Hessian) or rule.scale_search is None:
+        return None
+    if rule.scale_search not in (search_e4m3, search_e8m0):
+        return f"the search of {request.contract} has no GPU kernel"
+    if isinstance(method, Optimal) and method.weights is not None:
+        return f"the search of {request.contract} knows no weights"
+    if isinstance(method, Hessian) and method.codes != "nearest":
+        return f"the search of {request.contract} has nearest codes only"
+    return None
 
 
 # --- tables of the MX formats ---

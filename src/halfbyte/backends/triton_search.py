@@ -7,17 +7,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from halfbyte.backends.cpu_search import prepared
-from halfbyte.backends.cpu_tables import exponent_of_largest
+from halfbyte.backends.cpu_tables import exponent_of_largest, hessian_bounds
 from halfbyte.backends.protocol import Request
+from halfbyte.backends.triton_rules import DTYPE_NUMBERS
+from halfbyte.codec.blocks import ceil_div
 from halfbyte.contracts import NVFP4Rule
-from halfbyte.formats import E4M3
+from halfbyte.formats import E2M1, E4M3, E8M0
 from halfbyte.methods import Hessian, Optimal
 
 if TYPE_CHECKING:
     import torch
 
 UNIFORM, WEIGHTED = 0, 1
+DESCENT_LANES = 32
 
 _WEIGHTS: weakref.WeakKeyDictionary[Optimal, dict[tuple[str, int], torch.Tensor]] = weakref.WeakKeyDictionary()
 _HESSIANS: weakref.WeakKeyDictionary[Hessian, dict[str, tuple[torch.Tensor, torch.Tensor]]] = (
@@ -40,9 +42,9 @@ def launch_search(
     first = int(np.searchsorted(E4M3.magnitudes, max(rule.scale_byte.smallest, E4M3.smallest)))
     method, (blocks, columns, row_quads, group_blocks) = request.method, arguments
     if isinstance(method, Hessian):
-        matrices, bounds = _hessian(method, words.device)
+        matrices, bounds = hessian_on(method, words.device)
         rows, lanes = blocks // columns, int(common["B"])
-        grid = (columns * (-(-rows // lanes)),)
+        grid = (columns * ceil_div(rows, lanes),)
         triton_kernels_hessian.quantize_hessian[grid](
             words,
             *outputs,
@@ -56,16 +58,19 @@ def launch_search(
             FIRST=first,
             **common,
         )
+        if method.codes == "descent":
+            sizes = (rows, columns, row_quads, group_blocks)
+            launch_descent(words, outputs, matrices, sizes, request, int(common["GROUP"]), bool(common["SWIZZLED"]))
         return
     weights, objective = words, UNIFORM
     if isinstance(method, Optimal) and method.channel_weights is not None:
-        weights, objective = _weights(method, columns * request.format.block, words.device), WEIGHTED
+        weights, objective = weights_on(method, columns * request.format.block, words.device), WEIGHTED
     triton_kernels_search.quantize_optimal[(programs,)](
         words, *outputs, weights, *arguments, OBJECTIVE=objective, FIRST=first, **common
     )
 
 
-def _weights(method: Optimal, width: int, device: torch.device) -> torch.Tensor:
+def weights_on(method: Optimal, width: int, device: torch.device) -> torch.Tensor:
     """Weights scaled by a power of two that brings the largest into [1, 2), zeros behind the last."""
     import torch
 
@@ -81,12 +86,35 @@ def _weights(method: Optimal, width: int, device: torch.device) -> torch.Tensor:
     return kept[key]
 
 
-def _hessian(method: Hessian, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Triangles and bounds of the matrices."""
+def hessian_on(method: Hessian, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Upper triangles row by row, doubled off the diagonal, and bounds; of matrices whose largest entry is in [1, 2)."""
     import torch
 
     kept = _HESSIANS.setdefault(method, {})
     if str(device) not in kept:
-        triangles, bounds = prepared(method)
-        kept[str(device)] = (torch.from_numpy(triangles).to(device), torch.from_numpy(bounds).to(device))
+        scaled = np.ldexp(method.matrices, -exponent_of_largest(np.abs(method.matrices))).astype(np.float32)
+        rows, columns = np.triu_indices(scaled.shape[-1])
+        triangles = scaled[:, rows, columns] * np.where(rows == columns, 1, 2).astype(np.float32)
+        parts = (np.ascontiguousarray(triangles), hessian_bounds(scaled))
+        kept[str(device)] = (torch.from_numpy(parts[0]).to(device), torch.from_numpy(parts[1]).to(device))
     return kept[str(device)]
+
+
+def launch_descent(
+    words: torch.Tensor,
+    outputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    matrices: torch.Tensor,
+    sizes: tuple[int, int, int, int],
+    request: Request,
+    group: int,
+    swizzled: bool,
+) -> None:
+    """Move the codes that a search has written; `outputs` with the numbers of the groups, `sizes` from rows on."""
+    from halfbyte.backends import triton_kernels_descent
+
+    rows, columns, _, _ = sizes
+    triton_kernels_descent.descend[(columns * ceil_div(rows, DESCENT_LANES),)](
+        words, *outputs, matrices, *sizes, B=DESCENT_LANES, N=request.format.block,
+        DTYPE=DTYPE_NUMBERS[request.dtype], GROUP=group, SWIZZLED=swizzled, POWERS=request.format.scale == E8M0,
+        WIDE=request.format.element != E2M1, num_warps=1, enable_fp_fusion=False,
+    )  # fmt: skip
