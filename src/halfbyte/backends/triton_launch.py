@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from halfbyte.backends import cuda_launch
 from halfbyte.backends.protocol import Request
 from halfbyte.backends.triton_peers import launch_peer
 from halfbyte.backends.triton_rules import (
@@ -186,9 +187,11 @@ def launch_blocks(
     scales: torch.Tensor,
     swizzled: bool = False,
 ) -> None:
-    """Quantize the blocks of a source with prepared numbers."""
+    """Quantize the blocks of a source with prepared numbers: by a table where there is one for it, else by Triton."""
     import torch
 
+    if _launch_table(source, rule, request, table, codes, scales, swizzled):
+        return
     from halfbyte.backends import triton_kernels_four_six, triton_kernels_plain
 
     groups, numbers = source.groups, rule_numbers(rule, request)
@@ -222,6 +225,28 @@ def launch_blocks(
         launch_search(source.words, outputs, arguments, programs, rule, request, common)
     else:
         triton_kernels_plain.quantize_nvfp4[(programs,)](source.words, *outputs, *arguments, **common)
+
+
+def _launch_table(
+    source: Source,
+    rule: NVFP4Rule,
+    request: Request,
+    table: torch.Tensor,
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    swizzled: bool,
+) -> bool:
+    """Whether a CUDA C++ kernel took the blocks (cuda_launch.py)."""
+    if source.groups != 1 or source.map not in (FLAT, ROWS) or not cuda_launch.usable(codes.device, source.blocks):
+        return False
+    name = cuda_launch.kernel_for(rule, request)
+    if name is None:
+        return False
+    blocks = cuda_launch.Blocks(
+        source.words.data_ptr(), codes.data_ptr(), scales.data_ptr(), table.data_ptr(), source.blocks, source.columns,
+        source.row_quads,
+    )  # fmt: skip
+    return cuda_launch.launch(name, blocks, rule, request, source.map == ROWS, swizzled, codes.device)
 
 
 def _needs_rows(x: torch.Tensor, swizzled: bool, request: Request) -> bool:

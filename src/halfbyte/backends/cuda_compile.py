@@ -1,0 +1,137 @@
+"""CUDA C++ to machine code and to launches: NVRTC and the driver, by ctypes. Loads no framework.
+
+NVRTC comes with PyTorch's CUDA wheels (or `pip install nvidia-cuda-nvrtc`). Sums and products are never contracted:
+`--fmad=false`, so that a fused operation stands only where the source asks for one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from halfbyte.errors import BackendError
+
+SOURCES = Path(__file__).parent / "cuda"
+OPTIONS = ("--std=c++17", "--fmad=false")
+SHARED_MEMORY_ATTRIBUTE = 8
+"""CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES"""
+
+_LOCK = threading.Lock()
+_MODULES: dict[tuple[int, str, str, tuple[str, ...]], Function] = {}
+
+
+@dataclass(frozen=True)
+class Function:
+    """A kernel on one device."""
+
+    handle: ctypes.c_void_p
+    name: str
+
+    def launch(self, grid: int, threads: int, shared: int, stream: int, *arguments: ctypes.Structure) -> None:
+        """Put a launch on a stream; nothing waits for it."""
+        pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(argument) for argument in arguments))
+        status = driver().cuLaunchKernel(
+            self.handle, grid, 1, 1, threads, 1, 1, shared, ctypes.c_void_p(stream), pointers, None
+        )
+        _check_driver(status, f"launching {self.name}")
+
+
+def function_for(
+    device: int, architecture: str, source: str, name: str, definitions: tuple[str, ...], shared: int
+) -> Function:
+    """A kernel, compiled when it is first asked for; the device's context must be current."""
+    key = (device, source, name, definitions)
+    with _LOCK:
+        if key not in _MODULES:
+            image = compile_source(source, architecture, definitions)
+            module, handle = ctypes.c_void_p(), ctypes.c_void_p()
+            _check_driver(driver().cuModuleLoadData(ctypes.byref(module), image), f"loading {source}")
+            _check_driver(driver().cuModuleGetFunction(ctypes.byref(handle), module, name.encode()), f"finding {name}")
+            status = driver().cuFuncSetAttribute(handle, SHARED_MEMORY_ATTRIBUTE, shared)
+            _check_driver(status, f"giving {name} {shared} bytes of shared memory")
+            _MODULES[key] = Function(handle, name)
+        return _MODULES[key]
+
+
+def compile_source(source: str, architecture: str, definitions: tuple[str, ...]) -> bytes:
+    """Machine code of a file in cuda/ for "sm_90" and the like; PTX for "compute_90"."""
+    nvrtc = compiler()
+    program = ctypes.c_void_p()
+    headers = sorted(SOURCES.glob("*.cuh"))
+    texts = (ctypes.c_char_p * len(headers))(*(header.read_bytes() for header in headers))
+    names = (ctypes.c_char_p * len(headers))(*(header.name.encode() for header in headers))
+    text = (SOURCES / source).read_bytes()
+    status = nvrtc.nvrtcCreateProgram(ctypes.byref(program), text, source.encode(), len(headers), texts, names)
+    if status != 0:
+        raise BackendError(f"NVRTC cannot take {source}: error {status}")
+    try:
+        chosen = [f"--gpu-architecture={architecture}", *OPTIONS, *definitions]
+        options = (ctypes.c_char_p * len(chosen))(*(option.encode() for option in chosen))
+        if nvrtc.nvrtcCompileProgram(program, len(chosen), options) != 0:
+            log = _result(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program)
+            raise BackendError(f"NVRTC cannot compile {source} for {architecture}: {log.decode(errors='replace')}")
+        if architecture.startswith("sm_"):
+            return _result(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program)
+        return _result(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, program)
+    finally:
+        nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def _result(size_of: ctypes._NamedFuncPointer, get: ctypes._NamedFuncPointer, program: ctypes.c_void_p) -> bytes:
+    size = ctypes.c_size_t()
+    if size_of(program, ctypes.byref(size)) != 0:
+        return b""
+    buffer = ctypes.create_string_buffer(size.value)
+    return buffer.raw if get(program, buffer) == 0 else b""
+
+
+# --- libraries ---
+
+
+@functools.cache
+def compiler() -> ctypes.CDLL:
+    """NVRTC, from the package that PyTorch brings or from the system."""
+    tried = []
+    for path in _compiler_paths():
+        try:
+            return ctypes.CDLL(path)
+        except OSError as error:
+            tried.append(f"{path} ({error})")
+    raise BackendError(
+        "NVRTC, the run-time compiler of CUDA, was not found; `pip install nvidia-cuda-nvrtc` brings it"
+        + (f". Tried: {'; '.join(tried)}" if tried else "")
+    )
+
+
+def _compiler_paths() -> Iterator[str]:
+    package = importlib.util.find_spec("nvidia")
+    for folder in package.submodule_search_locations or [] if package is not None else []:
+        for found in sorted(Path(folder).glob("*/lib/libnvrtc.so.*"), reverse=True):
+            if "alt" not in found.name:
+                yield str(found)
+    if sys.platform == "linux":
+        for major in (13, 12):
+            yield f"libnvrtc.so.{major}"
+            yield f"/usr/local/cuda/lib64/libnvrtc.so.{major}"
+
+
+@functools.cache
+def driver() -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise BackendError(f"the NVIDIA driver was not found: {error}") from error
+
+
+def _check_driver(status: int, what: str) -> None:
+    if status == 0:
+        return
+    text = ctypes.c_char_p()
+    driver().cuGetErrorString(status, ctypes.byref(text))
+    raise BackendError(f"{what}: {(text.value or b'unknown error').decode()} ({status})")

@@ -1,0 +1,142 @@
+"""Which NVFP4 requests the CUDA C++ kernels serve, and their launches. All others, and all without NVRTC, are Triton's.
+
+The kernels (cuda/*.cu) look errors and codes of bfloat16 up in tables that each thread block builds in shared memory
+from the tensor's numbers; the bits are those of the Triton kernels. `HALFBYTE_CUDA=0` turns them off.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from halfbyte.backends.cuda_compile import SOURCES, Function, function_for
+from halfbyte.backends.protocol import Request
+from halfbyte.backends.triton_rules import FACTORS, PRE_SCALES, four_six_numbers, rule_numbers
+from halfbyte.contracts import NVFP4Rule, expressions, reductions
+from halfbyte.errors import BackendError
+from halfbyte.methods import FourSix, Optimal
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["KERNELS", "SOURCES", "Blocks", "kernel_for", "launch", "usable"]
+
+OLDEST = (9, 0)
+"""Compute capability with packed 16-bit maxima, without which the tables gain nothing."""
+
+SMALLEST = 1 << 15
+"""Blocks below which building the tables costs more than they save."""
+
+QUEUE_BYTES = 16
+"""Shared memory that a thread needs beside the tables: two places in its warp's queue."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A file of cuda/, its kernel, and the shared memory that the tables take."""
+
+    source: str
+    function: str
+    table_bytes: int
+    threads: int
+
+
+KERNELS = {
+    "four_six": Kernel("four_six.cu", "quantize_four_six", 66816, 1024),
+    "optimal": Kernel("optimal.cu", "quantize_optimal", 90112, 1024),
+}
+
+
+class Blocks(ctypes.Structure):
+    """The struct Operand of cuda/common.cuh."""
+
+    _fields_ = [
+        ("x", ctypes.c_void_p), ("codes", ctypes.c_void_p), ("scales", ctypes.c_void_p), ("numbers", ctypes.c_void_p),
+        ("blocks", ctypes.c_longlong), ("columns", ctypes.c_longlong), ("row_quads", ctypes.c_longlong),
+    ]  # fmt: skip
+
+
+def kernel_for(rule: NVFP4Rule, request: Request) -> str | None:
+    """The name of the kernel whose formulas a request has, or None."""
+    if request.dtype != "bf16" or request.format.block != 16 or request.tile != (1, 16):
+        return None
+    numbers, method = rule_numbers(rule, request), request.method
+    if not numbers.short or rule.factor is not FACTORS[0]:
+        return None
+    if isinstance(method, FourSix) and rule.four_six is not None:
+        ordered = rule.four_six.block_sum is reductions.sequential and method.error in ("mae", "mse")
+        divided = numbers.blocks["PRE"] == PRE_SCALES.index(expressions.divided_then_factor)
+        return "four_six" if ordered and divided else None
+    if isinstance(method, Optimal) and method.channel_weights is None:
+        folded = numbers.blocks["PRE"] == PRE_SCALES.index(expressions.folded_sixth)
+        return "optimal" if folded and "optimal" in KERNELS else None
+    return None
+
+
+def usable(device: torch.device, blocks: int) -> bool:
+    """Whether a device has what the kernels need, and enough to do."""
+    if device.type != "cuda" or os.environ.get("HALFBYTE_CUDA") == "0" or blocks < SMALLEST:
+        return False
+    return _properties(device.index or 0)[0] >= OLDEST
+
+
+@functools.cache
+def _properties(index: int) -> tuple[tuple[int, int], int]:
+    """Compute capability and number of multiprocessors."""
+    import torch
+
+    found = torch.cuda.get_device_properties(index)
+    return (found.major, found.minor), found.multi_processor_count
+
+
+def definitions_of(name: str, rule: NVFP4Rule, request: Request, in_rows: bool, swizzled: bool) -> tuple[str, ...]:
+    """The constants that a kernel is compiled with."""
+    kernel = KERNELS[name]
+    chosen = {
+        "THREADS": kernel.threads, "TABLE_BYTES": kernel.table_bytes, "ROWS": int(in_rows), "SWIZZLED": int(swizzled)
+    }  # fmt: skip
+    if isinstance(request.method, FourSix) and rule.four_six is not None:
+        more = four_six_numbers(rule.four_six, request.method, request)
+        top = float(rule.anchor(request.method))
+        return (
+            *(f"-D{key}={value}" for key, value in chosen.items()),
+            f"-DKIND={more['KIND']}", f"-DSQUARED={more['METRIC']}", f"-DTOP={top}f",
+        )  # fmt: skip
+    return tuple(f"-D{key}={value}" for key, value in chosen.items())
+
+
+def launch(
+    name: str, blocks: Blocks, rule: NVFP4Rule, request: Request, in_rows: bool, swizzled: bool, device: torch.device
+) -> bool:
+    """Launch a kernel on the current stream; False, and a warning once, where it cannot be compiled."""
+    import torch
+
+    kernel, index = KERNELS[name], device.index or 0
+    shared = kernel.table_bytes + kernel.threads * QUEUE_BYTES
+    function = _compiled(index, name, definitions_of(name, rule, request, in_rows, swizzled), shared)
+    if function is None:
+        return False
+    _, multiprocessors = _properties(index)
+    grid = min(multiprocessors, -(-blocks.blocks // kernel.threads))
+    function.launch(grid, kernel.threads, shared, torch.cuda.current_stream(device).cuda_stream, blocks)
+    return True
+
+
+@functools.cache
+def _compiled(index: int, name: str, definitions: tuple[str, ...], shared: int) -> Function | None:
+    (major, minor), _ = _properties(index)
+    kernel = KERNELS[name]
+    try:
+        return function_for(index, f"sm_{major}{minor}", kernel.source, kernel.function, definitions, shared)
+    except BackendError as error:
+        _warn_once(str(error))
+        return None
+
+
+@functools.cache
+def _warn_once(reason: str) -> None:
+    warnings.warn(f"Triton's kernels serve instead of CUDA's, with the same bits but slower: {reason}", stacklevel=2)

@@ -1,0 +1,69 @@
+// The CUDA kernels' own source on the CPU: blocks of one thread, warps of one lane, one after the other. What a kernel is
+// compiled with on the card (-DKIND=…) is a variable here, so that one build serves all.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#define HALFBYTE_ON_CPU
+#define COUNT_EXACT() ++exact_blocks
+#define __device__
+#define __global__
+#define __forceinline__ inline
+#define __noinline__
+#define __grid_constant__
+#define __launch_bounds__(...)
+
+struct uint2 { uint32_t x, y; };
+struct uint4 { uint32_t x, y, z, w; };
+struct float2 { float x, y; };
+struct float4 { float x, y, z, w; };
+struct Index { uint32_t x; };
+
+static inline uint2 make_uint2(uint32_t x, uint32_t y) { return {x, y}; }
+static inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
+static inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+
+constexpr int WARP = 1;
+static const Index threadIdx = {0}, blockIdx = {0}, blockDim = {1}, gridDim = {1};
+alignas(16) static uint4 shared_memory[16384];
+
+static inline void __syncthreads() {}
+static inline void __syncwarp() {}
+static inline uint32_t __ballot_sync(uint32_t, bool vote) { return vote; }
+static inline int __popc(uint32_t x) { return __builtin_popcount(x); }
+static inline int __ffs(uint32_t x) { return __builtin_ffs((int)x); }
+static inline float __uint_as_float(uint32_t x) { float y; memcpy(&y, &x, 4); return y; }
+static inline uint32_t __float_as_uint(float x) { uint32_t y; memcpy(&y, &x, 4); return y; }
+static inline float __fmaf_rn(float x, float y, float z) { return fmaf(x, y, z); }
+static inline int __float2int_rn(float x) { return (int)lrintf(x); }
+static inline void atomicMin(uint32_t* at, uint32_t x) { *at = x < *at ? x : *at; }
+static inline void atomicOr(uint32_t* at, uint32_t x) { *at |= x; }
+
+static inline uint32_t __byte_perm(uint32_t x, uint32_t y, uint32_t select) {
+    const uint64_t bytes = (uint64_t)y << 32 | x;
+    uint32_t out = 0;
+    for (int i = 0; i < 4; ++i) out |= (uint32_t)(bytes >> (8 * (select >> (4 * i) & 7)) & 0xFF) << (8 * i);
+    return out;
+}
+
+static inline uint32_t __dp2a_lo(uint32_t x, uint32_t y, uint32_t z) { return (x & 0xFFFF) * (y & 0xFF) + (x >> 16) * (y >> 8 & 0xFF) + z; }
+
+static inline uint32_t address_of(const void* shared) { return (uint32_t)((const char*)shared - (const char*)shared_memory); }
+static inline uint32_t word_at(uint32_t address) { uint32_t y; memcpy(&y, (const char*)shared_memory + address, 4); return y; }
+static inline uint4 quad_at(uint32_t address) { uint4 y; memcpy(&y, (const char*)shared_memory + address, 16); return y; }
+
+// --- what the tests set and read ---
+
+static long long exact_blocks;  // how many the tables did not decide
+static int ROWS, SWIZZLED, KIND, SQUARED;
+static float TOP;
+constexpr int THREADS = 1, CTAS = 1, TABLE_BYTES = sizeof(shared_memory) - 64;
+
+extern "C" void choose(int rows, int swizzled, int kind, int squared, float top) {
+    ROWS = rows;
+    SWIZZLED = swizzled;
+    KIND = kind;
+    SQUARED = squared;
+    TOP = top;
+}
