@@ -28,8 +28,11 @@ CALL = """
 #include "{source}"
 extern "C" long long call(const void* x, void* codes, void* scales, const float* numbers, long long blocks,
                           long long columns, long long row_quads) {{
+    static Tables tables;
+    {builder}(numbers, &tables);
     exact_blocks = 0;
-    {kernel}(Operand{{(const uint4*)x, (uint2*)codes, (unsigned char*)scales, numbers, blocks, columns, row_quads}});
+    {kernel}(Operand{{(const uint4*)x, (uint2*)codes, (unsigned char*)scales, numbers, (const uint4*)&tables, blocks,
+                      columns, row_quads}});
     return exact_blocks;
 }}
 """
@@ -72,7 +75,7 @@ class OnCpu:
 def build(name: str, *definitions: str) -> OnCpu:
     """A kernel by its name, compiled without contraction; the library is gone with the process."""
     folder = Path(tempfile.mkdtemp())
-    (folder / "call.cpp").write_text(CALL.format(source=KERNELS[name].source, kernel=KERNELS[name].function))
+    (folder / "call.cpp").write_text(CALL.format(source=KERNELS[name].source, builder=KERNELS[name].builder, kernel=KERNELS[name].function))
     command = ["g++", "-std=c++17", "-O2", "-mfma", "-ffp-contract=off", "-fPIC", "-shared", "-Wno-unknown-pragmas"]
     subprocess.run(
         [*command, *definitions, f"-I{HERE}", f"-I{SOURCES}", "call.cpp", "-o", "call.so"], cwd=folder, check=True

@@ -8,6 +8,7 @@
 #define HALFBYTE_ON_CPU
 #define COUNT_EXACT() ++exact_blocks
 #define __device__
+#define __shared__ static
 #define __global__
 #define __forceinline__ inline
 #define __noinline__
@@ -58,7 +59,7 @@ static inline uint4 quad_at(uint32_t address) { uint4 y; memcpy(&y, (const char*
 static long long exact_blocks;  // how many the tables did not decide
 static int ROWS, SWIZZLED, KIND, SQUARED;
 static float TOP;
-constexpr int THREADS = 1, CTAS = 1, TABLE_BYTES = sizeof(shared_memory) - 64;
+constexpr int THREADS = 1, BUILD_THREADS = 1, TABLE_BYTES = sizeof(shared_memory) - 64;
 
 extern "C" void choose(int rows, int swizzled, int kind, int squared, float top) {
     ROWS = rows;

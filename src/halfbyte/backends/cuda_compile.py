@@ -22,8 +22,27 @@ OPTIONS = ("--std=c++17", "--fmad=false")
 SHARED_MEMORY_ATTRIBUTE = 8
 """CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES"""
 
+PROGRAMMATIC_STREAM_SERIALIZATION = 6
+
+Argument = ctypes.Structure | ctypes.c_void_p
+
 _LOCK = threading.Lock()
-_MODULES: dict[tuple[int, str, str, tuple[str, ...]], Function] = {}
+_MODULES: dict[tuple[int, str, tuple[str, ...]], tuple[Function, ...]] = {}
+
+
+class Attribute(ctypes.Structure):
+    """CUlaunchAttribute, with a value that is one number."""
+
+    _fields_ = [("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_int), ("rest", ctypes.c_char * 60)]
+
+
+class Configuration(ctypes.Structure):
+    """CUlaunchConfig"""
+
+    _fields_ = [
+        ("grid", ctypes.c_uint * 3), ("threads", ctypes.c_uint * 3), ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_void_p), ("attributes", ctypes.POINTER(Attribute)), ("count", ctypes.c_uint),
+    ]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -33,30 +52,42 @@ class Function:
     handle: ctypes.c_void_p
     name: str
 
-    def launch(self, grid: int, threads: int, shared: int, stream: int, *arguments: ctypes.Structure) -> None:
-        """Put a launch on a stream; nothing waits for it."""
+    def launch(
+        self, grid: int, threads: int, shared: int, stream: int, *arguments: Argument, overlaps: bool = False
+    ) -> None:
+        """Put a launch on a stream; nothing waits for it. `overlaps`: it may begin while the kernel before still runs."""
         pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(argument) for argument in arguments))
-        status = driver().cuLaunchKernel(
-            self.handle, grid, 1, 1, threads, 1, 1, shared, ctypes.c_void_p(stream), pointers, None
+        attribute = Attribute(PROGRAMMATIC_STREAM_SERIALIZATION, 0, 1)
+        configuration = Configuration(
+            (grid, 1, 1), (threads, 1, 1), shared, stream, ctypes.pointer(attribute), int(overlaps)
         )
+        status = driver().cuLaunchKernelEx(ctypes.byref(configuration), self.handle, pointers, None)
         _check_driver(status, f"launching {self.name}")
 
 
-def function_for(
-    device: int, architecture: str, source: str, name: str, definitions: tuple[str, ...], shared: int
-) -> Function:
-    """A kernel, compiled when it is first asked for; the device's context must be current."""
-    key = (device, source, name, definitions)
+def functions_for(
+    device: int, architecture: str, source: str, names: tuple[str, ...], definitions: tuple[str, ...], shared: int
+) -> tuple[Function, ...]:
+    """Kernels of a file, compiled when they are first asked for; the device's context must be current.
+
+    shared: the most dynamic shared memory that any of them is launched with.
+    """
+    key = (device, source, definitions)
     with _LOCK:
         if key not in _MODULES:
             image = compile_source(source, architecture, definitions)
-            module, handle = ctypes.c_void_p(), ctypes.c_void_p()
+            module = ctypes.c_void_p()
             _check_driver(driver().cuModuleLoadData(ctypes.byref(module), image), f"loading {source}")
-            _check_driver(driver().cuModuleGetFunction(ctypes.byref(handle), module, name.encode()), f"finding {name}")
-            status = driver().cuFuncSetAttribute(handle, SHARED_MEMORY_ATTRIBUTE, shared)
-            _check_driver(status, f"giving {name} {shared} bytes of shared memory")
-            _MODULES[key] = Function(handle, name)
+            _MODULES[key] = tuple(_function(module, name, shared) for name in names)
         return _MODULES[key]
+
+
+def _function(module: ctypes.c_void_p, name: str, shared: int) -> Function:
+    handle = ctypes.c_void_p()
+    _check_driver(driver().cuModuleGetFunction(ctypes.byref(handle), module, name.encode()), f"finding {name}")
+    status = driver().cuFuncSetAttribute(handle, SHARED_MEMORY_ATTRIBUTE, shared)
+    _check_driver(status, f"giving {name} {shared} bytes of shared memory")
+    return Function(handle, name)
 
 
 def compile_source(source: str, architecture: str, definitions: tuple[str, ...]) -> bytes:

@@ -13,7 +13,7 @@ import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from halfbyte.backends.cuda_compile import SOURCES, Function, function_for
+from halfbyte.backends.cuda_compile import SOURCES, Function, functions_for
 from halfbyte.backends.protocol import Request
 from halfbyte.backends.triton_rules import FACTORS, PRE_SCALES, four_six_numbers, rule_numbers
 from halfbyte.contracts import NVFP4Rule, expressions, reductions
@@ -31,6 +31,7 @@ OLDEST = (9, 0)
 SMALLEST = 1 << 15
 """Blocks below which building the tables costs more than they save."""
 
+THREADS = 1024
 QUEUE_BYTES = 16
 """Shared memory that a thread needs beside the tables: two places in its warp's queue."""
 
@@ -40,14 +41,17 @@ class Kernel:
     """A file of cuda/, its kernel, and the shared memory that the tables take."""
 
     source: str
+    builder: str
+    """The kernel that writes the tables."""
     function: str
     table_bytes: int
-    threads: int
+    build_grid: int
+    build_threads: int
 
 
 KERNELS = {
-    "four_six": Kernel("four_six.cu", "quantize_four_six", 66816, 1024),
-    "optimal": Kernel("optimal.cu", "quantize_optimal", 90112, 1024),
+    "four_six": Kernel("four_six.cu", "build_four_six", "quantize_four_six", 66304, 26, 640),
+    "optimal": Kernel("optimal.cu", "build_optimal", "quantize_optimal", 88192, 42, 128),
 }
 
 
@@ -56,7 +60,7 @@ class Blocks(ctypes.Structure):
 
     _fields_ = [
         ("x", ctypes.c_void_p), ("codes", ctypes.c_void_p), ("scales", ctypes.c_void_p), ("numbers", ctypes.c_void_p),
-        ("blocks", ctypes.c_longlong), ("columns", ctypes.c_longlong), ("row_quads", ctypes.c_longlong),
+        ("tables", ctypes.c_void_p), ("blocks", ctypes.c_longlong), ("columns", ctypes.c_longlong), ("row_quads", ctypes.c_longlong),
     ]  # fmt: skip
 
 
@@ -97,7 +101,8 @@ def definitions_of(name: str, rule: NVFP4Rule, request: Request, in_rows: bool, 
     """The constants that a kernel is compiled with."""
     kernel = KERNELS[name]
     chosen = {
-        "THREADS": kernel.threads, "TABLE_BYTES": kernel.table_bytes, "ROWS": int(in_rows), "SWIZZLED": int(swizzled)
+        "THREADS": THREADS, "BUILD_THREADS": kernel.build_threads, "TABLE_BYTES": kernel.table_bytes,
+        "ROWS": int(in_rows), "SWIZZLED": int(swizzled),
     }  # fmt: skip
     if isinstance(request.method, FourSix) and rule.four_six is not None:
         more = four_six_numbers(rule.four_six, request.method, request)
@@ -112,26 +117,39 @@ def definitions_of(name: str, rule: NVFP4Rule, request: Request, in_rows: bool, 
 def launch(
     name: str, blocks: Blocks, rule: NVFP4Rule, request: Request, in_rows: bool, swizzled: bool, device: torch.device
 ) -> bool:
-    """Launch a kernel on the current stream; False, and a warning once, where it cannot be compiled."""
+    """Launch two kernels on the current stream, one that writes tables and one that uses them.
+
+    False, and a warning once, where they cannot be compiled.
+    """
     import torch
 
     kernel, index = KERNELS[name], device.index or 0
-    shared = kernel.table_bytes + kernel.threads * QUEUE_BYTES
-    function = _compiled(index, name, definitions_of(name, rule, request, in_rows, swizzled), shared)
-    if function is None:
+    functions = _compiled(index, name, definitions_of(name, rule, request, in_rows, swizzled))
+    if functions is None:
         return False
     _, multiprocessors = _properties(index)
-    grid = min(multiprocessors, -(-blocks.blocks // kernel.threads))
-    function.launch(grid, kernel.threads, shared, torch.cuda.current_stream(device).cuda_stream, blocks)
+    tables = torch.empty(kernel.table_bytes, dtype=torch.uint8, device=device)
+    blocks.tables = tables.data_ptr()
+    stream = torch.cuda.current_stream(device).cuda_stream
+    build, quantize = functions
+    numbers, out = ctypes.c_void_p(blocks.numbers), ctypes.c_void_p(blocks.tables)
+    build.launch(kernel.build_grid, kernel.build_threads, 0, stream, numbers, out)
+    grid = min(multiprocessors, -(-blocks.blocks // THREADS))
+    quantize.launch(grid, THREADS, _shared(kernel), stream, blocks, overlaps=True)
     return True
 
 
+def _shared(kernel: Kernel) -> int:
+    return kernel.table_bytes + THREADS * QUEUE_BYTES
+
+
 @functools.cache
-def _compiled(index: int, name: str, definitions: tuple[str, ...], shared: int) -> Function | None:
+def _compiled(index: int, name: str, definitions: tuple[str, ...]) -> tuple[Function, ...] | None:
     (major, minor), _ = _properties(index)
     kernel = KERNELS[name]
+    names = (kernel.builder, kernel.function)
     try:
-        return function_for(index, f"sm_{major}{minor}", kernel.source, kernel.function, definitions, shared)
+        return functions_for(index, f"sm_{major}{minor}", kernel.source, names, definitions, _shared(kernel))
     except BackendError as error:
         _warn_once(str(error))
         return None

@@ -243,8 +243,8 @@ def _launch_table(
     if name is None:
         return False
     blocks = cuda_launch.Blocks(
-        source.words.data_ptr(), codes.data_ptr(), scales.data_ptr(), table.data_ptr(), source.blocks, source.columns,
-        source.row_quads,
+        source.words.data_ptr(), codes.data_ptr(), scales.data_ptr(), table.data_ptr(), None, source.blocks,
+        source.columns, source.row_quads,
     )  # fmt: skip
     return cuda_launch.launch(name, blocks, rule, request, source.map == ROWS, swizzled, codes.device)
 

@@ -46,6 +46,7 @@ struct Operand {
     uint2* codes;
     unsigned char* scales;
     const float* numbers;
+    const uint4* tables;             // as the building kernel writes them
     i64 blocks, columns, row_quads;  // rows are `row_quads` times sixteen bytes apart
 };
 
@@ -123,10 +124,6 @@ __device__ __forceinline__ u32 largest(const u32* magnitudes) {
     return low > high ? low : high;
 }
 
-__device__ __forceinline__ float element(const Block& b, int i) {
-    return __uint_as_float(i & 1 ? b.w[i >> 1] & 0xFFFF0000 : b.w[i >> 1] << 16);
-}
-
 // Sign bits of eight values in four words, as bits 3 of nibbles.
 __device__ __forceinline__ u32 signs(const u32* w) {
     const u32 first = __byte_perm(without_negative_zeros(w[0]), without_negative_zeros(w[1]), 0x7531);
@@ -186,16 +183,28 @@ __device__ __forceinline__ Element round_signed(float y) {
     return y < 0.0f ? Element{e.code | 8, -e.value} : e;
 }
 
-// Codes of a whole block under one scale, any numbers.
-__device__ __forceinline__ uint2 codes_of(const Block& b, float multiplier) {
-    uint2 out = {0, 0};
+// A block in memory, for the exact paths: they are rare, and read it again rather than keep it in registers.
+struct Words {
+    const u32* at;
+
+    __device__ __forceinline__ float first(int i) const { return __uint_as_float(at[i] << 16); }
+    __device__ __forceinline__ float second(int i) const { return __uint_as_float(at[i] & 0xFFFF0000); }
+
+    __device__ __forceinline__ u32 largest() const {
+        u32 most = 0;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        out.x |= round_signed(element(b, i) * multiplier).code << (4 * i);
-        out.y |= round_signed(element(b, i + 8) * multiplier).code << (4 * i);
+        for (int i = 0; i < 8; ++i) most = larger_halves(most, at[i] & 0x7FFF7FFF);
+        return (most & 0xFFFF) > most >> 16 ? most & 0xFFFF : most >> 16;
     }
-    return out;
-}
+    // Codes under one scale, any numbers.
+    __device__ __forceinline__ uint2 codes(float multiplier) const {
+        u64 out = 0;
+#pragma unroll 4
+        for (int i = 7; i >= 0; --i)
+            out = out << 8 | round_signed(second(i) * multiplier).code << 4 | round_signed(first(i) * multiplier).code;
+        return make_uint2((u32)out, (u32)(out >> 32));
+    }
+};
 
 // --- blocks that a table does not decide ---
 
@@ -226,8 +235,29 @@ struct Queue {
     }
 };
 
+// The kernel that builds tables lets the next one begin at once, and that one waits here until they are written.
+__device__ __forceinline__ void let_next_kernel_begin() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+// Tables from global to shared memory, all loads under way at once.
+__device__ __forceinline__ void copy_tables(const uint4* tables, int bytes) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    for (u32 i = threadIdx.x; i < (bytes + 15) / 16; i += blockDim.x)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address_of(shared_memory + i)), "l"(tables + i) : "memory");
+    asm volatile("cp.async.wait_all;" ::: "memory");
+#else
+    for (u32 i = threadIdx.x; i < (bytes + 15) / 16; i += blockDim.x) shared_memory[i] = tables[i];
+#endif
+    __syncthreads();
+}
+
 // All blocks of this thread, `decide` for each; the next block is on its way while one is worked on. Lanes beyond the last
-// block take part, so that warps stay together. `prepare` runs once the first loads are under way.
+// block take part, so that warps stay together. `prepare` runs once the first loads are under way and returns what `decide`
+// gets with every block.
 template <typename Prepare, typename Decide, typename Exact>
 __device__ __forceinline__ void for_all_blocks(const Operand& o, u64* queue_memory, Prepare prepare, Decide decide, Exact exact) {
     const i64 step = (i64)gridDim.x * blockDim.x;
@@ -236,7 +266,7 @@ __device__ __forceinline__ void for_all_blocks(const Operand& o, u64* queue_memo
     const Place stride = place_of(o, step);
     Block next = {};
     if (block < o.blocks) next = load_block(source(o, at));
-    prepare();
+    const auto limits = prepare();
     Queue queue(queue_memory);
     for (i64 first = block - queue.lane; first < o.blocks; first += step) {
         const Block b = next;
@@ -250,7 +280,7 @@ __device__ __forceinline__ void for_all_blocks(const Operand& o, u64* queue_memo
         }
         if (block + step < o.blocks) next = load_block(source(o, at));
         u32 mask = 0;
-        const bool unclear = !decide(b, here, block, exists, &mask) && exists;
+        const bool unclear = !decide(limits, b, here, block, exists, &mask) && exists;
         const u32 all = __ballot_sync(0xFFFFFFFF, unclear);
         if (all != 0) {
             queue.add(unclear, block, mask, all);

@@ -32,13 +32,15 @@ struct Pair {
     Scale six, four;
 };
 
+// Amaxes (bfloat16 bits) between which the table decides, and the one from which on S4 saturates.
+struct Limits {
+    u32 lowest, span, saturated, zero;  // highest − lowest; a block of zeros, or no amax at all
+};
+
 struct Tables {
     u32 entry[PAIRS * ROW_COUNT];
     uint2 info[256];  // by the significand of the amax; from 128 on by its distance from `saturated`
-    float4 pair[PAIRS];
-    u32 last[PAIRS];  // the largest amax of a pair, among those that `info` stands for
-    u32 starts[8];    // a bit for every entry of `info` that begins a pair
-    u32 lowest, highest, saturated, beyond;  // amaxes (bfloat16 bits)
+    Limits limits;
 };
 
 static_assert(sizeof(Tables) <= TABLE_BYTES, "the launch sets this much shared memory aside");
@@ -52,41 +54,58 @@ __device__ __forceinline__ Pair pair_of(u32 v, float factor) {
     return {round_e4m3(base), round_e4m3(base * 1.5f)};
 }
 
+// x/c. The product with 1/c in two parts is the correctly rounded quotient where nothing underflows: tests/gpu/test_arithmetic.py
+// tries every significand.
+__device__ __forceinline__ float over_top(float x, bool short_form) {
+    if (!short_form || (TOP != 2688.0f && TOP != 1536.0f)) return x / TOP;
+    const float high = TOP == 2688.0f ? 0.0003720237873494625f : 0.0006510416278615594f;
+    const float low = TOP == 2688.0f ? 2.217434742768365e-11f : 3.8805108432127255e-11f;
+    return __fmaf_rn(x, high, x * low);
+}
+
 __device__ __forceinline__ float difference(float q, float scale, float x, const float* n) {
-    if (KIND == BY_AMAX) return ((q * scale) * n[AMAX]) / TOP - x;
+    if (KIND == BY_AMAX) return over_top((q * scale) * n[AMAX], n[NO_UNDERFLOW] > 0) - x;
     if (KIND == BY_RECIPROCAL) return (q * scale) * n[INVERSE] - x;
     return q * scale - x * n[FACTOR];
 }
 
-__device__ __forceinline__ float error_of(const Block& b, float scale, float multiplier, const float* n) {
-    float total = 0.0f;
-#pragma unroll
-    for (int i = 0; i < 16; ++i) {
-        const float x = element(b, i), d = difference(round_signed(x * multiplier).value, scale, x, n);
-        total = total + (SQUARED ? d * d : fabsf(d));
-    }
-    return total;
+__device__ __forceinline__ float size_of(float x, const Scale& scale, float multiplier, const float* n) {
+    const float d = difference(round_signed(x * multiplier).value, scale.value, x, n);
+    return SQUARED ? d * d : fabsf(d);
 }
 
-// A block by the contract's own formulas, whatever it holds. Not inlined: the others keep their registers.
+// A block by the contract's own formulas, whatever it holds. Not inlined: the table's path keeps its registers.
 __device__ __noinline__ void exact_block(const Operand& o, i64 block) {
     const Place at = place_of(o, block);
-    const Block b = load_block(source(o, at));
-    u32 magnitudes[8];
-#pragma unroll
-    for (int i = 0; i < 8; ++i) magnitudes[i] = b.w[i] & 0x7FFF7FFF;
-    const Pair p = pair_of(largest(magnitudes), o.numbers[FACTOR]);
-    const float by_six = multiplier_of(p.six.value, o.numbers[INVERSE]), by_four = multiplier_of(p.four.value, o.numbers[INVERSE]);
-    const bool four = error_of(b, p.four.value, by_four, o.numbers) < error_of(b, p.six.value, by_six, o.numbers);
-    o.codes[block] = codes_of(b, four ? by_four : by_six);
+    const Words words = {(const u32*)source(o, at)};
+    const float* n = o.numbers;
+    const Pair p = pair_of(words.largest(), n[FACTOR]);
+    const float by_six = multiplier_of(p.six.value, n[INVERSE]), by_four = multiplier_of(p.four.value, n[INVERSE]);
+    float error_six = 0.0f, error_four = 0.0f;
+#pragma unroll 4
+    for (int i = 0; i < 8; ++i) {
+        error_six = error_six + size_of(words.first(i), p.six, by_six, n);
+        error_four = error_four + size_of(words.first(i), p.four, by_four, n);
+        error_six = error_six + size_of(words.second(i), p.six, by_six, n);
+        error_four = error_four + size_of(words.second(i), p.four, by_four, n);
+    }
+    const bool four = error_four < error_six;
+    o.codes[block] = words.codes(four ? by_four : by_six);
     o.scales[scale_place(o, at, block)] = (unsigned char)(four ? p.four.byte : p.six.byte);
 }
 
-// --- building the table ---
+// --- building the table: every block of threads finds the pairs, and writes the rows of some ---
+
+struct Pairing {
+    u32 starts[8];  // a bit for every entry of `info` that begins a pair
+    u32 lowest, saturated, beyond;
+    Pair pair[PAIRS];
+    u32 last[PAIRS];  // the largest amax of a pair, among those that `info` stands for
+};
 
 // The amax that an entry of `info` stands for; any octave would do for the first 128, and in this one scales are near 1.
-__device__ __forceinline__ u32 amax_of(const Tables& t, u32 index, float factor) {
-    if (index >= 128) return t.saturated + index - 128;
+__device__ __forceinline__ u32 amax_of(const Pairing& g, u32 index, float factor) {
+    if (index >= 128) return g.saturated + index - 128;
     return (__float_as_uint(12.0f / factor) >> 23 << 7) + index;
 }
 
@@ -97,78 +116,90 @@ __device__ __forceinline__ void find_amax(u32* found, float limit, float factor)
         if (pre_scale(guess - 4 + i, factor) >= limit) atomicMin(found, guess - 4 + i);
 }
 
-__device__ __forceinline__ u32 table_entry(const float4& pair, u32 bits, const float* n) {
-    const float x = float_of_bf16(bits);
-    const Element six = round_e2m1(x * pair.z), four = round_e2m1(x * pair.w);
-    if (pair.x == pair.y) return 1024u << 8 | six.code | four.code << 4;  // a tie keeps 6
-    const float unit = KIND == SCALED ? 1.0f : KIND == BY_AMAX ? n[AMAX] / TOP : n[INVERSE];
-    const float scaled = KIND == SCALED ? x * n[FACTOR] : x, s6 = pair.x * unit, s4 = pair.y * unit;
-    const float d6 = fabsf(__fmaf_rn(six.value, s6, -scaled)), d4 = fabsf(__fmaf_rn(four.value, s4, -scaled));
-    const float more = SQUARED ? (d4 - d6) * (d4 + d6) / (s6 * s6) : (d4 - d6) / s6;
-    return (u32)__float2int_rn(more * 262144.0f) << 8 | six.code | four.code << 4;
+__device__ __forceinline__ u32 pairs_before(const Pairing& g, u32 index) {
+    u32 count = 0;
+#pragma unroll
+    for (u32 j = 0; j < 8; ++j)
+        count += __popc(g.starts[j] & (index >= 32 * j + 32 ? 0xFFFFFFFF : index > 32 * j ? (1u << (index - 32 * j)) - 1 : 0));
+    return count;
 }
 
-__device__ void build(Tables& t, const float* n) {
-    const float factor = n[FACTOR], inverse = n[INVERSE];
-    if (threadIdx.x == 0) t.lowest = t.saturated = t.beyond = 0x7F80;
-    for (u32 i = threadIdx.x; i < 8; i += blockDim.x) t.starts[i] = 0;
-    __syncthreads();
-    find_amax(&t.saturated, 464.0f / 1.5f, factor);  // from here on S4 is 448; 480 would be next
-    find_amax(&t.beyond, 464.0f, factor);            // from here on S6 is too small for its block
-    find_amax(&t.lowest, 0.015625f, factor);         // below, scales are subnormal
-    __syncthreads();
+__device__ __forceinline__ void find_pairs(Pairing& g, Tables& t, float factor) {
     for (u32 i = threadIdx.x; i < 256; i += blockDim.x) {
-        const u32 v = amax_of(t, i, factor);
+        const u32 v = amax_of(g, i, factor);
         const Pair p = pair_of(v, factor), before = pair_of(v - 1, factor);
         const bool changes = p.six.byte != before.six.byte || p.four.byte != before.four.byte;
-        if (i % 128 == 0 || v == t.beyond || changes) atomicOr(&t.starts[i >> 5], 1u << (i & 31));
+        if (i % 128 == 0 || v == g.beyond || changes) atomicOr(&g.starts[i >> 5], 1u << (i & 31));
     }
     __syncthreads();
     for (u32 i = threadIdx.x; i < 256; i += blockDim.x) {
-        u32 number = __popc(t.starts[i >> 5] & (0xFFFFFFFF >> (31 - (i & 31)))) - 1;
-        for (u32 j = 0; j < i >> 5; ++j) number += __popc(t.starts[j]);
+        const u32 number = pairs_before(g, i + 1) - 1, v = amax_of(g, i, factor);
         u32 last = i;
-        while (last < 255 && !(t.starts[(last + 1) >> 5] >> ((last + 1) & 31) & 1)) ++last;
-        const u32 v = amax_of(t, i, factor);
+        while (last < 255 && !(g.starts[(last + 1) >> 5] >> ((last + 1) & 31) & 1)) ++last;
         const Pair p = pair_of(v, factor);
         const u32 row = ROW_COUNT - 1 - (last - i), octave = 8 * (v >> 7);
-        t.info[i] = make_uint2(number * (ROW_COUNT * 4) | row << 16, ((p.six.byte - octave) & 0xFFFF) | (p.four.byte - octave) << 16);
+        if (blockIdx.x == 0)
+            t.info[i] = make_uint2(number * (ROW_COUNT * 4) | row << 16, ((p.six.byte - octave) & 0xFFFF) | (p.four.byte - octave) << 16);
         if (last == i && number < PAIRS) {
-            t.pair[number] = make_float4(p.six.value, p.four.value, multiplier_of(p.six.value, inverse), multiplier_of(p.four.value, inverse));
-            t.last[number] = v;
+            g.pair[number] = p;
+            g.last[number] = v;
         }
     }
     __syncthreads();
-    if (threadIdx.x == 0) {
-        u32 count = 0;
-        for (u32 j = 0; j < 8; ++j) count += __popc(t.starts[j]);
-        // Within 2**±50 no square leaves the normal numbers.
-        const u32 floor = 77 << 7, ceiling = 177 << 7;
-        t.lowest = t.lowest < floor ? floor : t.lowest;
-        t.highest = t.beyond - 1 < ceiling ? t.beyond - 1 : ceiling;
-        if (!(n[NO_UNDERFLOW] > 0) || count > PAIRS || t.lowest > t.highest) t.lowest = t.highest = 0x7FFF;
-        t.highest -= t.lowest;
+}
+
+__device__ __forceinline__ Limits limits_of(const Pairing& g, bool usable) {
+    // Within 2**±50 no square leaves the normal numbers.
+    const u32 floor = 77 << 7, ceiling = 177 << 7;
+    const u32 lowest = g.lowest < floor ? floor : g.lowest, highest = g.beyond - 1 < ceiling ? g.beyond - 1 : ceiling;
+    if (!usable || lowest > highest) return {0x8000, 0, 0x8000, usable ? 0 : 0xFFFFFFFF};  // above every amax
+    return {lowest, highest - lowest, g.saturated, 0};
+}
+
+__device__ __forceinline__ void write_rows(const Pair& p, u32 last, u32* entries, const float* n) {
+    const bool tie = p.six.byte == p.four.byte;  // a tie keeps 6
+    const float by_six = multiplier_of(p.six.value, n[INVERSE]), by_four = multiplier_of(p.four.value, n[INVERSE]);
+    const float unit = KIND == SCALED ? 1.0f : KIND == BY_AMAX ? n[AMAX] / TOP : n[INVERSE];
+    const float s6 = p.six.value * unit, s4 = p.four.value * unit, units = 262144.0f / (SQUARED ? s6 * s6 : s6);
+    for (u32 row = threadIdx.x; row < ROW_COUNT; row += blockDim.x) {
+        const float x = float_of_bf16(last - (ROW_COUNT - 1) + row), scaled = KIND == SCALED ? x * n[FACTOR] : x;
+        const Element six = round_e2m1(x * by_six), four = round_e2m1(x * by_four);
+        const float d6 = fabsf(__fmaf_rn(six.value, s6, -scaled)), d4 = fabsf(__fmaf_rn(four.value, s4, -scaled));
+        const float more = SQUARED ? (d4 - d6) * (d4 + d6) : d4 - d6;
+        const u32 difference = tie ? 1024 : row == 0 ? 0 : (u32)__float2int_rn(more * units);
+        entries[row] = difference << 8 | (row == 0 ? 0 : six.code | four.code << 4);
     }
-    u32 used = 0;
-    for (u32 j = 0; j < 8; ++j) used += __popc(t.starts[j]);
-    for (u32 i = threadIdx.x; i < (used < PAIRS ? used : PAIRS) * ROW_COUNT; i += blockDim.x) {
-        const u32 number = i / ROW_COUNT, row = i - number * ROW_COUNT;
-        const float4 pair = t.pair[number];
-        t.entry[i] = row == 0 ? (pair.x == pair.y ? 1024u << 8 : 0) : table_entry(pair, t.last[number] - (ROW_COUNT - 1) + row, n);
-    }
+}
+
+extern "C" __global__ void __launch_bounds__(BUILD_THREADS) build_four_six(const float* n, Tables* t) {
+    __shared__ Pairing g;
+    let_next_kernel_begin();
+    const float factor = n[FACTOR];
+    if (threadIdx.x == 0) g.lowest = g.saturated = g.beyond = 0x7F80;
+    for (u32 i = threadIdx.x; i < 8; i += blockDim.x) g.starts[i] = 0;
     __syncthreads();
+    find_amax(&g.saturated, 464.0f / 1.5f, factor);  // from here on S4 is 448; 480 would be next
+    find_amax(&g.beyond, 464.0f, factor);            // from here on S6 is too small for its block
+    find_amax(&g.lowest, 0.015625f, factor);         // below, scales are subnormal
+    __syncthreads();
+    find_pairs(g, *t, factor);
+    const u32 pairs = pairs_before(g, 256);
+    if (blockIdx.x == 0 && threadIdx.x == 0) t->limits = limits_of(g, n[NO_UNDERFLOW] > 0 && pairs <= PAIRS);
+    for (u32 number = blockIdx.x; number < pairs && number < PAIRS; number += gridDim.x)
+        write_rows(g.pair[number], g.last[number], t->entry + number * ROW_COUNT, n);
 }
 
 // --- blocks ---
 
 // Whether the table decides; if it does, codes and scale are written.
-__device__ __forceinline__ bool decide(const Operand& o, const Tables& t, const Block& b, const Place& at, i64 block, bool exists) {
+__device__ __forceinline__ bool decide(const Operand& o, const Tables& t, const Limits& limits, const Block& b, const Place& at, i64 block,
+                                       bool exists) {
     u32 magnitudes[8], entries[16];
 #pragma unroll
     for (int i = 0; i < 8; ++i) magnitudes[i] = b.w[i] & 0x7FFF7FFF;
     const u32 v = largest(magnitudes);
-    const bool inside = v - t.lowest <= t.highest;
-    const u32 index = v >= t.saturated ? v - t.saturated + 128 : v & 127;
+    const bool inside = v - limits.lowest <= limits.span, zero = v == limits.zero;
+    const u32 index = v >= limits.saturated ? v - limits.saturated + 128 : v & 127;
     const uint2 info = t.info[index & 255];
     const u32 table = address_of(t.entry) + (info.x & 0xFFFF);
     const u32 minus_base = inside ? (info.x >> 16) - v : 0x8001u;
@@ -191,19 +222,24 @@ __device__ __forceinline__ bool decide(const Operand& o, const Tables& t, const 
         const u32 odd = __byte_perm(__byte_perm(e[1], e[3], 0x0040), __byte_perm(e[5], e[7], 0x0040), 0x5410);
         out[i] = ((even >> down) & 0x0F0F0F0F) | ((odd << (4 - down)) & 0xF0F0F0F0) | signs(b.w + 4 * i);
     }
-    const bool clear = inside && sum + MARGIN > 2u * MARGIN;
+    const bool clear = zero || (inside && sum + MARGIN > 2u * MARGIN);
     if (clear && exists) {
         o.codes[block] = make_uint2(out[0], out[1]);
-        o.scales[scale_place(o, at, block)] = (unsigned char)(8 * (v >> 7) + (four ? info.y >> 16 : info.y));
+        o.scales[scale_place(o, at, block)] = (unsigned char)(zero ? 0 : 8 * (v >> 7) + (four ? info.y >> 16 : info.y));
     }
     return clear;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, CTAS) quantize_four_six(const __grid_constant__ Operand o) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) quantize_four_six(const __grid_constant__ Operand o) {
     Tables& t = *(Tables*)shared_memory;
-    u64* queue = (u64*)(shared_memory + TABLE_BYTES / 16);
     for_all_blocks(
-        o, queue, [&] { build(t, o.numbers); },
-        [&](const Block& b, const Place& at, i64 block, bool exists, u32*) { return decide(o, t, b, at, block, exists); },
+        o, (u64*)(shared_memory + TABLE_BYTES / 16),
+        [&] {
+            copy_tables(o.tables, sizeof(Tables));
+            return t.limits;
+        },
+        [&](const Limits& limits, const Block& b, const Place& at, i64 block, bool exists, u32*) {
+            return decide(o, t, limits, b, at, block, exists);
+        },
         [&](i64 block, u32) { exact_block(o, block); });
 }
