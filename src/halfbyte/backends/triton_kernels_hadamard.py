@@ -36,16 +36,22 @@ def _rounded(y, DTYPE: tl.constexpr):
 
 
 @triton.jit
+def _with_term(total, quarter, ROW: tl.constexpr, J: tl.constexpr, SIGNS: tl.constexpr):
+    """The sum with x_i·(±1/4) added: entry (i, j) is − where i & j has an odd number of bits, or i's sign is −."""
+    common: tl.constexpr = ROW & J
+    minus: tl.constexpr = ((common ^ (common >> 1) ^ (common >> 2) ^ (common >> 3)) ^ (SIGNS >> ROW)) & 1
+    if minus:
+        return total - quarter
+    else:
+        return total + quarter
+
+
+@triton.jit
 def _transformed(quarters, J: tl.constexpr, SIGNS: tl.constexpr):
     """y_j from x_i/4; bit i of SIGNS is set where the sign vector has −1."""
     total = tl.zeros(quarters[0].shape, tl.float32)
     for i in tl.static_range(GROUP):
-        common: tl.constexpr = i & J
-        minus: tl.constexpr = ((common ^ (common >> 1) ^ (common >> 2) ^ (common >> 3)) ^ (SIGNS >> i)) & 1
-        if minus:
-            total = total - quarters[i]
-        else:
-            total = total + quarters[i]
+        total = _with_term(total, quarters[i], i, J, SIGNS)
     return total
 
 

@@ -4,7 +4,8 @@
 
 A program takes one column of blocks, a row a lane, so that all lanes read the same matrix. Scales are left out only
 where they cannot win: above one under which every code is 0 all errors are equal and the smaller scale wins; below one
-whose best case, ‖x‖_H − root·‖q‖·s' (24·s' for sixteen elements), already costs more than the best error found, by more than float32 sums can be off.
+whose best case, ‖x‖_H − root·‖q‖·s' with ‖q‖ ≤ 6·√N, already costs more than the best error found, by more than
+float32 sums can be off.
 """
 
 import triton

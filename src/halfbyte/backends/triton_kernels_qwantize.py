@@ -96,15 +96,21 @@ def _through(r, matrix_ptr, N: tl.constexpr, FUSES: tl.constexpr, ASM: tl.conste
 
 
 @triton.jit
+def _exchange(mine, other, PLACE: tl.constexpr, K: tl.constexpr, J: tl.constexpr):
+    """What a place of a sorting network keeps of two numbers, J apart, in runs of K."""
+    smaller: tl.constexpr = ((PLACE & J) == 0) == ((PLACE & K) == 0)
+    if smaller:
+        return tl.minimum(mine, other)
+    else:
+        return tl.maximum(mine, other)
+
+
+@triton.jit
 def _stage(values, N: tl.constexpr, K: tl.constexpr, J: tl.constexpr):
-    """One step of the bitonic sorting network: neighbours J apart, runs of K."""
+    """One step of the bitonic network."""
     out = ()
     for i in tl.static_range(N):
-        smaller: tl.constexpr = ((i & J) == 0) == ((i & K) == 0)
-        if smaller:
-            out = out + (tl.minimum(values[i], values[i ^ J]),)
-        else:
-            out = out + (tl.maximum(values[i], values[i ^ J]),)
+        out = out + (_exchange(values[i], values[i ^ J], i, K, J),)
     return out
 
 

@@ -53,7 +53,7 @@ def _total(even, odd, METRIC: tl.constexpr):
 @triton.jit
 def _zeros(like):
     zeros = ()
-    for i in tl.static_range(N):
+    for _ in tl.static_range(N):
         zeros = zeros + (like * 0,)
     return zeros
 

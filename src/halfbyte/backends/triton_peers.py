@@ -1,4 +1,4 @@
-"""Launches of what one peer defines for itself alone: Model-Optimizer's static searches, qwantize's, fouroversix's tiles."""
+"""Launches of what one peer defines for itself: Model-Optimizer's static searches, qwantize's, fouroversix's tiles."""
 
 from __future__ import annotations
 

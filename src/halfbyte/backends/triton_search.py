@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from halfbyte.backends.cpu_tables import exponent_of_largest, hessian_bounds
+from halfbyte.backends.cpu_tables import exponent_of_largest
 from halfbyte.backends.protocol import Request
 from halfbyte.backends.triton_rules import DTYPE_NUMBERS
+from halfbyte.codec.bits import F32
 from halfbyte.codec.blocks import ceil_div
 from halfbyte.contracts import NVFP4Rule
 from halfbyte.formats import E2M1, E4M3, E8M0
@@ -87,7 +88,7 @@ def weights_on(method: Optimal, width: int, device: torch.device) -> torch.Tenso
 
 
 def hessian_on(method: Hessian, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Upper triangles row by row, doubled off the diagonal, and bounds; of matrices whose largest entry is in [1, 2)."""
+    """Upper triangles row by row, doubled off the diagonal, and bounds; the largest entry is brought into [1, 2)."""
     import torch
 
     kept = _HESSIANS.setdefault(method, {})
@@ -95,9 +96,31 @@ def hessian_on(method: Hessian, device: torch.device) -> tuple[torch.Tensor, tor
         scaled = np.ldexp(method.matrices, -exponent_of_largest(np.abs(method.matrices))).astype(np.float32)
         rows, columns = np.triu_indices(scaled.shape[-1])
         triangles = scaled[:, rows, columns] * np.where(rows == columns, 1, 2).astype(np.float32)
-        parts = (np.ascontiguousarray(triangles), hessian_bounds(scaled))
+        parts = (np.ascontiguousarray(triangles), _bounds(scaled))
         kept[str(device)] = (torch.from_numpy(parts[0]).to(device), torch.from_numpy(parts[1]).to(device))
     return kept[str(device)]
+
+
+ROUNDING = 4e-6
+"""Of Σ|h·r·r|: more than float32 sums of sixteen elements are off; the kernels take twice that for 32."""
+
+
+def _bounds(matrices: F32) -> F32:
+    """For each matrix: a bound on the root of its largest eigenvalue, and one on what a quadratic form may be off.
+
+    With them the kernels leave out scales that cannot win. Few activations give a matrix whose smallest eigenvalue is
+    zero but for roundings. If it is −d, then H + d·I is semidefinite, its largest eigenvalue is larger by d, and rᵀHr
+    is smaller than its form by d·‖r‖², which counts among what the form may be off. Far below zero nothing is left
+    out: a root of −1.
+    """
+    size, exact = matrices.shape[-1], matrices.astype(np.float64)
+    values = np.linalg.eigvalsh(exact)
+    trace = np.trace(exact, axis1=1, axis2=2)
+    below = np.maximum(1e-12 * np.abs(values).max(axis=1) - values[:, 0], 0)
+    root = np.sqrt(np.maximum(values[:, -1] + below, 0)) * (1 + 1e-6)
+    root = np.where(below > 1e-5 * values[:, -1], -1, root)
+    off = ((trace + size * below) + below / ROUNDING) * (1 + 1e-6)
+    return np.ascontiguousarray(np.stack([root, off], axis=1).astype(np.float32))
 
 
 def launch_descent(

@@ -17,7 +17,7 @@ from halfbyte.casting import cast
 from halfbyte.codec.element import decode
 from halfbyte.conform import extras
 from halfbyte.conform.checkpoint import convert_case
-from halfbyte.conform.operands import quantize
+from halfbyte.conform.operands import placed, quantize
 from halfbyte.conform.vectors import Case
 from halfbyte.contracts import CONTRACTS, Contract
 from halfbyte.contracts.peers.gguf import scale_from_float
@@ -135,7 +135,9 @@ def _modelopt_cast(case: Case, backend: str) -> Outputs:
     codes, scales = case.tensors["mx_codes"], case.tensors["mx_scales"]
     contract = contract_of(case, leave_out=("info",))
     shape = (*codes.shape[:-1], 2 * codes.shape[-1])
-    source = QuantizedTensor(get_format("mxfp4"), shape, codes, scales, None, None, CONTRACTS["modelopt"]())
+    source = QuantizedTensor(
+        get_format("mxfp4"), shape, placed(codes, backend), placed(scales, backend), None, None, CONTRACTS["modelopt"]()
+    )
     q, report = cast(source, "nvfp4", contract=contract, backend=backend)
     outputs = parts(q)
     if contract.cast is not None and contract.cast.block_amax is not None:

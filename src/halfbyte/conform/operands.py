@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from halfbyte.arrays import like
+from halfbyte.arrays import Array, like
 from halfbyte.backends import DEVICE_BACKENDS
 from halfbyte.backends.triton import interpreting
 from halfbyte.contracts import Contract
@@ -15,6 +15,20 @@ from halfbyte.formats import BlockFormat
 from halfbyte.methods import Method
 from halfbyte.quantize import quantize as quantize_array
 from halfbyte.types import QuantizedTensor
+
+
+def placed(x: npt.NDArray[Any], backend: str) -> Array:
+    """The operand where the backend computes: as it is, or on a device."""
+    if backend not in DEVICE_BACKENDS:
+        return x
+    try:
+        import torch
+    except ImportError as error:
+        raise BackendError(f"backend {backend} needs torch; install halfbyte[gpu]") from error
+
+    if not (torch.cuda.is_available() or interpreting()):
+        raise BackendError(f"backend {backend} needs a CUDA device, and there is none")
+    return like(x, torch.empty(0, device="cuda" if torch.cuda.is_available() else "cpu"))
 
 
 def quantize(
@@ -26,14 +40,4 @@ def quantize(
     backend: str = "auto",
 ) -> QuantizedTensor:
     """The public quantize(), on the device that the backend computes on."""
-    if backend not in DEVICE_BACKENDS:
-        return quantize_array(x, format, contract, method, global_amax=global_amax, backend=backend)
-    try:
-        import torch
-    except ImportError as error:
-        raise BackendError(f"backend {backend} needs torch; install halfbyte[gpu]") from error
-
-    if not (torch.cuda.is_available() or interpreting()):
-        raise BackendError(f"backend {backend} needs a CUDA device, and there is none")
-    there = torch.empty(0, device="cuda" if torch.cuda.is_available() else "cpu")
-    return quantize_array(like(x, there), format, contract, method, global_amax=global_amax, backend=backend)
+    return quantize_array(placed(x, backend), format, contract, method, global_amax=global_amax, backend=backend)
