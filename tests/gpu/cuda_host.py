@@ -44,9 +44,7 @@ class OnCpu:
 
     library: ctypes.CDLL
 
-    def quantize(
-        self, x: npt.NDArray[np.generic], request: Request, swizzled: bool = False
-    ) -> tuple[U8, U8, int]:
+    def quantize(self, x: npt.NDArray[np.generic], request: Request, swizzled: bool = False) -> tuple[U8, U8, int]:
         """Codes, scale bytes, and how many blocks the tables left to exact arithmetic. Rows of x may be strided."""
         rule = request.contract.rule(request.format)
         if not isinstance(rule, NVFP4Rule):
@@ -56,9 +54,9 @@ class OnCpu:
         codes = np.zeros((rows, width // 2), np.uint8)
         tiles = -(-rows // 128) * -(-columns // 4) * 512
         scales = np.zeros(tiles if swizzled else (rows, columns), np.uint8)
-        kind = {"KIND": 0, "METRIC": 0}
+        kind: dict[str, int | float] = {"KIND": 0, "METRIC": 0}
         if isinstance(request.method, FourSix) and rule.four_six is not None:
-            kind = {**kind, **four_six_numbers(rule.four_six, request.method, request)}
+            kind = four_six_numbers(rule.four_six, request.method, request)
         numbers = numbers_of(x, rule, request)
         in_rows = int(swizzled or stride != 2 * width)
         top = ctypes.c_float(float(rule.anchor(request.method)))
@@ -75,7 +73,9 @@ class OnCpu:
 def build(name: str, *definitions: str) -> OnCpu:
     """A kernel by its name, compiled without contraction; the library is gone with the process."""
     folder = Path(tempfile.mkdtemp())
-    (folder / "call.cpp").write_text(CALL.format(source=KERNELS[name].source, builder=KERNELS[name].builder, kernel=KERNELS[name].function))
+    (folder / "call.cpp").write_text(
+        CALL.format(source=KERNELS[name].source, builder=KERNELS[name].builder, kernel=KERNELS[name].function)
+    )
     command = ["g++", "-std=c++17", "-O2", "-mfma", "-ffp-contract=off", "-fPIC", "-shared", "-Wno-unknown-pragmas"]
     subprocess.run(
         [*command, *definitions, f"-I{HERE}", f"-I{SOURCES}", "call.cpp", "-o", "call.so"], cwd=folder, check=True

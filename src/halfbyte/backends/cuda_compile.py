@@ -55,7 +55,7 @@ class Function:
     def launch(
         self, grid: int, threads: int, shared: int, stream: int, *arguments: Argument, overlaps: bool = False
     ) -> None:
-        """Put a launch on a stream; nothing waits for it. `overlaps`: it may begin while the kernel before still runs."""
+        """Put a launch on a stream; nothing waits. `overlaps`: it may begin while the kernel before still runs."""
         pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(argument) for argument in arguments))
         attribute = Attribute(PROGRAMMATIC_STREAM_SERIALIZATION, 0, 1)
         configuration = Configuration(

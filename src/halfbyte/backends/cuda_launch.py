@@ -60,7 +60,8 @@ class Blocks(ctypes.Structure):
 
     _fields_ = [
         ("x", ctypes.c_void_p), ("codes", ctypes.c_void_p), ("scales", ctypes.c_void_p), ("numbers", ctypes.c_void_p),
-        ("tables", ctypes.c_void_p), ("blocks", ctypes.c_longlong), ("columns", ctypes.c_longlong), ("row_quads", ctypes.c_longlong),
+        ("tables", ctypes.c_void_p), ("blocks", ctypes.c_longlong), ("columns", ctypes.c_longlong),
+        ("row_quads", ctypes.c_longlong),
     ]  # fmt: skip
 
 

@@ -98,54 +98,57 @@ __device__ __noinline__ void exact_block(const Operand& o, i64 block) {
 
 struct Pairing {
     u32 starts[8];  // a bit for every entry of `info` that begins a pair
-    u32 lowest, saturated, beyond;
-    Pair pair[PAIRS];
-    u32 last[PAIRS];  // the largest amax of a pair, among those that `info` stands for
+    u32 lowest, saturated, beyond, octave;
+    Pair of[256];          // by entry of `info`
+    u32 first[PAIRS + 1];  // the entry that begins a pair; behind them, 256
 };
 
-// The amax that an entry of `info` stands for; any octave would do for the first 128, and in this one scales are near 1.
-__device__ __forceinline__ u32 amax_of(const Pairing& g, u32 index, float factor) {
-    if (index >= 128) return g.saturated + index - 128;
-    return (__float_as_uint(12.0f / factor) >> 23 << 7) + index;
+// The amax that an entry of `info` stands for; any octave would do for the first 128, and in `octave` scales are near 1.
+__device__ __forceinline__ u32 amax_of(const Pairing& g, u32 index) { return index < 128 ? g.octave + index : g.saturated + index - 128; }
+
+// The smallest amax whose base reaches a limit, by trying the numbers around it; `first`: the thread that begins.
+__device__ __forceinline__ void find_amax(u32* found, u32 first, float limit, float factor) {
+    for (u32 i = threadIdx.x; i < first + 8; i += blockDim.x) {
+        if (i < first) continue;
+        const u32 tried = (__float_as_uint(limit * 6.0f / factor) >> 16) - 4 + (i - first);
+        if (pre_scale(tried, factor) >= limit) atomicMin(found, tried);
+    }
 }
 
-// The smallest amax whose base reaches a limit, by trying the numbers around it.
-__device__ __forceinline__ void find_amax(u32* found, float limit, float factor) {
-    const u32 guess = __float_as_uint(limit * 6.0f / factor) >> 16;
-    for (u32 i = threadIdx.x; i < 8; i += blockDim.x)
-        if (pre_scale(guess - 4 + i, factor) >= limit) atomicMin(found, guess - 4 + i);
-}
-
-__device__ __forceinline__ u32 pairs_before(const Pairing& g, u32 index) {
+__device__ __forceinline__ u32 pairs_up_to(const Pairing& g, u32 index) {
     u32 count = 0;
 #pragma unroll
     for (u32 j = 0; j < 8; ++j)
-        count += __popc(g.starts[j] & (index >= 32 * j + 32 ? 0xFFFFFFFF : index > 32 * j ? (1u << (index - 32 * j)) - 1 : 0));
+        count += __popc(g.starts[j] & (index >= 32 * j + 31 ? 0xFFFFFFFF : index >= 32 * j ? (2u << (index - 32 * j)) - 1 : 0));
     return count;
 }
 
-__device__ __forceinline__ void find_pairs(Pairing& g, Tables& t, float factor) {
+// The entries of `info` that begin a pair, numbered; how many pairs there are.
+__device__ __forceinline__ u32 find_pairs(Pairing& g, float factor) {
+    for (u32 i = threadIdx.x; i < 256; i += blockDim.x) g.of[i] = pair_of(amax_of(g, i), factor);
+    __syncthreads();
     for (u32 i = threadIdx.x; i < 256; i += blockDim.x) {
-        const u32 v = amax_of(g, i, factor);
-        const Pair p = pair_of(v, factor), before = pair_of(v - 1, factor);
+        const Pair &p = g.of[i], &before = g.of[i > 0 ? i - 1 : 0];
         const bool changes = p.six.byte != before.six.byte || p.four.byte != before.four.byte;
-        if (i % 128 == 0 || v == g.beyond || changes) atomicOr(&g.starts[i >> 5], 1u << (i & 31));
+        if (i % 128 == 0 || amax_of(g, i) == g.beyond || changes) atomicOr(&g.starts[i >> 5], 1u << (i & 31));
     }
     __syncthreads();
+    u32 pairs = 0;
     for (u32 i = threadIdx.x; i < 256; i += blockDim.x) {
-        const u32 number = pairs_before(g, i + 1) - 1, v = amax_of(g, i, factor);
-        u32 last = i;
-        while (last < 255 && !(g.starts[(last + 1) >> 5] >> ((last + 1) & 31) & 1)) ++last;
-        const Pair p = pair_of(v, factor);
-        const u32 row = ROW_COUNT - 1 - (last - i), octave = 8 * (v >> 7);
-        if (blockIdx.x == 0)
-            t.info[i] = make_uint2(number * (ROW_COUNT * 4) | row << 16, ((p.six.byte - octave) & 0xFFFF) | (p.four.byte - octave) << 16);
-        if (last == i && number < PAIRS) {
-            g.pair[number] = p;
-            g.last[number] = v;
-        }
+        const u32 number = pairs_up_to(g, i) - 1;
+        if ((g.starts[i >> 5] >> (i & 31) & 1) && number < PAIRS) g.first[number] = i;
     }
+    pairs = pairs_up_to(g, 255);
+    if (threadIdx.x == 0 && pairs <= PAIRS) g.first[pairs] = 256;
     __syncthreads();
+    return pairs;
+}
+
+__device__ __forceinline__ uint2 info_of(const Pairing& g, u32 index) {
+    const u32 number = pairs_up_to(g, index) - 1, octave = 8 * (amax_of(g, index) >> 7);
+    const u32 row = ROW_COUNT - 1 - (g.first[number + 1] - 1 - index);
+    const Pair& p = g.of[index];
+    return make_uint2(number * (ROW_COUNT * 4) | row << 16, ((p.six.byte - octave) & 0xFFFF) | (p.four.byte - octave) << 16);
 }
 
 __device__ __forceinline__ Limits limits_of(const Pairing& g, bool usable) {
@@ -175,18 +178,26 @@ extern "C" __global__ void __launch_bounds__(BUILD_THREADS) build_four_six(const
     __shared__ Pairing g;
     let_next_kernel_begin();
     const float factor = n[FACTOR];
-    if (threadIdx.x == 0) g.lowest = g.saturated = g.beyond = 0x7F80;
+    if (threadIdx.x == 0) {
+        g.lowest = g.saturated = g.beyond = 0x7F80;
+        g.octave = __float_as_uint(12.0f / factor) >> 23 << 7;
+    }
     for (u32 i = threadIdx.x; i < 8; i += blockDim.x) g.starts[i] = 0;
     __syncthreads();
-    find_amax(&g.saturated, 464.0f / 1.5f, factor);  // from here on S4 is 448; 480 would be next
-    find_amax(&g.beyond, 464.0f, factor);            // from here on S6 is too small for its block
-    find_amax(&g.lowest, 0.015625f, factor);         // below, scales are subnormal
+    find_amax(&g.saturated, 0, 464.0f / 1.5f, factor);  // from here on S4 is 448; 480 would be next
+    find_amax(&g.beyond, 32, 464.0f, factor);           // from here on S6 is too small for its block
+    find_amax(&g.lowest, 64, 0.015625f, factor);        // below, scales are subnormal
     __syncthreads();
-    find_pairs(g, *t, factor);
-    const u32 pairs = pairs_before(g, 256);
-    if (blockIdx.x == 0 && threadIdx.x == 0) t->limits = limits_of(g, n[NO_UNDERFLOW] > 0 && pairs <= PAIRS);
-    for (u32 number = blockIdx.x; number < pairs && number < PAIRS; number += gridDim.x)
-        write_rows(g.pair[number], g.last[number], t->entry + number * ROW_COUNT, n);
+    const u32 pairs = find_pairs(g, factor);
+    const bool usable = n[NO_UNDERFLOW] > 0 && pairs <= PAIRS;
+    if (blockIdx.x == 0 && threadIdx.x == 0) t->limits = limits_of(g, usable);
+    if (!usable) return;
+    if (blockIdx.x == 0)
+        for (u32 i = threadIdx.x; i < 256; i += blockDim.x) t->info[i] = info_of(g, i);
+    for (u32 number = blockIdx.x; number < pairs; number += gridDim.x) {
+        const u32 last = g.first[number + 1] - 1;
+        write_rows(g.of[last], amax_of(g, last), t->entry + number * ROW_COUNT, n);
+    }
 }
 
 // --- blocks ---

@@ -1,0 +1,96 @@
+"""The CUDA kernels build for Hopper and Blackwell without a card, with no fused operation that they did not ask for."""
+
+from __future__ import annotations
+
+import re
+from importlib import resources
+
+import pytest
+
+import halfbyte as hb
+from halfbyte import contracts
+from halfbyte.backends import Request, cuda_compile, cuda_launch
+from halfbyte.backends.cuda_launch import KERNELS, definitions_of, kernel_for
+from halfbyte.contracts import NVFP4Rule
+from halfbyte.methods import Method
+from tests.backends.cases import FOUR_SIX, every_case
+from tests.gpu.builds import CAPABILITIES
+
+TE = contracts.transformer_engine()
+RULE = TE.rules["nvfp4"]
+SEPARATE = "-D__fmaf_rn(x,y,z)=((x)*(y)+(z))"
+"""Takes out every fused operation that the source asks for."""
+
+
+def definitions(method: Method, in_rows: bool = False, swizzled: bool = False) -> tuple[str, tuple[str, ...]]:
+    request = Request(hb.get_format("nvfp4"), TE, method, (1, 16), "tensor", "bf16", device="cuda")
+    assert isinstance(RULE, NVFP4Rule)
+    name = kernel_for(RULE, request)
+    assert name is not None
+    return name, definitions_of(name, RULE, request, in_rows, swizzled)
+
+
+def fused(ptx: bytes) -> int:
+    return len(re.findall(rb"\bfma\.rn(?:\.ftz)?\.f32", ptx))
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("method", [hb.FourSix("mae", 448), hb.FourSix("mse", 256, True), hb.Optimal()], ids=str)
+def test_builds(method: Method, capability: int) -> None:
+    name, chosen = definitions(method)
+    cubin = cuda_compile.compile_source(KERNELS[name].source, f"sm_{capability}", chosen)
+    assert cubin[:4] == b"\x7fELF"
+    assert KERNELS[name].builder.encode() in cubin
+    assert KERNELS[name].function.encode() in cubin
+
+
+@pytest.mark.parametrize("method", [*FOUR_SIX, hb.Optimal()], ids=str)
+def test_only_what_was_asked_for_is_fused(method: Method) -> None:
+    name, chosen = definitions(method, in_rows=True, swizzled=True)
+    ptx = cuda_compile.compile_source(KERNELS[name].source, "compute_90", chosen)
+    assert fused(ptx) > 0
+    assert b".ftz" not in ptx, "subnormal numbers would be lost"
+    assert fused(cuda_compile.compile_source(KERNELS[name].source, "compute_90", (*chosen, SEPARATE))) == 0
+
+
+def test_contraction_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    name, chosen = definitions(hb.FourSix("mse", 448))
+    monkeypatch.setattr(cuda_compile, "OPTIONS", ("--std=c++17", "--fmad=true"))
+    assert fused(cuda_compile.compile_source(KERNELS[name].source, "compute_90", (*chosen, SEPARATE))) > 0
+
+
+def test_errors_of_the_compiler_are_told() -> None:
+    with pytest.raises(hb.HalfbyteError, match=r"NVRTC cannot compile four_six\.cu for sm_90: .*error"):
+        cuda_compile.compile_source("four_six.cu", "sm_90", ("-DTHREADS=nonsense",))
+
+
+def test_sources_belong_to_the_package() -> None:
+    files = {entry.name for entry in resources.files("halfbyte.backends").joinpath("cuda").iterdir()}
+    assert files >= {"common.cuh", *(kernel.source for kernel in KERNELS.values())}
+
+
+def test_what_the_tables_serve() -> None:
+    served = set()
+    for case in every_case():
+        for dtype in ("bf16", "fp16", "fp32"):
+            request, rule = case.request(dtype), case.contract.rules.get(case.format)
+            if isinstance(rule, NVFP4Rule) and (name := kernel_for(rule.for_method(request.method), request)):
+                assert (dtype, request.tile) == ("bf16", (1, 16))
+                served.add((case.contract.name, name))
+    both = {(peer, name) for peer in ("transformer_engine", "miles", "flashinfer") for name in KERNELS}
+    assert served == both
+
+
+def test_without_a_compiler_triton_serves_and_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> Exception:
+        raise hb.errors.BackendError("NVRTC was not found")
+
+    monkeypatch.setattr(cuda_compile, "compiler", missing)
+    monkeypatch.setattr(cuda_launch, "_properties", lambda index: ((9, 0), 132))
+    cuda_launch._compiled.cache_clear()
+    cuda_launch._warn_once.cache_clear()
+    name, chosen = definitions(hb.Optimal())
+    with pytest.warns(UserWarning, match="Triton's kernels serve instead .* NVRTC was not found"):
+        assert cuda_launch._compiled(0, name, chosen) is None
+    assert cuda_launch._compiled(0, name, (*chosen, "-DOTHER")) is None  # a second warning would be an error
+    cuda_launch._compiled.cache_clear()
