@@ -18,7 +18,7 @@ from tests.backends.test_bits import each_isa, isa
 
 __all__ = ["isa"]  # the fixture
 
-SHAPE = (96, 256)
+SHAPE = (136, 256)
 GENERATOR = np.random.default_rng(11)
 
 NEAR_TIES: dict[str, Callable[[], Matrix]] = {

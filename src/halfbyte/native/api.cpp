@@ -17,6 +17,8 @@ static const Kernels* tables_of(int isa) {
 }
 
 static const int64_t CHUNK = 4096;  // blocks: 128 KiB of bfloat16, well inside a second-level cache
+static const int64_t GATHERED = 64; // blocks that are searched together
+static const int64_t WORTH_ROWS = 2048;  // blocks: fewer take less time than making a table for them
 static const int64_t ROWS = 64;     // rows at a time where a search goes down columns
 
 extern "C" {
@@ -101,6 +103,18 @@ void hb_four_six_tiles(int isa, const void* x, int64_t tile_rows, int64_t column
     for (int64_t row = 0; row < tile_rows; ++row)
         tables_of(isa)->four_six_tiles((const uint8_t*)x + row * 16 * stride, columns, stride, dtype, kind, squared, s, scales + row * 16 * columns);
 }
+// Scale bytes of at most CHUNK bfloat16 blocks by look-up. Those that the tables do not decide are brought together and searched.
+static void look_up(const Kernels* k, const uint8_t* x, int64_t blocks, const SearchTables* t, const ErrorRows& rows, uint8_t* scales) {
+    int32_t undecided[CHUNK];
+    uint8_t gathered[GATHERED * 32], bytes[GATHERED];
+    const int64_t found = k->search_by_rows(x, blocks, rows, scales, undecided);
+    for (int64_t start = 0; start < found; start += GATHERED) {
+        const int64_t count = found - start < GATHERED ? found - start : GATHERED;
+        for (int64_t i = 0; i < count; ++i) std::memcpy(gathered + i * 32, x + (int64_t)undecided[start + i] * 32, 32);
+        k->search(gathered, 32, count, BF16, t, nullptr, bytes, 1);
+        for (int64_t i = 0; i < count; ++i) scales[undecided[start + i]] = bytes[i];
+    }
+}
 // Scale bytes of the exact search and their codes, chunk by chunk. weights: columns * 16 of them, or null.
 void hb_search(int isa, const void* x, int64_t rows, int64_t columns, int dtype, const SearchTables* t, const float* weights, uint8_t* scales, const Tables* tables, uint8_t* codes) {
     const Kernels* k = tables_of(isa);
@@ -108,10 +122,13 @@ void hb_search(int isa, const void* x, int64_t rows, int64_t columns, int dtype,
     const uint8_t* input = (const uint8_t*)x;
     // Weights differ from column to column, so lanes then hold the same column of several rows.
     const int64_t step = weights ? ROWS * columns : CHUNK;
+    ErrorRows error_rows;
+    const bool by_rows = dtype == BF16 && !weights && blocks >= WORTH_ROWS && k->build_error_rows(*t, &error_rows);
     for (int64_t start = 0; start < blocks; start += step) {
         const int64_t count = blocks - start < step ? blocks - start : step;
         const uint8_t* at = input + start * size;
-        if (!weights) k->search(at, size, count, dtype, t, nullptr, scales + start, 1);
+        if (by_rows) look_up(k, at, count, t, error_rows, scales + start);
+        else if (!weights) k->search(at, size, count, dtype, t, nullptr, scales + start, 1);
         else
             for (int64_t c = 0; c < columns; ++c)
                 k->search(at + c * size, columns * size, count / columns, dtype, t, weights + c * 16, scales + start + c, columns);

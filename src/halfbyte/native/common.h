@@ -3,6 +3,7 @@
 // Built with -ffp-contract=off and without -ffast-math: every float operation below rounds once, as the numpy reference
 // does. The comment before each formula names its twin there.
 #pragma once
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>

@@ -9,6 +9,7 @@
 #include "lanes.inc"
 #include "four_six.inc"
 #include "exact.inc"
+#include "error_rows.inc"
 #include "hessian.inc"
 #include "mx_search.inc"
 #include "moves.inc"
@@ -153,4 +154,4 @@ void tile_amax(const void* x, int64_t columns, int dtype, uint32_t* out) {
 }  // namespace
 
 extern const Kernels HB_NAME;
-const Kernels HB_NAME = {plain, emit, direct<false>, direct<true>, mxfp8, amax, decode, decode_mxfp8, four_six, four_six_tiles, search, hessian, descend, mx_search, mxfp8_emit, pack_codes, unpack_codes, cast_blocks, tile_amax, LANES};
+const Kernels HB_NAME = {plain, emit, direct<false>, direct<true>, mxfp8, amax, decode, decode_mxfp8, four_six, four_six_tiles, search, build_error_rows, search_by_rows, hessian, descend, mx_search, mxfp8_emit, pack_codes, unpack_codes, cast_blocks, tile_amax, LANES};
