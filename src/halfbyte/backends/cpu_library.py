@@ -39,6 +39,9 @@ class Tables(ctypes.Structure):
         ("positive_sign", ctypes.c_int32 * 256),
         ("has_positive_sign", ctypes.c_int32),
         ("scale", ctypes.c_float * 256),
+        ("first_segment", ctypes.c_int32),
+        ("last_segment", ctypes.c_int32),
+        ("segment", ctypes.c_uint8 * 32 * 256),
     ]
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from halfbyte.backends.cpu_library import DTYPE_CODES, Rule, SearchTables, Tables, as_array, load_library
+from halfbyte.backends.cpu_library import DTYPE_CODES, Rule, SearchTables, Tables, as_array, load_library, native
 from halfbyte.backends.cpu_multipliers import fit_multipliers
 from halfbyte.backends.reference import scale_byte
 from halfbyte.codec.bits import DTYPES, F32, I32, U8, widen
@@ -189,6 +189,8 @@ def mx_thresholds(
     as_array(tables.threshold, np.int32)[:] = threshold.reshape(-1).astype(np.uint32).view(np.int32)
     as_array(tables.positive_sign, np.int32)[:] = positive
     tables.has_positive_sign = int(positive.any())
+    library, _ = native()
+    library.hb_build_segments(DTYPE_CODES[dtype], ctypes.byref(tables))
 
 
 Magnitudes = npt.NDArray[np.int64]

@@ -61,6 +61,16 @@ static inline float e4m3_decode(int byte) {
 
 static const uint8_t IRREGULAR = 0xFF;
 
+// bfloat16: a magnitude's code from its place among segments of 32 bit patterns, where thresholds lie at least that far apart.
+struct Segment {
+    static constexpr int SIZE = 32, COUNT = 16, PLACES = SIZE * COUNT;
+    uint8_t count[COUNT];  // 32 times the codes from 2 on that begin before the segment, plus 32 - where one begins in it
+    uint32_t start;        // places count from here; code 2 begins after it. Both 16-bit halves hold the number, as in all three
+    uint32_t zero;         // code 1 begins after it
+    uint32_t sign;         // threshold[7] below
+    uint32_t unused;
+};
+
 // Everything a plain kernel needs. Magnitudes are compared as integers, which order like the numbers.
 struct Tables {
     uint8_t lut[32768];          // 16-bit input: scale byte by the amax's magnitude bits; IRREGULAR: ask the reference
@@ -73,6 +83,8 @@ struct Tables {
     int32_t positive_sign[256];  // positive x gets the sign bit below this (0: never)
     int32_t has_positive_sign;   // whether any entry above is not 0
     float scale[256];            // MXFP8: what elements are divided by
+    int32_t first_segment, last_segment;  // bytes that `segment` describes
+    Segment segment[256];
 };
 
 // Scale byte of an amax's bits, or IRREGULAR.

@@ -6,6 +6,7 @@
 #endif
 
 #include "plain.inc"
+#include "decode.inc"
 #include "lanes.inc"
 #include "four_six.inc"
 #include "exact.inc"

@@ -119,6 +119,39 @@ static void fill_thresholds(const Rule& r, int dtype, int byte, Tables* t) {
     if (t->positive_sign[byte]) t->has_positive_sign = 1;
 }
 
+// False where thresholds are too close together for segments, as among subnormal numbers.
+static bool fill_segment(const int32_t* threshold, Segment* s) {
+    int32_t last[8];  // the last bits below code k + 1
+    for (int k = 0; k < 8; ++k) last[k] = (int16_t)(threshold[k] & 0xFFFF);
+    const int32_t start = last[1] - (Segment::SIZE - 1);
+    if (last[0] < 0 || start < last[0] || last[6] - start >= Segment::PLACES - 1) return false;
+    for (int k = 1; k < 6; ++k)
+        if (last[k + 1] - last[k] < Segment::SIZE) return false;
+    int k = 1;  // codes up to k begin before the segment
+    for (int at = 0; at < Segment::COUNT; ++at) {
+        const int32_t begins = k < 7 ? last[k] + 1 - start - at * Segment::SIZE : Segment::SIZE;
+        const bool inside = begins < Segment::SIZE;
+        s->count[at] = (uint8_t)(Segment::SIZE * (k - 1) + (inside ? Segment::SIZE - begins : 0));
+        if (begins <= Segment::SIZE) k += k < 7;
+    }
+    s->start = (uint32_t)start * 0x10001u;
+    s->zero = (uint32_t)threshold[0];
+    s->sign = (uint32_t)threshold[7];
+    return s->count[0] == 0;
+}
+
+// Segments of the bytes whose thresholds are there already: the last described one and those below it without a gap.
+extern "C" void hb_build_segments(int dtype, Tables* t) {
+    t->first_segment = 1;
+    t->last_segment = 0;
+    if (dtype != BF16 || t->has_positive_sign) return;
+    int byte = 255;
+    while (byte >= 0 && !fill_segment(t->threshold[byte], &t->segment[byte])) --byte;
+    t->last_segment = byte;
+    while (byte >= 0 && fill_segment(t->threshold[byte], &t->segment[byte])) --byte;
+    t->first_segment = byte + 1;
+}
+
 // Whether y is a number for every x under this byte.
 static bool regular_constant(const Rule& r, int byte) {
     return byte < 127 && std::isfinite(r.constant[byte]) && !(r.divides && r.constant[byte] == 0.0f);
@@ -142,6 +175,8 @@ extern "C" int hb_build_tables(const Rule* rule, int dtype, Tables* t) {
     }
     for (int byte = 127; byte <= 256; ++byte) starts[byte] = end + 1;
     for (int byte = 0; byte < 127; ++byte) fill_thresholds(r, dtype, byte, t);
+    std::memset(t->threshold[127], 0, sizeof t->threshold[127] * 129);  // no byte that a block has
+    hb_build_segments(dtype, t);
     for (int byte = 0; byte < 127; ++byte) {
         const int written = byte == 0 && r.for_zero_byte >= 0 ? r.for_zero_byte : byte;
         const float c = r.constant[written];
