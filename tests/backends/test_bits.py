@@ -259,6 +259,23 @@ def test_what_was_quantized_decodes_to_the_bits_of_the_reference(case: Case, isa
             assert_same_bits(hb.dequantize(q, dtype, "cpu"), hb.dequantize(q, dtype, "reference"))
 
 
+@each_isa
+@pytest.mark.parametrize("format", ["nvfp4", "mxfp4"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_output_that_goes_past_the_caches_has_the_bits_of_its_parts(dtype: str, format: str, isa: str) -> None:
+    x = np.resize(make_input("block scales", "bf16"), (1100, 4096))  # 9 MB in 16 bits
+    q = hb.quantize(x, format, backend="cpu")
+    parts = [hb.quantize(part, format, backend="cpu", **amax_of(x, format)) for part in np.array_split(x, 4)]
+    wanted = np.concatenate([to_numpy(hb.dequantize(part, dtype, "cpu")) for part in parts])
+    assert_same_bits(to_numpy(hb.dequantize(q, dtype, "cpu")), wanted)
+    room = np.empty(x.size + 1, wanted.dtype)[1:].reshape(x.shape)  # not on a multiple of sixteen bytes
+    assert_same_bits(to_numpy(hb.dequantize(q, dtype, "cpu", out=room)), wanted)
+
+
+def amax_of(x: Matrix, format: str) -> dict[str, float]:
+    return {"global_amax": float(np.abs(x.astype(np.float32)).max())} if format == "nvfp4" else {}
+
+
 def test_labels_are_in_the_order_of_the_methods() -> None:
     assert [METHODS[label](16) for label in list(METHODS)[1:9]] == [
         hb.FourSix(error, top, fast) for error in ("mae", "mse") for top in (448, 256) for fast in (False, True)

@@ -54,14 +54,23 @@ uint32_t amax(const void* x, int64_t n, int dtype) {
     return dtype == FP32 ? amax_bits((const uint32_t*)x, n) : amax_bits((const uint16_t*)x, n);
 }
 
-void decode(const uint8_t* codes, const uint8_t* scales, int64_t blocks, int block, const void* table, int width, void* out) {
+constexpr int64_t STREAMED_BYTES = 8 << 20;  // an output of this size leaves the caches before anyone reads its beginning
+
+template <bool STREAMED>
+void decode_to(const uint8_t* codes, const uint8_t* scales, int64_t blocks, int block, const void* table, int width, void* out) {
     if (width == 2) {
-        if (block == 16) decode16<1>(codes, scales, blocks, (const uint8_t*)table, (uint16_t*)out);
-        else decode16<2>(codes, scales, blocks, (const uint8_t*)table, (uint16_t*)out);
+        if (block == 16) decode16<1, STREAMED>(codes, scales, blocks, (const uint8_t*)table, (uint16_t*)out);
+        else decode16<2, STREAMED>(codes, scales, blocks, (const uint8_t*)table, (uint16_t*)out);
     } else {
-        if (block == 16) decode32<1>(codes, scales, blocks, (const float*)table, (float*)out);
-        else decode32<2>(codes, scales, blocks, (const float*)table, (float*)out);
+        if (block == 16) decode32<1, STREAMED>(codes, scales, blocks, (const float*)table, (float*)out);
+        else decode32<2, STREAMED>(codes, scales, blocks, (const float*)table, (float*)out);
     }
+}
+
+void decode(const uint8_t* codes, const uint8_t* scales, int64_t blocks, int block, const void* table, int width, void* out) {
+    if (blocks * block * width < STREAMED_BYTES || ((uintptr_t)out & 15)) return decode_to<false>(codes, scales, blocks, block, table, width, out);
+    decode_to<true>(codes, scales, blocks, block, table, width, out);
+    finish_stream();
 }
 
 void decode_mxfp8(const uint8_t* codes, const uint8_t* scales, int64_t blocks, const void* table, int width, void* out) {
