@@ -227,7 +227,7 @@ def arrays_for(case: Case, dtype: str) -> Iterator[Matrix]:
             yield x
     if (
         case.method == "optimal" and dtype == "bf16"
-    ):  # enough blocks for squared errors by look-up, all numbers among them
+    ):  # enough blocks for a look-up of errors
         for name in ("bits", "block scales"):
             yield np.resize(make_input(name, dtype), (1, 2049 * case.block))
     yield np.full((3, 5 * case.block), np.nan, DTYPES[dtype])  # every block is irregular
