@@ -4,7 +4,8 @@
     python -m benchmarks.gpu --peers DIR          peers whose packages lie in DIR, too
 
 Times are medians over replays of a CUDA graph of ten launches: of the kernel alone, and of a whole call, which also
-prepares the tensor-level numbers (experts: and finds the amaxes). No tensor fits into the cache. The floor is the bytes
+prepares the tensor-level numbers (experts: and finds the amaxes). Where CUDA C++ kernels serve, their time is that of
+both launches, and that of Triton's kernel stands beside it. No tensor fits into the cache. The floor is the bytes
 that must be read and written, over the bandwidth of the best device-to-device copy measured in the same run.
 Exit status 1: some result is not what the reference gives.
 """
@@ -13,13 +14,15 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import json
+import os
 import statistics
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -49,6 +52,8 @@ class Row:
     call: float
     floor: float
     bits: str
+    triton: float | None = None
+    """Where a CUDA C++ kernel serves: what Triton's takes."""
 
     @property
     def times(self) -> float:
@@ -117,6 +122,19 @@ def block_kernel(x: torch.Tensor, method: hb.methods.Method, amax: torch.Tensor,
     return functools.partial(launch_blocks, source, rule, request, table, q.codes, q.scales)
 
 
+T = TypeVar("T")
+
+
+def without_tables(call: Callable[[], T]) -> T:
+    """What a call gives with Triton's kernels alone."""
+    before = os.environ.get("HALFBYTE_CUDA", "1")
+    os.environ["HALFBYTE_CUDA"] = "0"
+    try:
+        return call()
+    finally:
+        os.environ["HALFBYTE_CUDA"] = before
+
+
 def measure_shape(rows: int, width: int, bandwidth: float) -> list[Row]:
     x = torch.empty(rows, width, dtype=torch.bfloat16, device="cuda")
     for start in range(0, rows, 16384):
@@ -124,10 +142,12 @@ def measure_shape(rows: int, width: int, bandwidth: float) -> list[Row]:
     shape, found = f"{rows}x{width}", []
     read, out = x.nbytes, x.numel() // 2 + x.numel() // 16
 
-    def add(name: str, call: Call, moved: int, same: bool, alone: Call | None = None) -> None:
+    def add(
+        name: str, call: Call, moved: int, same: bool, alone: Call | None = None, triton: float | None = None
+    ) -> None:
         time = graph_time(call)
         kernel = time if alone is None else graph_time(alone)
-        found.append(Row(shape, name, kernel, time, moved / bandwidth, "equal" if same else "DIFFERENT"))
+        found.append(Row(shape, name, kernel, time, moved / bandwidth, "equal" if same else "DIFFERENT", triton))
 
     amax = group_amaxes(x, rows)
     add("amax", functools.partial(group_amaxes, x, rows), read, float(amax) == float(x.abs().max()))
@@ -135,7 +155,12 @@ def measure_shape(rows: int, width: int, bandwidth: float) -> list[Row]:
         q = hb.quantize(x, "nvfp4", method=method, global_amax=amax)
         call = functools.partial(hb.quantize, x, "nvfp4", method=method, global_amax=amax, out=q)
         same = equal(q, x, method, "nvfp4", float(amax))
-        add(name, call, read + out, same, block_kernel(x, method, amax, q))
+        alone, triton = block_kernel(x, method, amax, q), None
+        if not isinstance(method, hb.Amax):
+            triton = without_tables(functools.partial(graph_time, alone))
+            beside = without_tables(functools.partial(hb.quantize, x, "nvfp4", method=method, global_amax=amax))
+            same = same and all(torch.equal(getattr(q, part), getattr(beside, part)) for part in ("codes", "scales"))
+        add(name, call, read + out, same, alone, triton)
     q = hb.quantize(x, "nvfp4", global_amax=amax)
     values = torch.empty_like(x)
     hb.dequantize(q, "bf16", out=values)
@@ -161,14 +186,16 @@ def measure_experts(bandwidth: float) -> list[Row]:
     shape, moved = "x".join(map(str, EXPERTS)), 2 * x.nbytes + x.numel() // 2 + x.numel() // 16
     found = []
     given: list[tuple[str, torch.Tensor | list[torch.Tensor]]] = [("3-D", x), ("a list", [part.clone() for part in x])]
-    for name, weights in given:
-        parts = gpu.quantize_experts(weights)
-        alone = hb.quantize(x[77].cpu(), "nvfp4", backend="reference")
-        same = find_difference(to_numpy(parts[77].codes), to_numpy(alone.codes)) is None
-        time = graph_time(functools.partial(gpu.quantize_experts, weights))
-        found.append(
-            Row(shape, f"amax, plain; {name}", time, time, moved / bandwidth, "equal" if same else "DIFFERENT")
-        )
+    methods = {"plain": hb.Amax(), "4over6 strict": hb.FourSix("mae", 448), "SSE-optimal": hb.Optimal()}
+    for (name, weights), (label, method) in itertools.product(given, methods.items()):
+        call = functools.partial(gpu.quantize_experts, weights, method=method)
+        parts = call()
+        alone = hb.quantize(x[77, :64].cpu(), "nvfp4", method=method, global_amax=float(x[77].abs().max()))
+        same = find_difference(to_numpy(parts[77].codes)[:64], to_numpy(alone.codes)) is None
+        time = graph_time(call)
+        triton = None if label == "plain" else without_tables(functools.partial(graph_time, call))
+        bits = "equal" if same else "DIFFERENT"
+        found.append(Row(shape, f"amax, {label}; {name}", time, time, moved / bandwidth, bits, triton))
     return found
 
 
@@ -242,12 +269,11 @@ def main() -> int:
         rows += measure_shape(height, width, bandwidth)
         torch.cuda.empty_cache()
     rows += measure_experts(bandwidth)
-    print(f"{'shape':>15} {'kernel':<20} {'µs':>9} {'× floor':>8} {'call µs':>9}  bits")
+    print(f"{'shape':>15} {'kernel':<28} {'µs':>9} {'× floor':>8} {'call µs':>9} {'Triton µs':>10}  bits")
     for row in rows:
-        print(
-            f"{row.shape:>15} {row.kernel:<20} {row.micros:9.1f} {row.times:8.2f} {row.call:9.1f}  {row.bits}",
-            flush=True,
-        )
+        beside = "" if row.triton is None else f"{row.triton:.1f}"
+        figures = f"{row.micros:9.1f} {row.times:8.2f} {row.call:9.1f} {beside:>10}"
+        print(f"{row.shape:>15} {row.kernel:<28} {figures}  {row.bits}", flush=True)
     peers: list[dict[str, Any]] = []
     if chosen.peers is not None:
         sys.path.insert(0, str(chosen.peers))

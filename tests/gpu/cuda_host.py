@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from halfbyte.backends import Request
-from halfbyte.backends.cuda_launch import KERNELS, SOURCES
+from halfbyte.backends.cuda_launch import KERNELS, SOURCES, Blocks, Form
 from halfbyte.backends.reference import tensor_scale
 from halfbyte.backends.reference_search import exponent_of
 from halfbyte.backends.triton_rules import FACTORS, four_six_numbers
@@ -26,13 +26,13 @@ HERE = Path(__file__).parent
 CALL = """
 #include "cuda_on_cpu.h"
 #include "{source}"
-extern "C" long long call(const void* x, void* codes, void* scales, const float* numbers, long long blocks,
-                          long long columns, long long row_quads) {{
-    static Tables tables;
-    {builder}(numbers, &tables);
+#include <vector>
+extern "C" long long call(Operand operand) {{
+    std::vector<uint4> tables(operand.groups * (TABLE_BYTES / 16));
+    for (blockIdx.y = 0; blockIdx.y < operand.groups; ++blockIdx.y) {builder}(operand.numbers, tables.data());
+    operand.tables = tables.data();
     exact_blocks = 0;
-    {kernel}(Operand{{(const uint4*)x, (uint2*)codes, (unsigned char*)scales, numbers, (const uint4*)&tables, blocks,
-                      columns, row_quads}});
+    {kernel}(operand);
     return exact_blocks;
 }}
 """
@@ -44,30 +44,60 @@ class OnCpu:
 
     library: ctypes.CDLL
 
-    def quantize(self, x: npt.NDArray[np.generic], request: Request, swizzled: bool = False) -> tuple[U8, U8, int]:
+    def quantize(
+        self, x: npt.NDArray[np.generic], request: Request, swizzled: bool = False, group_rows: int | None = None
+    ) -> tuple[U8, U8, int]:
         """Codes, scale bytes, and how many blocks the tables left to exact arithmetic. Rows of x may be strided."""
+        rule = self._rule(request)
+        rows, width = x.shape
+        group_rows = group_rows or rows
+        columns, stride = width // 16, x.strides[0]
+        tiles = -(-rows // 128) * -(-columns // 4) * 512
+        codes = np.zeros((rows, width // 2), np.uint8)
+        scales = np.zeros(tiles if swizzled else (rows, columns), np.uint8)
+        parts = [x[start : start + group_rows] for start in range(0, rows, group_rows)]
+        numbers = np.concatenate([numbers_of(part, rule, request) for part in parts])
+        form = Form(swizzled or stride != 2 * width, swizzled, len(parts) > 1)
+        operand = Blocks(
+            x.ctypes.data, codes.ctypes.data, scales.ctypes.data, numbers.ctypes.data, None, None, rows * columns,
+            columns, stride // 16, len(parts), group_rows * columns,
+        )  # fmt: skip
+        return codes, scales, self._call(operand, rule, request, form)
+
+    def quantize_list(self, tensors: list[npt.NDArray[np.generic]], request: Request) -> tuple[U8, U8]:
+        """Codes and scale bytes of tensors that lie anywhere, each with its own scale, one after the other."""
+        rule = self._rule(request)
+        counts = [x.size // 16 for x in tensors]
+        before = np.cumsum([0, *counts])
+        listed = np.array(
+            [(x.ctypes.data, count, first) for x, count, first in zip(tensors, counts, before[:-1], strict=True)],
+            np.int64,
+        )
+        total = int(before[-1])
+        codes, scales = np.zeros(total * 8, np.uint8), np.zeros(total, np.uint8)
+        numbers = np.concatenate([numbers_of(x, rule, request) for x in tensors])
+        operand = Blocks(
+            None, codes.ctypes.data, scales.ctypes.data, numbers.ctypes.data, None, listed.ctypes.data, total, 1, 0,
+            len(tensors), 1,
+        )  # fmt: skip
+        self._call(operand, rule, request, Form(grouped=True, listed=True))
+        return codes, scales
+
+    @staticmethod
+    def _rule(request: Request) -> NVFP4Rule:
         rule = request.contract.rule(request.format)
         if not isinstance(rule, NVFP4Rule):
             raise TypeError("the kernels know NVFP4")
-        rows, width = x.shape
-        columns, stride = width // 16, x.strides[0]
-        codes = np.zeros((rows, width // 2), np.uint8)
-        tiles = -(-rows // 128) * -(-columns // 4) * 512
-        scales = np.zeros(tiles if swizzled else (rows, columns), np.uint8)
+        return rule
+
+    def _call(self, operand: Blocks, rule: NVFP4Rule, request: Request, form: Form) -> int:
         kind: dict[str, int | float] = {"KIND": 0, "METRIC": 0}
         if isinstance(request.method, FourSix) and rule.four_six is not None:
             kind = four_six_numbers(rule.four_six, request.method, request)
-        numbers = numbers_of(x, rule, request)
-        in_rows = int(swizzled or stride != 2 * width)
-        top = ctypes.c_float(float(rule.anchor(request.method)))
-        self.library.choose(in_rows, int(swizzled), int(kind["KIND"]), int(kind["METRIC"]), top)
-        pointer, size = ctypes.c_void_p, ctypes.c_longlong
-        self.library.call.restype = size
-        exact = self.library.call(
-            pointer(x.ctypes.data), pointer(codes.ctypes.data), pointer(scales.ctypes.data),
-            pointer(numbers.ctypes.data), size(rows * columns), size(columns), size(stride // 16),
-        )  # fmt: skip
-        return codes, scales, int(exact)
+        chosen = (form.rows, form.swizzled, form.grouped, form.listed, kind["KIND"], kind["METRIC"])
+        self.library.choose(*(int(number) for number in chosen), ctypes.c_float(float(rule.anchor(request.method))))
+        self.library.call.restype = ctypes.c_longlong
+        return int(self.library.call(operand))
 
 
 def build(name: str, *definitions: str) -> OnCpu:

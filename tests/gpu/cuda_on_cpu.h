@@ -19,16 +19,18 @@ struct uint2 { uint32_t x, y; };
 struct uint4 { uint32_t x, y, z, w; };
 struct float2 { float x, y; };
 struct float4 { float x, y, z, w; };
-struct Index { uint32_t x; };
+struct Index { uint32_t x, y; };
 
 static inline uint2 make_uint2(uint32_t x, uint32_t y) { return {x, y}; }
 static inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
 static inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
 constexpr int WARP = 1;
-static const Index threadIdx = {0}, blockIdx = {0}, blockDim = {1}, gridDim = {1};
+static const Index threadIdx = {0, 0}, blockDim = {1, 1}, gridDim = {1, 1};
+static Index blockIdx = {0, 0};
 alignas(16) static uint4 shared_memory[16384];
 
+template <typename T> static inline T __ldg(const T* at) { return *at; }
 static inline void __syncthreads() {}
 static inline void __syncwarp() {}
 static inline uint32_t __ballot_sync(uint32_t, bool vote) { return vote; }
@@ -57,13 +59,15 @@ static inline uint4 quad_at(uint32_t address) { uint4 y; memcpy(&y, (const char*
 // --- what the tests set and read ---
 
 static long long exact_blocks;  // how many the tables did not decide
-static int ROWS, SWIZZLED, KIND, SQUARED;
+static int ROWS, SWIZZLED, GROUPED, LISTED, KIND, SQUARED;
 static float TOP;
 constexpr int THREADS = 1, BUILD_THREADS = 1, TABLE_BYTES = sizeof(shared_memory) - 64;
 
-extern "C" void choose(int rows, int swizzled, int kind, int squared, float top) {
+extern "C" void choose(int rows, int swizzled, int grouped, int listed, int kind, int squared, float top) {
     ROWS = rows;
     SWIZZLED = swizzled;
+    GROUPED = grouped;
+    LISTED = listed;
     KIND = kind;
     SQUARED = squared;
     TOP = top;

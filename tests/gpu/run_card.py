@@ -60,6 +60,7 @@ def inputs_of(index: int, dtype: str, full: bool) -> list[str]:
 def work(part: list[tuple[int, str]], only: str, full: bool, deadline: float) -> Tally:
     """Compare the pairs of one process."""
     from tests.backends.cases import every_case, fits, make_input
+    from tests.gpu.cuda_checks import kernels
 
     tally = Tally()
     cases = every_case()
@@ -74,16 +75,31 @@ def work(part: list[tuple[int, str]], only: str, full: bool, deadline: float) ->
             x = make_input(name, dtype)
             if not fits(case, x):
                 continue
-            try:
-                problem = compare(case, x)
-            except Exception:
-                problem = traceback.format_exc(limit=-2)
-            tally.compared += 1
-            if problem:
-                tally.failures.append(f"{case} {dtype} {name}: {problem}")
-                if len(tally.failures) > 5:
-                    return tally
+            for tables in (False, True) if served_by_tables(case, dtype) else (False,):
+                try:
+                    with kernels(tables):
+                        problem = compare(case, x)
+                except Exception:
+                    problem = traceback.format_exc(limit=-2)
+                tally.compared += 1
+                if problem:
+                    tally.failures.append(f"{case} {dtype} {name}{', tables' if tables else ''}: {problem}")
+                    if len(tally.failures) > 5:
+                        return tally
     return tally
+
+
+def served_by_tables(case: object, dtype: str) -> bool:
+    """Whether a CUDA C++ kernel serves a case too, beside Triton's."""
+    from halfbyte.backends.cuda_launch import kernel_for
+    from halfbyte.contracts import NVFP4Rule
+    from tests.backends.cases import Case
+
+    if not isinstance(case, Case):
+        raise TypeError("this takes a case")
+    request = case.request(dtype)
+    rule = request.contract.rules.get(request.format.name)
+    return isinstance(rule, NVFP4Rule) and kernel_for(rule.for_method(request.method), request) is not None
 
 
 def golden(first: int, step: int) -> dict[str, int]:
@@ -174,8 +190,9 @@ def main() -> int:
     print(f"{total.compared} cases after {time.time() - started:.0f} s", flush=True)
     if not chosen.no_checks:
         from tests.gpu.checks import CHECKS
+        from tests.gpu.cuda_checks import CHECKS as TABLES
 
-        for name, check in CHECKS.items():
+        for name, check in (CHECKS | TABLES).items():
             begun = time.time()
             try:
                 made = check()

@@ -10,7 +10,7 @@ import pytest
 import halfbyte as hb
 from halfbyte import contracts
 from halfbyte.backends import Request, cuda_compile, cuda_launch
-from halfbyte.backends.cuda_launch import KERNELS, definitions_of, kernel_for
+from halfbyte.backends.cuda_launch import KERNELS, Form, definitions_of, kernel_for
 from halfbyte.contracts import NVFP4Rule
 from halfbyte.methods import Method
 from tests.backends.cases import FOUR_SIX, every_case
@@ -18,16 +18,17 @@ from tests.gpu.builds import CAPABILITIES
 
 TE = contracts.transformer_engine()
 RULE = TE.rules["nvfp4"]
+PLAIN = Form()
 SEPARATE = "-D__fmaf_rn(x,y,z)=((x)*(y)+(z))"
 """Takes out every fused operation that the source asks for."""
 
 
-def definitions(method: Method, in_rows: bool = False, swizzled: bool = False) -> tuple[str, tuple[str, ...]]:
+def definitions(method: Method, form: Form = PLAIN) -> tuple[str, tuple[str, ...]]:
     request = Request(hb.get_format("nvfp4"), TE, method, (1, 16), "tensor", "bf16", device="cuda")
     assert isinstance(RULE, NVFP4Rule)
     name = kernel_for(RULE, request)
     assert name is not None
-    return name, definitions_of(name, RULE, request, in_rows, swizzled)
+    return name, definitions_of(name, RULE, request, form)
 
 
 def fused(ptx: bytes) -> int:
@@ -35,9 +36,19 @@ def fused(ptx: bytes) -> int:
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
-@pytest.mark.parametrize("method", [hb.FourSix("mae", 448), hb.FourSix("mse", 256, True), hb.Optimal()], ids=str)
-def test_builds(method: Method, capability: int) -> None:
-    name, chosen = definitions(method)
+@pytest.mark.parametrize(
+    ("method", "form"),
+    [
+        (hb.FourSix("mae", 448), Form()),
+        (hb.FourSix("mse", 256, True), Form(rows=True, swizzled=True)),
+        (hb.FourSix("mse", 448), Form(grouped=True, listed=True)),
+        (hb.Optimal(), Form()),
+        (hb.Optimal(), Form(grouped=True)),
+    ],
+    ids=str,
+)
+def test_builds(method: Method, form: Form, capability: int) -> None:
+    name, chosen = definitions(method, form)
     cubin = cuda_compile.compile_source(KERNELS[name].source, f"sm_{capability}", chosen)
     assert cubin[:4] == b"\x7fELF"
     assert KERNELS[name].builder.encode() in cubin
@@ -46,7 +57,7 @@ def test_builds(method: Method, capability: int) -> None:
 
 @pytest.mark.parametrize("method", [*FOUR_SIX, hb.Optimal()], ids=str)
 def test_only_what_was_asked_for_is_fused(method: Method) -> None:
-    name, chosen = definitions(method, in_rows=True, swizzled=True)
+    name, chosen = definitions(method, Form(rows=True, swizzled=True))
     ptx = cuda_compile.compile_source(KERNELS[name].source, "compute_90", chosen)
     assert fused(ptx) > 0
     assert b".ftz" not in ptx, "subnormal numbers would be lost"

@@ -141,3 +141,24 @@ def test_strided_rows_and_tiles_of_scales(method: Method) -> None:
         assert_same_bits(run(x, method)[0], codes)
         assert_same_bits(run(x, method)[1], scales)
         assert_same_bits(run(x, method, swizzled=True)[1], swizzle(scales))
+
+
+@pytest.mark.parametrize("method", [hb.FourSix("mae", 448), hb.FourSix("mse", 256, True), hb.Optimal()], ids=str)
+def test_groups_with_a_scale_each(method: Method) -> None:
+    """Several groups of rows, and tensors that lie anywhere: each gets what it gives alone."""
+    request = Request(NVFP4, TE, method, (1, 16), "tensor", "bf16")
+    used = kernel("optimal" if isinstance(method, hb.Optimal) else "four_six")
+    x = np.ldexp(draw("normal", (24, 64), 9).astype(np.float32), np.arange(24)[:, None] // 6 * 7 - 3)
+    x = x.astype(ml_dtypes.bfloat16)
+    x[6:12] = 0
+    for given in (x, x[:, :48]):
+        codes, scales, _ = used.quantize(given, request, group_rows=6)
+        for start in range(0, 24, 6):
+            expected = hb.quantize(given[start : start + 6], "nvfp4", TE, method, backend="reference")
+            assert_same_bits(codes[start : start + 6], to_numpy(expected.codes))
+            assert_same_bits(scales[start : start + 6], to_numpy(expected.scales))
+    parts = [x[:1, :16].copy(), x[1:20].copy(), x[20:23].copy(), x[23:].copy()]
+    codes, scales = used.quantize_list(parts, request)
+    alone = [hb.quantize(part, "nvfp4", TE, method, backend="reference") for part in parts]
+    assert_same_bits(codes, np.concatenate([to_numpy(q.codes).reshape(-1) for q in alone]))
+    assert_same_bits(scales, np.concatenate([to_numpy(q.scales).reshape(-1) for q in alone]))

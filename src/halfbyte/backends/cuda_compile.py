@@ -53,13 +53,19 @@ class Function:
     name: str
 
     def launch(
-        self, grid: int, threads: int, shared: int, stream: int, *arguments: Argument, overlaps: bool = False
+        self,
+        grid: tuple[int, int],
+        threads: int,
+        shared: int,
+        stream: int,
+        *arguments: Argument,
+        overlaps: bool = False,
     ) -> None:
         """Put a launch on a stream; nothing waits. `overlaps`: it may begin while the kernel before still runs."""
         pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(argument) for argument in arguments))
         attribute = Attribute(PROGRAMMATIC_STREAM_SERIALIZATION, 0, 1)
         configuration = Configuration(
-            (grid, 1, 1), (threads, 1, 1), shared, stream, ctypes.pointer(attribute), int(overlaps)
+            (*grid, 1), (threads, 1, 1), shared, stream, ctypes.pointer(attribute), int(overlaps)
         )
         status = driver().cuLaunchKernelEx(ctypes.byref(configuration), self.handle, pointers, None)
         _check_driver(status, f"launching {self.name}")

@@ -23,13 +23,19 @@ from halfbyte.methods import FourSix, Optimal
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["KERNELS", "SOURCES", "Blocks", "kernel_for", "launch", "usable"]
+__all__ = ["KERNELS", "SOURCES", "Blocks", "Form", "kernel_for", "launch", "usable"]
 
 OLDEST = (9, 0)
 """Compute capability with packed 16-bit maxima, without which the tables gain nothing."""
 
 SMALLEST = 1 << 15
 """Blocks below which building the tables costs more than they save."""
+
+SMALLEST_GROUP = 1 << 13
+"""The same for the average of several groups."""
+
+MOST_GROUPS = 1024
+"""Tables of so many take less than 100 MB."""
 
 THREADS = 1024
 QUEUE_BYTES = 16
@@ -60,9 +66,23 @@ class Blocks(ctypes.Structure):
 
     _fields_ = [
         ("x", ctypes.c_void_p), ("codes", ctypes.c_void_p), ("scales", ctypes.c_void_p), ("numbers", ctypes.c_void_p),
-        ("tables", ctypes.c_void_p), ("blocks", ctypes.c_longlong), ("columns", ctypes.c_longlong),
-        ("row_quads", ctypes.c_longlong),
+        ("tables", ctypes.c_void_p), ("listed", ctypes.c_void_p), ("blocks", ctypes.c_longlong),
+        ("columns", ctypes.c_longlong), ("row_quads", ctypes.c_longlong), ("groups", ctypes.c_longlong),
+        ("group_blocks", ctypes.c_longlong),
     ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Form:
+    """How blocks lie: what a kernel is compiled for beside the contract's formulas."""
+
+    rows: bool = False
+    """A block's row and column matter."""
+    swizzled: bool = False
+    grouped: bool = False
+    """Several tensor-level scales."""
+    listed: bool = False
+    """Each group lies somewhere else."""
 
 
 def kernel_for(rule: NVFP4Rule, request: Request) -> str | None:
@@ -82,9 +102,11 @@ def kernel_for(rule: NVFP4Rule, request: Request) -> str | None:
     return None
 
 
-def usable(device: torch.device, blocks: int) -> bool:
-    """Whether a device has what the kernels need, and enough to do."""
-    if device.type != "cuda" or os.environ.get("HALFBYTE_CUDA") == "0" or blocks < SMALLEST:
+def usable(device: torch.device, blocks: int, groups: int) -> bool:
+    """Whether a device has what the kernels need, and enough to do for each of the groups' tables."""
+    if device.type != "cuda" or os.environ.get("HALFBYTE_CUDA") == "0":
+        return False
+    if blocks < (SMALLEST if groups == 1 else groups * SMALLEST_GROUP) or groups > MOST_GROUPS:
         return False
     return _properties(device.index or 0)[0] >= OLDEST
 
@@ -98,12 +120,13 @@ def _properties(index: int) -> tuple[tuple[int, int], int]:
     return (found.major, found.minor), found.multi_processor_count
 
 
-def definitions_of(name: str, rule: NVFP4Rule, request: Request, in_rows: bool, swizzled: bool) -> tuple[str, ...]:
+def definitions_of(name: str, rule: NVFP4Rule, request: Request, form: Form) -> tuple[str, ...]:
     """The constants that a kernel is compiled with."""
     kernel = KERNELS[name]
     chosen = {
         "THREADS": THREADS, "BUILD_THREADS": kernel.build_threads, "TABLE_BYTES": kernel.table_bytes,
-        "ROWS": int(in_rows), "SWIZZLED": int(swizzled),
+        "ROWS": int(form.rows), "SWIZZLED": int(form.swizzled), "GROUPED": int(form.grouped),
+        "LISTED": int(form.listed),
     }  # fmt: skip
     if isinstance(request.method, FourSix) and rule.four_six is not None:
         more = four_six_numbers(rule.four_six, request.method, request)
@@ -115,9 +138,7 @@ def definitions_of(name: str, rule: NVFP4Rule, request: Request, in_rows: bool, 
     return tuple(f"-D{key}={value}" for key, value in chosen.items())
 
 
-def launch(
-    name: str, blocks: Blocks, rule: NVFP4Rule, request: Request, in_rows: bool, swizzled: bool, device: torch.device
-) -> bool:
+def launch(name: str, blocks: Blocks, rule: NVFP4Rule, request: Request, form: Form, device: torch.device) -> bool:
     """Launch two kernels on the current stream, one that writes tables and one that uses them.
 
     False, and a warning once, where they cannot be compiled.
@@ -125,18 +146,18 @@ def launch(
     import torch
 
     kernel, index = KERNELS[name], device.index or 0
-    functions = _compiled(index, name, definitions_of(name, rule, request, in_rows, swizzled))
+    functions = _compiled(index, name, definitions_of(name, rule, request, form))
     if functions is None:
         return False
     _, multiprocessors = _properties(index)
-    tables = torch.empty(kernel.table_bytes, dtype=torch.uint8, device=device)
+    tables = torch.empty(blocks.groups * kernel.table_bytes, dtype=torch.uint8, device=device)
     blocks.tables = tables.data_ptr()
     stream = torch.cuda.current_stream(device).cuda_stream
     build, quantize = functions
     numbers, out = ctypes.c_void_p(blocks.numbers), ctypes.c_void_p(blocks.tables)
-    build.launch(kernel.build_grid, kernel.build_threads, 0, stream, numbers, out)
+    build.launch((kernel.build_grid, blocks.groups), kernel.build_threads, 0, stream, numbers, out)
     grid = min(multiprocessors, -(-blocks.blocks // THREADS))
-    quantize.launch(grid, THREADS, _shared(kernel), stream, blocks, overlaps=True)
+    quantize.launch((grid, 1), THREADS, _shared(kernel), stream, blocks, overlaps=True)
     return True
 
 

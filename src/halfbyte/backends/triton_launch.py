@@ -237,16 +237,18 @@ def _launch_table(
     swizzled: bool,
 ) -> bool:
     """Whether a CUDA C++ kernel took the blocks (cuda_launch.py)."""
-    if source.groups != 1 or source.map not in (FLAT, ROWS) or not cuda_launch.usable(codes.device, source.blocks):
+    blocks, listed = scales.numel() if source.map == LISTED else source.blocks, source.map == LISTED
+    if source.map == TILES or not cuda_launch.usable(codes.device, blocks, source.groups):
         return False
     name = cuda_launch.kernel_for(rule, request)
     if name is None:
         return False
-    blocks = cuda_launch.Blocks(
-        source.words.data_ptr(), codes.data_ptr(), scales.data_ptr(), table.data_ptr(), None, source.blocks,
-        source.columns, source.row_quads,
+    form = cuda_launch.Form(source.map == ROWS, swizzled, source.groups > 1, listed)
+    operand = cuda_launch.Blocks(
+        source.words.data_ptr(), codes.data_ptr(), scales.data_ptr(), table.data_ptr(), None, source.words.data_ptr(),
+        blocks, source.columns, source.row_quads, source.groups, source.group_blocks,
     )  # fmt: skip
-    return cuda_launch.launch(name, blocks, rule, request, source.map == ROWS, swizzled, codes.device)
+    return cuda_launch.launch(name, operand, rule, request, form, codes.device)
 
 
 def _needs_rows(x: torch.Tensor, swizzled: bool, request: Request) -> bool:

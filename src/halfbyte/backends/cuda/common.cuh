@@ -14,6 +14,7 @@ extern __shared__ uint4 shared_memory[];
 #endif
 
 // The numbers of a group, as triton_kernels_scales.prepare writes them.
+constexpr int NUMBERS = 16;
 enum Number { AMAX = 0, FACTOR = 1, INVERSE = 2, FOLDED = 3, PRESCALE = 7, PRESCALE_AGAIN = 8, UNIT = 9, SEARCHED = 10, NO_UNDERFLOW = 11 };
 
 constexpr float FLOAT32_MAX = 3.4028234663852886e38f;
@@ -45,10 +46,42 @@ struct Operand {
     const uint4* x;
     uint2* codes;
     unsigned char* scales;
-    const float* numbers;
-    const uint4* tables;             // as the building kernel writes them
+    const float* numbers;            // NUMBERS for each group of blocks that share a tensor-level scale
+    const uint4* tables;             // TABLE_BYTES for each group, as the building kernel writes them
+    const i64* listed;               // (address, blocks, blocks before) of each group, where they lie anywhere
     i64 blocks, columns, row_quads;  // rows are `row_quads` times sixteen bytes apart
+    i64 groups, group_blocks;
 };
+
+// Blocks that share a tensor-level scale, as far as one block of threads works on them.
+struct Segment {
+    const uint4* x;
+    const float* numbers;
+    const uint4* tables;
+    i64 before;  // blocks that are not in x
+    i64 begin, end, step;
+};
+
+// The segment that begins with a block. One group: all blocks, in turn with the other blocks of threads. Several: a span of
+// consecutive blocks, so that few tables are needed.
+__device__ __forceinline__ Segment segment_at(const Operand& o, i64 begin, i64 end) {
+    if (!GROUPED) return {o.x, o.numbers, o.tables, 0, begin, o.blocks, (i64)gridDim.x * blockDim.x};
+    i64 group = LISTED ? 0 : begin / o.group_blocks, group_end = (group + 1) * o.group_blocks, before = 0;
+    const uint4* x = o.x;
+    if (LISTED) {
+        for (i64 beyond = o.groups; group + 1 < beyond;) {  // the last group that does not begin behind the block
+            const i64 middle = (group + beyond) / 2;
+            if (o.listed[3 * middle + 2] <= begin) group = middle;
+            else beyond = middle;
+        }
+        x = (const uint4*)o.listed[3 * group];
+        before = o.listed[3 * group + 2];
+        group_end = before + o.listed[3 * group + 1];
+    }
+    const float* numbers = o.numbers + group * NUMBERS;
+    const uint4* tables = o.tables + group * (TABLE_BYTES / 16);
+    return {x, numbers, tables, before, begin, end < group_end ? end : group_end, (i64)blockDim.x};
+}
 
 struct Place {
     i64 row, column;
@@ -60,8 +93,8 @@ __device__ __forceinline__ Place place_of(const Operand& o, i64 block) {
     return {row, block - row * o.columns};
 }
 
-__device__ __forceinline__ const uint4* source(const Operand& o, const Place& p) {
-    return o.x + (ROWS ? p.row * o.row_quads + 2 * p.column : 2 * p.column);
+__device__ __forceinline__ const uint4* source(const Operand& o, const Segment& s, const Place& p) {
+    return s.x + (ROWS ? p.row * o.row_quads + 2 * p.column : 2 * (p.column - s.before));
 }
 
 __device__ __forceinline__ i64 scale_place(const Operand& o, const Place& p, i64 block) {
@@ -111,7 +144,7 @@ struct Block {
 };
 
 __device__ __forceinline__ Block load_block(const uint4* at) {
-    const uint4 a = at[0], b = at[1];
+    const uint4 a = __ldg(at), b = __ldg(at + 1);
     return {{a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w}};
 }
 
@@ -255,30 +288,28 @@ __device__ __forceinline__ void copy_tables(const uint4* tables, int bytes) {
     __syncthreads();
 }
 
-// All blocks of this thread, `decide` for each; the next block is on its way while one is worked on. Lanes beyond the last
+// The blocks of a segment, `decide` for each; the next block is on its way while one is worked on. Lanes beyond the last
 // block take part, so that warps stay together. `prepare` runs once the first loads are under way and returns what `decide`
 // gets with every block.
 template <typename Prepare, typename Decide, typename Exact>
-__device__ __forceinline__ void for_all_blocks(const Operand& o, u64* queue_memory, Prepare prepare, Decide decide, Exact exact) {
-    const i64 step = (i64)gridDim.x * blockDim.x;
-    i64 block = (i64)blockIdx.x * blockDim.x + threadIdx.x;
-    Place at = place_of(o, block < o.blocks ? block : 0);
-    const Place stride = place_of(o, step);
+__device__ __forceinline__ void for_all_blocks(const Operand& o, const Segment& s, Queue& queue, Prepare prepare, Decide decide, Exact exact) {
+    i64 block = s.begin + threadIdx.x;
+    Place at = place_of(o, block < s.end ? block : 0);
+    const Place stride = place_of(o, s.step);
     Block next = {};
-    if (block < o.blocks) next = load_block(source(o, at));
+    if (block < s.end) next = load_block(source(o, s, at));
     const auto limits = prepare();
-    Queue queue(queue_memory);
-    for (i64 first = block - queue.lane; first < o.blocks; first += step) {
+    for (i64 first = block - queue.lane; first < s.end; first += s.step) {
         const Block b = next;
         const Place here = at;
-        const bool exists = block < o.blocks;
+        const bool exists = block < s.end;
         at.row += stride.row;
         at.column += stride.column;
         if (ROWS && at.column >= o.columns) {
             at.column -= o.columns;
             at.row += 1;
         }
-        if (block + step < o.blocks) next = load_block(source(o, at));
+        if (block + s.step < s.end) next = load_block(source(o, s, at));
         u32 mask = 0;
         const bool unclear = !decide(limits, b, here, block, exists, &mask) && exists;
         const u32 all = __ballot_sync(0xFFFFFFFF, unclear);
@@ -286,7 +317,24 @@ __device__ __forceinline__ void for_all_blocks(const Operand& o, u64* queue_memo
             queue.add(unclear, block, mask, all);
             if (queue.waiting >= WARP) queue.take(exact);
         }
-        block += step;
+        block += s.step;
     }
     if (queue.waiting > 0) queue.take(exact);
+}
+
+// Every segment of this block of threads.
+template <typename Work>
+__device__ __forceinline__ void for_all_segments(const Operand& o, Work work) {
+    if (!GROUPED) {
+        work(segment_at(o, (i64)blockIdx.x * blockDim.x, o.blocks));
+        return;
+    }
+    const i64 share = ((o.blocks + gridDim.x - 1) / gridDim.x + WARP - 1) / WARP * WARP;
+    const i64 end = (blockIdx.x + 1) * share < o.blocks ? (blockIdx.x + 1) * share : o.blocks;
+    for (i64 begin = blockIdx.x * share; begin < end;) {
+        const Segment s = segment_at(o, begin, end);
+        work(s);
+        begin = s.end;
+        __syncthreads();  // nobody needs the tables any more
+    }
 }

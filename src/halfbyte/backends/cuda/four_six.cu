@@ -75,10 +75,10 @@ __device__ __forceinline__ float size_of(float x, const Scale& scale, float mult
 }
 
 // A block by the contract's own formulas, whatever it holds. Not inlined: the table's path keeps its registers.
-__device__ __noinline__ void exact_block(const Operand& o, i64 block) {
+__device__ __noinline__ void exact_block(const Operand& o, const Segment& s, i64 block) {
     const Place at = place_of(o, block);
-    const Words words = {(const u32*)source(o, at)};
-    const float* n = o.numbers;
+    const Words words = {(const u32*)source(o, s, at)};
+    const float* n = s.numbers;
     const Pair p = pair_of(words.largest(), n[FACTOR]);
     const float by_six = multiplier_of(p.six.value, n[INVERSE]), by_four = multiplier_of(p.four.value, n[INVERSE]);
     float error_six = 0.0f, error_four = 0.0f;
@@ -174,7 +174,9 @@ __device__ __forceinline__ void write_rows(const Pair& p, u32 last, u32* entries
     }
 }
 
-extern "C" __global__ void __launch_bounds__(BUILD_THREADS) build_four_six(const float* n, Tables* t) {
+extern "C" __global__ void __launch_bounds__(BUILD_THREADS) build_four_six(const float* numbers, uint4* tables) {
+    const float* n = numbers + blockIdx.y * NUMBERS;
+    Tables* t = (Tables*)(tables + blockIdx.y * (TABLE_BYTES / 16));
     __shared__ Pairing g;
     let_next_kernel_begin();
     const float factor = n[FACTOR];
@@ -243,14 +245,17 @@ __device__ __forceinline__ bool decide(const Operand& o, const Tables& t, const 
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) quantize_four_six(const __grid_constant__ Operand o) {
     Tables& t = *(Tables*)shared_memory;
-    for_all_blocks(
-        o, (u64*)(shared_memory + TABLE_BYTES / 16),
-        [&] {
-            copy_tables(o.tables, sizeof(Tables));
-            return t.limits;
-        },
-        [&](const Limits& limits, const Block& b, const Place& at, i64 block, bool exists, u32*) {
-            return decide(o, t, limits, b, at, block, exists);
-        },
-        [&](i64 block, u32) { exact_block(o, block); });
+    Queue queue((u64*)(shared_memory + TABLE_BYTES / 16));
+    for_all_segments(o, [&](const Segment& s) {
+        for_all_blocks(
+            o, s, queue,
+            [&] {
+                copy_tables(s.tables, sizeof(Tables));
+                return t.limits;
+            },
+            [&](const Limits& limits, const Block& b, const Place& at, i64 block, bool exists, u32*) {
+                return decide(o, t, limits, b, at, block, exists);
+            },
+            [&](i64 block, u32) { exact_block(o, s, block); });
+    });
 }

@@ -98,10 +98,10 @@ __device__ __forceinline__ u32 search(const Words& words, const Tables& t, float
 
 // A block that the table left undecided; `mask`: the candidates that can win and, above them, whether smaller scales can;
 // 0 for all scales.
-__device__ __noinline__ void exact_block(const Operand& o, const Tables& t, i64 block, u32 mask) {
+__device__ __noinline__ void exact_block(const Operand& o, const Segment& s, const Tables& t, i64 block, u32 mask) {
     const Place at = place_of(o, block);
-    const Words words = {(const u32*)source(o, at)};
-    const float* n = o.numbers;
+    const Words words = {(const u32*)source(o, s, at)};
+    const float* n = s.numbers;
     const u32 v = words.largest();
     const float most = scaled_of(float_of_bf16(v), n);
     const Scale start = round_e4m3(float_of_bf16(v) * n[FOLDED]);
@@ -168,7 +168,9 @@ __device__ __forceinline__ uint4 table_entry(const Octave& g, u32 last, float x,
                       error[3] | error[4] << 11 | error[8] << 22);
 }
 
-extern "C" __global__ void __launch_bounds__(BUILD_THREADS) build_optimal(const float* n, Tables* t) {
+extern "C" __global__ void __launch_bounds__(BUILD_THREADS) build_optimal(const float* numbers, uint4* tables) {
+    const float* n = numbers + blockIdx.y * NUMBERS;
+    Tables* t = (Tables*)(tables + blockIdx.y * (TABLE_BYTES / 16));
     __shared__ Octave g;
     let_next_kernel_begin();
     const float unit = n[UNIT], prescale = n[PRESCALE] * n[PRESCALE_AGAIN];
@@ -287,14 +289,17 @@ __device__ __forceinline__ bool decide(const Operand& o, const Tables& t, u32 ze
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) quantize_optimal(const __grid_constant__ Operand o) {
     Tables& t = *(Tables*)shared_memory;
-    for_all_blocks(
-        o, (u64*)(shared_memory + TABLE_BYTES / 16),
-        [&] {
-            copy_tables(o.tables, sizeof(Tables));
-            return t.zero;
-        },
-        [&](u32 zero, const Block& b, const Place& at, i64 block, bool exists, u32* mask) {
-            return decide(o, t, zero, b, at, block, exists, mask);
-        },
-        [&](i64 block, u32 mask) { exact_block(o, t, block, mask); });
+    Queue queue((u64*)(shared_memory + TABLE_BYTES / 16));
+    for_all_segments(o, [&](const Segment& s) {
+        for_all_blocks(
+            o, s, queue,
+            [&] {
+                copy_tables(s.tables, sizeof(Tables));
+                return t.zero;
+            },
+            [&](u32 zero, const Block& b, const Place& at, i64 block, bool exists, u32* mask) {
+                return decide(o, t, zero, b, at, block, exists, mask);
+            },
+            [&](i64 block, u32 mask) { exact_block(o, s, t, block, mask); });
+    });
 }
