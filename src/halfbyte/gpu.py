@@ -81,6 +81,8 @@ def _request(x: torch.Tensor, contract: str | Contract | None, method: Method | 
     """A request for one global scale a tensor, refused where no GPU kernel serves it."""
     block_format = get_format(format)
     chosen = get_contract(contract, block_format)
+    if chosen.transform.columnwise:
+        raise UnsupportedError(f"{chosen} quantizes the transpose; give quantize() the tensors one by one")
     names = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
     name = str(x.dtype).removeprefix("torch.")
     if name not in names:

@@ -129,13 +129,13 @@ def compare(case: object, x: object) -> str | None:
     import halfbyte as hb
     from halfbyte.arrays import like
     from halfbyte.testing import find_difference
-    from tests.backends.cases import METHODS, Case
+    from tests.backends.cases import Case
 
     if not isinstance(case, Case) or not isinstance(x, np.ndarray):
         raise TypeError("compare takes a case and an array")
     source = np.ascontiguousarray(x.T) if case.contract.transform.columnwise else np.array(x)
     got = hb.quantize(
-        like(source, torch.empty(0, device="cuda")), case.format, case.contract, METHODS[case.method](x.shape[1]),
+        like(source, torch.empty(0, device="cuda")), case.format, case.contract, case.request(width=x.shape[1]).method,
         block=case.block, tile=case.tile, scaling=case.scaling, backend="triton",
     )  # fmt: skip
     expected = case.quantize(x, "reference")
@@ -191,8 +191,9 @@ def main() -> int:
     if not chosen.no_checks:
         from tests.gpu.checks import CHECKS
         from tests.gpu.cuda_checks import CHECKS as TABLES
+        from tests.gpu.search_checks import CHECKS as SEARCHES
 
-        for name, check in (CHECKS | TABLES).items():
+        for name, check in (CHECKS | TABLES | SEARCHES).items():
             begun = time.time()
             try:
                 made = check()

@@ -122,6 +122,7 @@ def descend(codes: U8, scale: F32, scaled: F32, measure: Callable[[F32], F32], e
     grid = np.unique(element.values[np.isfinite(element.values)] + np.float32(0))  # ascending, one zero
     grid_codes = np.array([_code_of(value, element) for value in grid], np.uint8)
     position = np.searchsorted(grid, decode(codes, element) + np.float32(0))
+    position = np.minimum(position, grid.size - 1)  # NaN has no place; its block is not searched
     best = measure(grid[position] * scale - scaled)
     moved = np.zeros(codes.shape, bool)
     changed = True

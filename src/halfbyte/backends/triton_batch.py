@@ -82,9 +82,12 @@ def quantize_list(tensors: list[torch.Tensor], request: Request, shared: bool) -
     check_list(tensors, block)
     rule = request.contract.rule(request.format)
     weighted = isinstance(request.method, Optimal) and request.method.weights is not None
-    if not isinstance(rule, NVFP4Rule) or request.tile[0] != 1 or weighted or isinstance(request.method, Hessian):
+    transforms = request.contract.transform.hadamard
+    searches_columns = weighted or isinstance(request.method, Hessian)
+    if not isinstance(rule, NVFP4Rule) or request.tile[0] != 1 or searches_columns or transforms:
         raise InputError(
-            "lists are quantized to NVFP4 in blocks of one row, without weights; give a 3-D tensor instead"
+            "lists are quantized to NVFP4 in blocks of one row, without weights or a transform; give a 3-D tensor "
+            "instead"
         )
     lanes = SEARCH_LANES if isinstance(request.method, Optimal) else LANES
     rows, before = [], 0
