@@ -17,7 +17,8 @@ import halfbyte.torch_ops
 from halfbyte import contracts
 from halfbyte.backends import DEVICE_BACKENDS, choose_backend, choose_device_backend
 from halfbyte.backends.triton_rules import mx_table, reason_against
-from halfbyte.contracts import MXRule
+from halfbyte.codec.bits import F32, U8
+from halfbyte.contracts import MXRule, NVFP4Rule
 from halfbyte.formats import E2M1
 from halfbyte.on_device import _check_apart, _check_out, device_of
 from halfbyte.testing import assert_same_bits
@@ -52,18 +53,55 @@ def test_cuda_requests_go_to_the_gpu_and_others_do_not() -> None:
     assert (device_of(X), device_of(X.numpy())) == ("cpu", "numpy")
 
 
-def test_what_has_no_kernel_is_named() -> None:
-    reasons = {reason_against(case.request()) for case in every_case()} - {None}
-    assert reasons == {
-        "the Hadamard transform has no GPU kernel",
-        "4over6 on tiles has a GPU kernel for errors added row by row",
-        "mxfp4 has no search on the GPU",
-        "mxfp8 has no search on the GPU",
-        "the search through a Hessian has a GPU kernel for blocks of 16 and nearest codes",
-    }
-    served = [case for case in every_case() if reason_against(case.request()) is None]
-    assert {case.contract.name for case in served} == set(contracts.CONTRACTS) - {"transformers"}
-    assert {case.method for case in served if case.contract.name == "transformer_engine"} >= {"hessian", "weighted"}
+def test_every_case_has_a_kernel() -> None:
+    cases = every_case()
+    assert {reason_against(case.request()) for case in cases} == {None}
+    assert {case.contract.name for case in cases} == set(contracts.CONTRACTS) - {"transformers"}
+    assert {case.method for case in cases} >= {"optimal", "weighted", "hessian", "descent"}
+
+
+@pytest.mark.parametrize(
+    ("method", "reason"),
+    [
+        (hb.Optimal(np.ones(16, np.float32)), "knows no weights"),
+        (hb.Hessian(np.eye(16, dtype=np.float32)[None], codes="descent"), "has nearest codes only"),
+        (hb.Optimal(), None),
+        (hb.Hessian(np.eye(16, dtype=np.float32)[None]), None),
+    ],
+)
+def test_a_search_of_a_peer_takes_what_the_peer_has(method: hb.methods.Method, reason: str | None) -> None:
+    """What the peer has not is refused by the reference as well, which "auto" then asks."""
+    contract = contracts.qwantize(mode="nvfp4/optimal")
+    found = reason_against(dataclasses.replace(REQUEST, contract=contract, method=method))
+    assert (found is None) == (reason is None)
+    if reason is not None:
+        assert reason in str(found)
+        with pytest.raises(hb.UnsupportedError):
+            hb.quantize(X[:, :16], "nvfp4", contract, method)
+
+
+def test_searches_that_no_kernel_knows_are_named() -> None:
+    """A contract made by hand may bring functions of its own."""
+
+    def keep(blocks: F32, naive: U8, method: hb.methods.Method) -> U8:
+        return naive
+
+    searching = contracts.qwantize(mode="nvfp4/optimal")
+    rule = searching.rules["nvfp4"]
+    assert isinstance(rule, NVFP4Rule)
+    mine = dataclasses.replace(searching, rules={"nvfp4": dataclasses.replace(rule, scale_search=keep)})
+    request = dataclasses.replace(REQUEST, contract=mine, method=hb.Optimal())
+    assert "has no GPU kernel" in str(reason_against(request))
+    rule = contracts.modelopt(mode="fp8_sweep").rules["nvfp4"]
+    assert isinstance(rule, NVFP4Rule)
+    mine = dataclasses.replace(mine, rules={"nvfp4": dataclasses.replace(rule, block_search=None)})
+    request = dataclasses.replace(REQUEST, contract=mine, method=hb.Sweep())
+    assert reason_against(request) == "method sweep has no GPU kernel"
+
+
+def test_experts_of_a_transposing_contract_are_refused() -> None:
+    with pytest.raises(hb.UnsupportedError, match="quantizes the transpose"):
+        gpu.quantize_experts(X.reshape(2, 1, 32), contracts.transformer_engine(columnwise=True))
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
