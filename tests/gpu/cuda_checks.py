@@ -20,16 +20,14 @@ METHODS: list[hb.methods.Method] = [*FOUR_SIX, hb.Optimal()]
 @contextlib.contextmanager
 def kernels(tables: bool) -> Iterator[None]:
     """CUDA's kernels for tensors of every size, or Triton's alone."""
-    before = os.environ.get("HALFBYTE_CUDA"), cuda_launch.SMALLEST, cuda_launch.SMALLEST_GROUP
+    before, cuda_launch.EVERY_SIZE = cuda_launch.EVERY_SIZE, True
+    setting = os.environ.pop("HALFBYTE_CUDA", "1")
     os.environ["HALFBYTE_CUDA"] = "1" if tables else "0"
-    cuda_launch.SMALLEST = cuda_launch.SMALLEST_GROUP = 0
     try:
         yield
     finally:
-        os.environ.pop("HALFBYTE_CUDA")
-        if before[0] is not None:
-            os.environ["HALFBYTE_CUDA"] = before[0]
-        _, cuda_launch.SMALLEST, cuda_launch.SMALLEST_GROUP = before
+        os.environ["HALFBYTE_CUDA"] = setting
+        cuda_launch.EVERY_SIZE = before
 
 
 def equal(got: hb.QuantizedTensor, expected: hb.QuantizedTensor, name: str) -> int:

@@ -28,7 +28,7 @@ CALL = """
 #include "{source}"
 #include <vector>
 extern "C" long long call(Operand operand) {{
-    std::vector<uint4> tables(operand.groups * (TABLE_BYTES / 16));
+    std::vector<uint4> tables(operand.groups * (TABLE_BYTES / 16), uint4{{~0u, ~0u, ~0u, ~0u}});  // no zeros by luck
     for (blockIdx.y = 0; blockIdx.y < operand.groups; ++blockIdx.y) {builder}(operand.numbers, tables.data());
     operand.tables = tables.data();
     exact_blocks = 0;

@@ -3,6 +3,7 @@
 #pragma once
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 
 #define HALFBYTE_ON_CPU
@@ -28,7 +29,10 @@ static inline float4 make_float4(float x, float y, float z, float w) { return {x
 constexpr int WARP = 1;
 static const Index threadIdx = {0, 0}, blockDim = {1, 1}, gridDim = {1, 1};
 static Index blockIdx = {0, 0};
-alignas(16) static uint4 shared_memory[16384];
+#ifndef COPIES
+#define COPIES 1
+#endif
+alignas(16) static uint4 shared_memory[COPIES * 6144];  // 96 KiB, or twice that
 
 template <typename T> static inline T __ldg(const T* at) { return *at; }
 static inline void __syncthreads() {}
@@ -53,15 +57,22 @@ static inline uint32_t __byte_perm(uint32_t x, uint32_t y, uint32_t select) {
 static inline uint32_t __dp2a_lo(uint32_t x, uint32_t y, uint32_t z) { return (x & 0xFFFF) * (y & 0xFF) + (x >> 16) * (y >> 8 & 0xFF) + z; }
 
 static inline uint32_t address_of(const void* shared) { return (uint32_t)((const char*)shared - (const char*)shared_memory); }
-static inline uint32_t word_at(uint32_t address) { uint32_t y; memcpy(&y, (const char*)shared_memory + address, 4); return y; }
-static inline uint4 quad_at(uint32_t address) { uint4 y; memcpy(&y, (const char*)shared_memory + address, 16); return y; }
+// Where the card would stop: an address that is not a multiple of its size, or outside.
+template <typename T> static inline T shared_at(uint32_t address) {
+    if (address % sizeof(T) != 0 || address + sizeof(T) > sizeof(shared_memory)) abort();
+    T y;
+    memcpy(&y, (const char*)shared_memory + address, sizeof(T));
+    return y;
+}
+static inline uint32_t word_at(uint32_t address) { return shared_at<uint32_t>(address); }
+static inline uint4 quad_at(uint32_t address) { return shared_at<uint4>(address); }
 
 // --- what the tests set and read ---
 
 static long long exact_blocks;  // how many the tables did not decide
 static int ROWS, SWIZZLED, GROUPED, LISTED, KIND, SQUARED;
 static float TOP;
-constexpr int THREADS = 1, BUILD_THREADS = 1, TABLE_BYTES = sizeof(shared_memory) - 64;
+constexpr int THREADS = 1, BUILD_THREADS = 1, TABLE_BYTES = 96 << 10, SHARED_BYTES = sizeof(shared_memory) - 64;
 
 extern "C" void choose(int rows, int swizzled, int grouped, int listed, int kind, int squared, float top) {
     ROWS = rows;

@@ -43,7 +43,7 @@ def fused(ptx: bytes) -> int:
         (hb.FourSix("mse", 256, True), Form(rows=True, swizzled=True)),
         (hb.FourSix("mse", 448), Form(grouped=True, listed=True)),
         (hb.Optimal(), Form()),
-        (hb.Optimal(), Form(grouped=True)),
+        (hb.Optimal(), Form(copies=2, grouped=True)),
     ],
     ids=str,
 )
@@ -102,6 +102,6 @@ def test_without_a_compiler_triton_serves_and_says_so_once(monkeypatch: pytest.M
     cuda_launch._warn_once.cache_clear()
     name, chosen = definitions(hb.Optimal())
     with pytest.warns(UserWarning, match="Triton's kernels serve instead .* NVRTC was not found"):
-        assert cuda_launch._compiled(0, name, chosen) is None
-    assert cuda_launch._compiled(0, name, (*chosen, "-DOTHER")) is None  # a second warning would be an error
+        assert cuda_launch._compiled(0, name, chosen, 1) is None
+    assert cuda_launch._compiled(0, name, (*chosen, "-DOTHER"), 1) is None  # a second warning would be an error
     cuda_launch._compiled.cache_clear()

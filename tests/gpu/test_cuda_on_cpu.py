@@ -132,6 +132,13 @@ def test_other_contracts_with_the_same_formulas(contract: Contract, method: Meth
     assert_same_bits(codes, to_numpy(expected.codes))
 
 
+def test_two_copies_of_the_rows() -> None:
+    x = draw("normal", (64, 512), 6)
+    plain = run(x, hb.Optimal())
+    for mine, wanted in zip(run(x, hb.Optimal(), definition="-DCOPIES=2")[:2], plain[:2], strict=True):
+        assert_same_bits(mine, wanted)
+
+
 @pytest.mark.parametrize("method", [hb.FourSix("mae", 448), hb.Optimal()], ids=str)
 def test_strided_rows_and_tiles_of_scales(method: Method) -> None:
     wide = draw("normal", (150, 512), 7)

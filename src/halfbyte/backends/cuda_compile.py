@@ -19,8 +19,10 @@ from halfbyte.errors import BackendError
 
 SOURCES = Path(__file__).parent / "cuda"
 OPTIONS = ("--std=c++17", "--fmad=false")
-SHARED_MEMORY_ATTRIBUTE = 8
+DYNAMIC_SHARED_MEMORY = 8
 """CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES"""
+MOST_SHARED_MEMORY = 97
+"""CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"""
 
 PROGRAMMATIC_STREAM_SERIALIZATION = 6
 
@@ -91,9 +93,18 @@ def functions_for(
 def _function(module: ctypes.c_void_p, name: str, shared: int) -> Function:
     handle = ctypes.c_void_p()
     _check_driver(driver().cuModuleGetFunction(ctypes.byref(handle), module, name.encode()), f"finding {name}")
-    status = driver().cuFuncSetAttribute(handle, SHARED_MEMORY_ATTRIBUTE, shared)
+    status = driver().cuFuncSetAttribute(handle, DYNAMIC_SHARED_MEMORY, shared)
     _check_driver(status, f"giving {name} {shared} bytes of shared memory")
     return Function(handle, name)
+
+
+def shared_memory_of(index: int) -> int:
+    """Bytes of shared memory that a block of threads can get on a device."""
+    device, found = ctypes.c_int(), ctypes.c_int()
+    _check_driver(driver().cuDeviceGet(ctypes.byref(device), index), f"finding device {index}")
+    status = driver().cuDeviceGetAttribute(ctypes.byref(found), MOST_SHARED_MEMORY, device)
+    _check_driver(status, f"asking device {index} for its shared memory")
+    return found.value
 
 
 def compile_source(source: str, architecture: str, definitions: tuple[str, ...]) -> bytes:

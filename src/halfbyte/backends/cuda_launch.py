@@ -10,10 +10,10 @@ import ctypes
 import functools
 import os
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from halfbyte.backends.cuda_compile import SOURCES, Function, functions_for
+from halfbyte.backends.cuda_compile import SOURCES, Function, functions_for, shared_memory_of
 from halfbyte.backends.protocol import Request
 from halfbyte.backends.triton_rules import FACTORS, PRE_SCALES, four_six_numbers, rule_numbers
 from halfbyte.contracts import NVFP4Rule, expressions, reductions
@@ -28,11 +28,11 @@ __all__ = ["KERNELS", "SOURCES", "Blocks", "Form", "kernel_for", "launch", "usab
 OLDEST = (9, 0)
 """Compute capability with packed 16-bit maxima, without which the tables gain nothing."""
 
-SMALLEST = 1 << 15
-"""Blocks below which building the tables costs more than they save."""
-
 SMALLEST_GROUP = 1 << 13
-"""The same for the average of several groups."""
+"""Blocks that several groups need on average: below, building and loading their tables costs more than they save."""
+
+EVERY_SIZE = False
+"""Whether the kernels serve tensors of every size; for tests."""
 
 MOST_GROUPS = 1024
 """Tables of so many take less than 100 MB."""
@@ -44,20 +44,31 @@ QUEUE_BYTES = 16
 
 @dataclass(frozen=True)
 class Kernel:
-    """A file of cuda/, its kernel, and the shared memory that the tables take."""
+    """A file of cuda/, its kernels, and the memory that the tables take."""
 
     source: str
     builder: str
     """The kernel that writes the tables."""
     function: str
     table_bytes: int
+    copied_bytes: int
+    """The part of the tables that may lie in shared memory twice."""
     build_grid: int
     build_threads: int
+    smallest: int
+    """Blocks from which on the tables save more than building them costs (measured on an H200)."""
+
+    def shared_bytes(self, copies: int) -> int:
+        return self.table_bytes + (copies - 1) * self.copied_bytes
+
+    def launched_bytes(self, copies: int) -> int:
+        """Shared memory with the warps' queues."""
+        return self.shared_bytes(copies) + THREADS * QUEUE_BYTES
 
 
 KERNELS = {
-    "four_six": Kernel("four_six.cu", "build_four_six", "quantize_four_six", 66304, 26, 640),
-    "optimal": Kernel("optimal.cu", "build_optimal", "quantize_optimal", 88192, 42, 128),
+    "four_six": Kernel("four_six.cu", "build_four_six", "quantize_four_six", 66304, 0, 26, 640, 3 << 18),
+    "optimal": Kernel("optimal.cu", "build_optimal", "quantize_optimal", 86080, 83968, 42, 128, 1 << 18),
 }
 
 
@@ -83,6 +94,8 @@ class Form:
     """Several tensor-level scales."""
     listed: bool = False
     """Each group lies somewhere else."""
+    copies: int = 1
+    """How often the rows of a table lie in shared memory."""
 
 
 def kernel_for(rule: NVFP4Rule, request: Request) -> str | None:
@@ -102,13 +115,12 @@ def kernel_for(rule: NVFP4Rule, request: Request) -> str | None:
     return None
 
 
-def usable(device: torch.device, blocks: int, groups: int) -> bool:
-    """Whether a device has what the kernels need, and enough to do for each of the groups' tables."""
-    if device.type != "cuda" or os.environ.get("HALFBYTE_CUDA") == "0":
+def usable(name: str, device: torch.device, blocks: int, groups: int) -> bool:
+    """Whether a device has what a kernel needs, and enough to do for each of the groups' tables."""
+    if device.type != "cuda" or os.environ.get("HALFBYTE_CUDA") == "0" or groups > MOST_GROUPS:
         return False
-    if blocks < (SMALLEST if groups == 1 else groups * SMALLEST_GROUP) or groups > MOST_GROUPS:
-        return False
-    return _properties(device.index or 0)[0] >= OLDEST
+    enough = max(KERNELS[name].smallest, groups * SMALLEST_GROUP if groups > 1 else 0)
+    return (EVERY_SIZE or blocks >= enough) and _properties(device.index or 0)[0] >= OLDEST
 
 
 @functools.cache
@@ -125,6 +137,7 @@ def definitions_of(name: str, rule: NVFP4Rule, request: Request, form: Form) -> 
     kernel = KERNELS[name]
     chosen = {
         "THREADS": THREADS, "BUILD_THREADS": kernel.build_threads, "TABLE_BYTES": kernel.table_bytes,
+        "SHARED_BYTES": kernel.shared_bytes(form.copies), "COPIES": form.copies,
         "ROWS": int(form.rows), "SWIZZLED": int(form.swizzled), "GROUPED": int(form.grouped),
         "LISTED": int(form.listed),
     }  # fmt: skip
@@ -146,7 +159,8 @@ def launch(name: str, blocks: Blocks, rule: NVFP4Rule, request: Request, form: F
     import torch
 
     kernel, index = KERNELS[name], device.index or 0
-    functions = _compiled(index, name, definitions_of(name, rule, request, form))
+    form = replace(form, copies=_copies(index, name))
+    functions = _compiled(index, name, definitions_of(name, rule, request, form), kernel.launched_bytes(form.copies))
     if functions is None:
         return False
     _, multiprocessors = _properties(index)
@@ -157,21 +171,24 @@ def launch(name: str, blocks: Blocks, rule: NVFP4Rule, request: Request, form: F
     numbers, out = ctypes.c_void_p(blocks.numbers), ctypes.c_void_p(blocks.tables)
     build.launch((kernel.build_grid, blocks.groups), kernel.build_threads, 0, stream, numbers, out)
     grid = min(multiprocessors, -(-blocks.blocks // THREADS))
-    quantize.launch((grid, 1), THREADS, _shared(kernel), stream, blocks, overlaps=True)
+    quantize.launch((grid, 1), THREADS, kernel.launched_bytes(form.copies), stream, blocks, overlaps=True)
     return True
 
 
-def _shared(kernel: Kernel) -> int:
-    return kernel.table_bytes + THREADS * QUEUE_BYTES
+@functools.cache
+def _copies(index: int, name: str) -> int:
+    """Two of the rows, where there are such and shared memory is large enough."""
+    kernel = KERNELS[name]
+    return 2 if kernel.copied_bytes and kernel.launched_bytes(2) <= shared_memory_of(index) else 1
 
 
 @functools.cache
-def _compiled(index: int, name: str, definitions: tuple[str, ...]) -> tuple[Function, ...] | None:
+def _compiled(index: int, name: str, definitions: tuple[str, ...], shared: int) -> tuple[Function, ...] | None:
     (major, minor), _ = _properties(index)
     kernel = KERNELS[name]
     names = (kernel.builder, kernel.function)
     try:
-        return functions_for(index, f"sm_{major}{minor}", kernel.source, names, definitions, _shared(kernel))
+        return functions_for(index, f"sm_{major}{minor}", kernel.source, names, definitions, shared)
     except BackendError as error:
         _warn_once(str(error))
         return None

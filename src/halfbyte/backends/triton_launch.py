@@ -238,10 +238,8 @@ def _launch_table(
 ) -> bool:
     """Whether a CUDA C++ kernel took the blocks (cuda_launch.py)."""
     blocks, listed = scales.numel() if source.map == LISTED else source.blocks, source.map == LISTED
-    if source.map == TILES or not cuda_launch.usable(codes.device, blocks, source.groups):
-        return False
-    name = cuda_launch.kernel_for(rule, request)
-    if name is None:
+    name = None if source.map == TILES else cuda_launch.kernel_for(rule, request)
+    if name is None or not cuda_launch.usable(name, codes.device, blocks, source.groups):
         return False
     form = cuda_launch.Form(source.map == ROWS, swizzled, source.groups > 1, listed)
     operand = cuda_launch.Blocks(

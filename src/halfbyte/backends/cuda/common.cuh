@@ -275,17 +275,10 @@ __device__ __forceinline__ void let_next_kernel_begin() {
 #endif
 }
 
-// Tables from global to shared memory, all loads under way at once.
-__device__ __forceinline__ void copy_tables(const uint4* tables, int bytes) {
+__device__ __forceinline__ void wait_for_kernel_before() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
-    for (u32 i = threadIdx.x; i < (bytes + 15) / 16; i += blockDim.x)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address_of(shared_memory + i)), "l"(tables + i) : "memory");
-    asm volatile("cp.async.wait_all;" ::: "memory");
-#else
-    for (u32 i = threadIdx.x; i < (bytes + 15) / 16; i += blockDim.x) shared_memory[i] = tables[i];
 #endif
-    __syncthreads();
 }
 
 // The blocks of a segment, `decide` for each; the next block is on its way while one is worked on. Lanes beyond the last

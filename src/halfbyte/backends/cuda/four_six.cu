@@ -43,7 +43,7 @@ struct Tables {
     Limits limits;
 };
 
-static_assert(sizeof(Tables) <= TABLE_BYTES, "the launch sets this much shared memory aside");
+static_assert(sizeof(Tables) <= TABLE_BYTES && sizeof(Tables) <= SHARED_BYTES, "the launch sets this much aside");
 
 // --- the contract ---
 
@@ -193,9 +193,9 @@ extern "C" __global__ void __launch_bounds__(BUILD_THREADS) build_four_six(const
     const u32 pairs = find_pairs(g, factor);
     const bool usable = n[NO_UNDERFLOW] > 0 && pairs <= PAIRS;
     if (blockIdx.x == 0 && threadIdx.x == 0) t->limits = limits_of(g, usable);
-    if (!usable) return;
     if (blockIdx.x == 0)
-        for (u32 i = threadIdx.x; i < 256; i += blockDim.x) t->info[i] = info_of(g, i);
+        for (u32 i = threadIdx.x; i < 256; i += blockDim.x) t->info[i] = usable ? info_of(g, i) : make_uint2(0, 0);
+    if (!usable) return;
     for (u32 number = blockIdx.x; number < pairs; number += gridDim.x) {
         const u32 last = g.first[number + 1] - 1;
         write_rows(g.of[last], amax_of(g, last), t->entry + number * ROW_COUNT, n);
@@ -203,6 +203,22 @@ extern "C" __global__ void __launch_bounds__(BUILD_THREADS) build_four_six(const
 }
 
 // --- blocks ---
+
+// All loads under way at once.
+__device__ __forceinline__ void copy_tables(const uint4* tables) {
+    wait_for_kernel_before();
+    for (u32 i = threadIdx.x; i < (sizeof(Tables) + 15) / 16; i += blockDim.x) {
+#if __CUDA_ARCH__ >= 900
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address_of(shared_memory + i)), "l"(tables + i) : "memory");
+#else
+        shared_memory[i] = tables[i];
+#endif
+    }
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+    __syncthreads();
+}
 
 // Whether the table decides; if it does, codes and scale are written.
 __device__ __forceinline__ bool decide(const Operand& o, const Tables& t, const Limits& limits, const Block& b, const Place& at, i64 block,
@@ -245,12 +261,12 @@ __device__ __forceinline__ bool decide(const Operand& o, const Tables& t, const 
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) quantize_four_six(const __grid_constant__ Operand o) {
     Tables& t = *(Tables*)shared_memory;
-    Queue queue((u64*)(shared_memory + TABLE_BYTES / 16));
+    Queue queue((u64*)(shared_memory + SHARED_BYTES / 16));
     for_all_segments(o, [&](const Segment& s) {
         for_all_blocks(
             o, s, queue,
             [&] {
-                copy_tables(s.tables, sizeof(Tables));
+                copy_tables(s.tables);
                 return t.limits;
             },
             [&](const Limits& limits, const Block& b, const Place& at, i64 block, bool exists, u32*) {

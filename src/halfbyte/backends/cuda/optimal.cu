@@ -27,14 +27,36 @@ constexpr u32 FIRST_LAST = 20, LAST_LAST = 133;  // L within these: all candidat
 constexpr u32 COARSE_MARGIN = 1026, SATURATED = 65000;
 constexpr u32 SMALLER = 1 << CANDIDATES;  // beside a mask of candidates: smaller scales can win too
 
-struct Tables {
-    uint4 entry[8 * ROW_COUNT];
+// What belongs to a table beside its rows.
+struct Head {
     uint2 info[128];                    // by the significand of the amax
     float multiplier[128], scale[128];  // by byte: what elements are multiplied by, s'
     u32 zero;                           // the amax of a block of zeros, or no amax at all
 };
 
-static_assert(sizeof(Tables) <= TABLE_BYTES, "the launch sets this much shared memory aside");
+struct Tables {
+    uint4 entry[8 * ROW_COUNT];
+    Head head;
+};
+
+// In shared memory rows lie COPIES times, side by side, one for even lanes and one for odd ones: of eight lanes, which
+// read at once, four meet in the four banks of their copy, not eight in eight. Fewer of them wait for each other.
+constexpr int HEAD_AT = 8 * ROW_COUNT * COPIES;
+
+static_assert(sizeof(Tables) <= TABLE_BYTES && HEAD_AT * 16 + sizeof(Head) <= SHARED_BYTES, "the launch sets this much aside");
+
+__device__ __forceinline__ void copy_rows(const Tables* tables) {
+    wait_for_kernel_before();
+    const uint4 *rows = tables->entry, *head = (const uint4*)&tables->head;
+#pragma unroll 6
+    for (u32 i = threadIdx.x; i < 8 * ROW_COUNT; i += blockDim.x) {
+        const uint4 row = rows[i];
+#pragma unroll
+        for (int copy = 0; copy < COPIES; ++copy) shared_memory[COPIES * i + copy] = row;
+    }
+    for (u32 i = threadIdx.x; i < (sizeof(Head) + 15) / 16; i += blockDim.x) shared_memory[HEAD_AT + i] = head[i];
+    __syncthreads();
+}
 
 // --- the objective (backends/reference_search.py) ---
 
@@ -64,7 +86,7 @@ struct Found {
     float error;
     u32 byte;
 
-    __device__ __forceinline__ void consider(u32 tried, const Words& words, const Tables& t, const float* n) {
+    __device__ __forceinline__ void consider(u32 tried, const Words& words, const Head& t, const float* n) {
         const float found = objective(words, t.multiplier[tried], t.scale[tried], n);
         if (found < error || (found == error && tried < byte)) {  // the smaller scale of equals
             error = found;
@@ -72,7 +94,7 @@ struct Found {
         }
     }
     // Bytes from `tried` down, until clipping the amax alone costs more than the best.
-    __device__ __forceinline__ void go_down(u32 tried, const Words& words, const Tables& t, float most, const float* n) {
+    __device__ __forceinline__ void go_down(u32 tried, const Words& words, const Head& t, float most, const float* n) {
 #pragma unroll 1
         for (; tried >= 1; --tried) {
             const float d = most - 6.0f * t.scale[tried];
@@ -83,7 +105,7 @@ struct Found {
 };
 
 // Any block: up from the byte nearest to M/6 until scales are excluded, then down.
-__device__ __forceinline__ u32 search(const Words& words, const Tables& t, float most, u32 start, const float* n) {
+__device__ __forceinline__ u32 search(const Words& words, const Head& t, float most, u32 start, const float* n) {
     Found best = {FLOAT32_MAX, 255};
     u32 cover = round_e4m3(most / (n[UNIT] * 6.0f)).byte;
     cover = cover < 1 ? 1 : cover;
@@ -98,7 +120,7 @@ __device__ __forceinline__ u32 search(const Words& words, const Tables& t, float
 
 // A block that the table left undecided; `mask`: the candidates that can win and, above them, whether smaller scales can;
 // 0 for all scales.
-__device__ __noinline__ void exact_block(const Operand& o, const Segment& s, const Tables& t, i64 block, u32 mask) {
+__device__ __noinline__ void exact_block(const Operand& o, const Segment& s, const Head& t, i64 block, u32 mask) {
     const Place at = place_of(o, block);
     const Words words = {(const u32*)source(o, s, at)};
     const float* n = s.numbers;
@@ -175,21 +197,21 @@ extern "C" __global__ void __launch_bounds__(BUILD_THREADS) build_optimal(const 
     let_next_kernel_begin();
     const float unit = n[UNIT], prescale = n[PRESCALE] * n[PRESCALE_AGAIN];
     const bool usable = n[NO_UNDERFLOW] > 0, writes = blockIdx.x == 0;
-    if (writes && threadIdx.x == 0) t->zero = usable ? 0 : 0xFFFFFFFF;
+    if (writes && threadIdx.x == 0) t->head.zero = usable ? 0 : 0xFFFFFFFF;
     for (u32 i = threadIdx.x; i < 128; i += blockDim.x) {
         g.multiplier[i] = multiplier_of(value_of_e4m3(i), n[INVERSE]);
         g.scale[i] = value_of_e4m3(i) * unit;
         if (usable) g.last[i] = last_of(float_of_bf16(amax_of(i, prescale)) * prescale, unit);
-        if (writes) t->multiplier[i] = g.multiplier[i];
-        if (writes) t->scale[i] = g.scale[i];
-        if (writes && !usable) t->info[i] = make_uint2(0, 0x8000);  // far below FIRST_LAST
+        if (writes) t->head.multiplier[i] = g.multiplier[i];
+        if (writes) t->head.scale[i] = g.scale[i];
+        if (writes && !usable) t->head.info[i] = make_uint2(0, 0x8000);  // far below FIRST_LAST
     }
     if (!usable) return;
     __syncthreads();
     const u32 first = amax_of(0, prescale);
     for (u32 i = threadIdx.x; i < 128; i += blockDim.x) {
         if (last_at(g, i + 1) != g.last[i]) g.end[g.last[i] & 7] = i;
-        if (writes) t->info[i] = info_of(g, i, first + i, prescale);
+        if (writes) t->head.info[i] = info_of(g, i, first + i, prescale);
     }
     __syncthreads();
     for (u32 i = blockIdx.x * blockDim.x + threadIdx.x; i < 8 * ROW_COUNT; i += gridDim.x * blockDim.x) {
@@ -231,7 +253,8 @@ __device__ __forceinline__ void measure(const u32* magnitudes, u32 minus, u32 ta
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
         const u32 rows = halves_above(magnitudes[i], minus);
-        const uint4 low = quad_at(__dp2a_lo(rows, 16u, table)), high = quad_at((rows >> 12) + table);  // rows are below 2**12
+        const uint4 low = quad_at(__dp2a_lo(rows, 16u * COPIES, table));
+        const uint4 high = quad_at((rows >> (COPIES == 2 ? 11 : 12)) + table);  // rows are below 2**11
         const u32 a[4] = {low.x, low.y, low.z, low.w}, c[4] = {high.x, high.y, high.z, high.w};
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
@@ -254,7 +277,7 @@ __device__ __forceinline__ void measure(const u32* magnitudes, u32 minus, u32 ta
 }
 
 // Whether the table decides; if it does, codes and scale are written, else `mask` says what is left.
-__device__ __forceinline__ bool decide(const Operand& o, const Tables& t, u32 zero_amax, const Block& b, const Place& at, i64 block, bool exists,
+__device__ __forceinline__ bool decide(const Operand& o, const Head& t, u32 zero_amax, const Block& b, const Place& at, i64 block, bool exists,
                                        u32* mask) {
     u32 magnitudes[8], p[CANDIDATES];
 #pragma unroll
@@ -264,7 +287,7 @@ __device__ __forceinline__ bool decide(const Operand& o, const Tables& t, u32 ze
     const u32 last = 8 * (v >> 7) + (u32)(int)(short)info.y;
     const bool inside = last - FIRST_LAST <= LAST_LAST - FIRST_LAST, zero = v == zero_amax;
     const u32 minus = __byte_perm(inside ? (info.x >> 16) - v : 0x8001u, 0, 0x1010);
-    measure(magnitudes, minus, address_of(t.entry) + (info.x & 0xFFFF) * 16, p);
+    measure(magnitudes, minus, address_of(shared_memory + threadIdx.x % COPIES) + (info.x & 0xFFFF) * (16 * COPIES), p);
     if (__builtin_expect(last > 126 && inside, 0)) {  // these are no scales
 #pragma unroll
         for (int k = 0; k < 7; ++k) p[k] = last - 126 > k ? 0x7FFFFFFF : p[k];
@@ -288,13 +311,13 @@ __device__ __forceinline__ bool decide(const Operand& o, const Tables& t, u32 ze
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) quantize_optimal(const __grid_constant__ Operand o) {
-    Tables& t = *(Tables*)shared_memory;
-    Queue queue((u64*)(shared_memory + TABLE_BYTES / 16));
+    const Head& t = *(const Head*)(shared_memory + HEAD_AT);
+    Queue queue((u64*)(shared_memory + SHARED_BYTES / 16));
     for_all_segments(o, [&](const Segment& s) {
         for_all_blocks(
             o, s, queue,
             [&] {
-                copy_tables(s.tables, sizeof(Tables));
+                copy_rows((const Tables*)s.tables);
                 return t.zero;
             },
             [&](u32 zero, const Block& b, const Place& at, i64 block, bool exists, u32* mask) {
