@@ -41,3 +41,25 @@ def test_near_ties_are_decided_as_the_reference_decides(name: str, method: str, 
     wanted = hb.quantize(x, "nvfp4", method=chosen, backend="reference")
     assert_same_bits(got.scales, wanted.scales, inputs=x)
     assert_same_bits(got.codes, wanted.codes, inputs=x)
+
+
+AMAXES = {"its own": 1.0, "smaller": 0.2, "larger": 40.0, "so large that scales are subnormal": 1e5}
+"""As a multiple of the tensor's: blocks at the largest scale, beyond it, far below it, and where scales end."""
+
+
+@each_isa
+@pytest.mark.parametrize("amax", AMAXES)
+@pytest.mark.parametrize("name", ["transformer_engine", "modelopt", "compressed_tensors", "torchao"])
+def test_squared_errors_by_look_up_lead_to_the_scales_of_the_reference(name: str, amax: str, isa: str) -> None:
+    """Every octave of amaxes and magnitudes, and numbers that no row describes: zeros, subnormal numbers."""
+    generator = np.random.default_rng(5)
+    scale = 2.0 ** generator.uniform(-9, 0, (SHAPE[0], SHAPE[1] // 16, 1))
+    x = (generator.standard_t(4, (SHAPE[0], SHAPE[1] // 16, 16)) * scale).reshape(SHAPE).astype(DTYPES["bf16"])
+    x[::16, ::64] = 0
+    x[5, :16] = 0
+    x[6, 3] = 1e-39
+    given = float(np.abs(x.astype(np.float32)).max()) * AMAXES[amax]
+    got = hb.quantize(x, "nvfp4", name, "optimal", global_amax=given, backend="cpu")
+    wanted = hb.quantize(x, "nvfp4", name, "optimal", global_amax=given, backend="reference")
+    assert_same_bits(got.scales, wanted.scales, inputs=x)
+    assert_same_bits(got.codes, wanted.codes, inputs=x)
