@@ -1,0 +1,98 @@
+"""The searches and the transform under Triton's interpreter (`TRITON_INTERPRET=1`), against the reference.
+
+A process of its own, like interpreted.py. Operations of the interpreter cost the same for one block as for many, so a
+kernel meets one small operand that holds what its branches look for.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+
+import halfbyte as hb
+from halfbyte import contracts
+from halfbyte.arrays import like, to_numpy
+from halfbyte.testing import assert_same_bits
+from tests.backends.cases import Matrix, make_input, weights
+from tests.gpu.search_cases import SearchCase, full_rank, hessian, low_rank, own
+
+HERE = torch.empty(0)
+
+
+def mixed(dtype: str, columns: int = 64) -> Matrix:
+    """A row each of numbers, ties, zeros among numbers, many binades, and what is not finite."""
+    names = ("gauss", "ties", "signed zeros", "block scales", "subnormal", "nonfinite")
+    return np.concatenate([make_input(name, dtype)[3:4, :columns] for name in names])
+
+
+def compare(
+    contract: contracts.Contract,
+    format: str,
+    x: Matrix,
+    method: Callable[[int], hb.methods.Method | None] = own,
+    block: int | None = None,
+) -> int:
+    case = SearchCase(contract, format, block or hb.get_format(format).block, "interpreted", method)
+    problem = case.problem(x, "cpu")
+    assert problem is None, f"{case}: {problem}"
+    return 1
+
+
+def comparisons() -> Iterator[int]:
+    te = contracts.transformer_engine(columnwise=True, with_rht=True)
+    for dtype in ("bf16", "fp16", "fp32"):
+        yield compare(te, "nvfp4", np.ascontiguousarray(make_input("nonfinite", dtype)[:16, :32]))
+        yield compare(contracts.fouroversix(rht=True), "nvfp4", mixed(dtype))
+    for dtype in ("bf16", "fp32"):
+        yield compare(contracts.modelopt(mode="four_over_six"), "nvfp4", mixed(dtype)[:5])
+        yield compare(contracts.modelopt(mode="four_over_six"), "nvfp4", mixed(dtype))
+    yield compare(contracts.modelopt(mode="fp8_sweep"), "nvfp4", mixed("bf16")[:5])
+    yield compare(contracts.modelopt(mode="fp8_sweep_kernel"), "nvfp4", mixed("fp32")[:5])
+    tiles = np.ascontiguousarray(make_input("block scales", "fp32")[:17, :48])
+    yield compare(contracts.fouroversix(rule="mse", block_2d=True), "nvfp4", tiles)
+    yield compare(contracts.fouroversix(rule="abs_max", block_2d=True), "nvfp4", tiles)
+    yield compare(contracts.qwantize(mode="nvfp4/optimal"), "nvfp4", mixed("bf16", 32))
+    yield compare(contracts.qwantize(mode="mxfp4/optimal"), "mxfp4", mixed("fp32", 32))
+    through = contracts.qwantize(mode="nvfp4/optimal_hessian")
+    yield compare(through, "nvfp4", mixed("fp32", 16), hessian(low_rank, 16))
+    yield from exact_searches()
+    yield cast()
+
+
+def exact_searches() -> Iterator[int]:
+    """Power-of-two scales, and codes that descend."""
+    for contract, format, dtype in (
+        (contracts.ocp(), "mxfp4", "fp32"),
+        (contracts.gguf(), "mxfp4", "bf16"),
+        (contracts.compressed_tensors(), "mxfp4", "fp16"),
+        (contracts.qwantize(), "mxfp4", "bf16"),
+        (contracts.torchao(mode="mx", scaling_mode="rceil"), "mxfp8", "bf16"),
+    ):
+        yield compare(contract, format, mixed(dtype, 32), lambda width: hb.Optimal())
+    yield compare(contracts.modelopt(), "mxfp4", mixed("fp32", 32), lambda width: hb.Optimal(weights(width)), 16)
+    yield compare(contracts.ocp(), "mxfp4", mixed("bf16", 16), hessian(full_rank, 16), 16)
+    yield compare(contracts.transformer_engine(), "nvfp4", mixed("bf16", 16)[:2], hessian(full_rank, 16, "descent"))
+
+
+def cast() -> int:
+    """A golden cast of Model-Optimizer's through bfloat16, on the device that the backend computes on."""
+    x = hb.quantize(make_input("gauss", "fp32")[:3, :64], "mxfp4", "modelopt")
+    there = hb.QuantizedTensor(
+        x.format, x.shape, like(to_numpy(x.codes), HERE), like(to_numpy(x.scales), HERE), None, None, x.contract
+    )
+    contract = contracts.modelopt(mode="quantize_mxfp4_to_nvfp4")
+    got, _ = hb.cast(there, "nvfp4", contract=contract, backend="triton")
+    expected, _ = hb.cast(x, "nvfp4", contract=contract, backend="reference")
+    assert_same_bits(got.codes, expected.codes)
+    assert_same_bits(got.scales, expected.scales)
+    return 1
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    print(sum(comparisons()), "comparisons")
+    sys.exit(0)

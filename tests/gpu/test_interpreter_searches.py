@@ -1,0 +1,23 @@
+"""The searches and the transform under Triton's interpreter, in a process of their own (interpreted_searches.py)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_searches_under_the_interpreter() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.gpu.interpreted_searches"],
+        cwd=ROOT,
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.split()[-2:] == ["26", "comparisons"]
