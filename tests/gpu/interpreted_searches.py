@@ -6,6 +6,7 @@ kernel meets one small operand that holds what its branches look for.
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -60,7 +61,8 @@ def comparisons() -> Iterator[int]:
     through = contracts.qwantize(mode="nvfp4/optimal_hessian")
     yield compare(through, "nvfp4", mixed("fp32", 16), hessian(low_rank, 16))
     yield from exact_searches()
-    yield cast()
+    yield cast_through_bfloat16()
+    yield from casts_that_keep()
 
 
 def exact_searches() -> Iterator[int]:
@@ -78,18 +80,35 @@ def exact_searches() -> Iterator[int]:
     yield compare(contracts.transformer_engine(), "nvfp4", mixed("bf16", 16)[:2], hessian(full_rank, 16, "descent"))
 
 
-def cast() -> int:
-    """A golden cast of Model-Optimizer's through bfloat16, on the device that the backend computes on."""
+def on_device(x: hb.QuantizedTensor) -> hb.QuantizedTensor:
+    codes, scales = like(to_numpy(x.codes), HERE), like(to_numpy(x.scales), HERE)
+    return dataclasses.replace(x, codes=codes, scales=scales)
+
+
+def cast_through_bfloat16() -> int:
+    """Model-Optimizer's cast, on the device that the backend computes on."""
     x = hb.quantize(make_input("gauss", "fp32")[:3, :64], "mxfp4", "modelopt")
-    there = hb.QuantizedTensor(
-        x.format, x.shape, like(to_numpy(x.codes), HERE), like(to_numpy(x.scales), HERE), None, None, x.contract
-    )
     contract = contracts.modelopt(mode="quantize_mxfp4_to_nvfp4")
-    got, _ = hb.cast(there, "nvfp4", contract=contract, backend="triton")
+    got, _ = hb.cast(on_device(x), "nvfp4", contract=contract, backend="triton")
     expected, _ = hb.cast(x, "nvfp4", contract=contract, backend="reference")
     assert_same_bits(got.codes, expected.codes)
     assert_same_bits(got.scales, expected.scales)
     return 1
+
+
+def casts_that_keep() -> Iterator[int]:
+    """Every algorithm on tensors that fit a window, that do not, and that are zero: bytes and reports of the host."""
+    stack = make_input("gauss", "fp32")[:16, :64].reshape(2, 8, 64)
+    inputs = [stack, make_input("zero blocks", "fp32"), make_input("zeros", "fp32"), make_input("wide", "bf16")]
+    for x in inputs:
+        source = hb.quantize(x, "mxfp4", "ocp")
+        for algorithm in ("optimal", "hybrid", "verbatim"):
+            got, report = hb.cast(on_device(source), "nvfp4", algorithm, backend="triton")
+            expected, wanted = hb.cast(source, "nvfp4", algorithm, backend="reference")
+            assert report == wanted, f"{report}\n{wanted}"
+            for part in ("codes", "scales", "global_scale", "stored_scale"):
+                assert_same_bits(getattr(got, part), getattr(expected, part))
+            yield 1
 
 
 if __name__ == "__main__":

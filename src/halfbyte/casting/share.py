@@ -9,6 +9,7 @@ import numpy as np
 
 from halfbyte.arrays import is_torch, like, to_numpy
 from halfbyte.casting.measure import rows_of
+from halfbyte.casting.on_device import keep_on_device
 from halfbyte.casting.operand import read
 from halfbyte.casting.report import CastReport, ShareCost, Tally, add, describe
 from halfbyte.casting.scales import NVFP4
@@ -26,6 +27,8 @@ def cast_tensors(
     tensors: Sequence[QuantizedTensor], name: str, share: str, settings: Settings, out: QuantizedTensor | None = None
 ) -> tuple[list[QuantizedTensor], CastReport]:
     """Cast tensors that share their global scales, one for all or one an expert; a single one into `out` if given."""
+    if out is None and (kept := keep_on_device(tensors, share, settings)) is not None:
+        return [kept[0]], kept[1]
     if out is not None:
         room = _room(out, tensors, name)
         settings = replace(settings, out=room if share == "tensor" else None)
