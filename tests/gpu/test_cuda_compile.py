@@ -6,6 +6,7 @@ import re
 from importlib import resources
 
 import pytest
+import torch
 
 import halfbyte as hb
 from halfbyte import contracts
@@ -105,3 +106,24 @@ def test_without_a_compiler_triton_serves_and_says_so_once(monkeypatch: pytest.M
         assert cuda_launch._compiled(0, name, chosen, 1) is None
     assert cuda_launch._compiled(0, name, (*chosen, "-DOTHER"), 1) is None  # a second warning would be an error
     cuda_launch._compiled.cache_clear()
+
+
+def test_who_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large tensors on Hopper and later go to the tables; small ones, older cards and a switch leave them to Triton."""
+    card, cpu = torch.device("cuda", 0), torch.device("cpu")
+    monkeypatch.setattr(cuda_launch, "_properties", lambda index: ((9, 0), 132))
+    monkeypatch.delenv("HALFBYTE_CUDA", raising=False)
+    many, groups = KERNELS["four_six"].smallest, 64
+    assert cuda_launch.usable("four_six", card, many, 1)
+    assert not cuda_launch.usable("four_six", card, many - 1, 1)
+    assert not cuda_launch.usable("four_six", cpu, many, 1)
+    assert cuda_launch.usable("optimal", card, groups * cuda_launch.SMALLEST_GROUP, groups)
+    assert not cuda_launch.usable("optimal", card, groups * cuda_launch.SMALLEST_GROUP - 1, groups)
+    assert not cuda_launch.usable("optimal", card, 1 << 40, cuda_launch.MOST_GROUPS + 1)
+    monkeypatch.setattr(cuda_launch, "EVERY_SIZE", True)
+    assert cuda_launch.usable("four_six", card, 1, 1)
+    monkeypatch.setenv("HALFBYTE_CUDA", "0")
+    assert not cuda_launch.usable("four_six", card, many, 1)
+    monkeypatch.setenv("HALFBYTE_CUDA", "1")
+    monkeypatch.setattr(cuda_launch, "_properties", lambda index: ((8, 9), 142))
+    assert not cuda_launch.usable("four_six", card, many, 1)

@@ -98,6 +98,16 @@ def _function(module: ctypes.c_void_p, name: str, shared: int) -> Function:
     return Function(handle, name)
 
 
+def make_current(index: int) -> None:
+    """Give this thread the device's context, if it has none yet: the driver's calls need one, unlike the runtime's."""
+    context, device = ctypes.c_void_p(), ctypes.c_int()
+    _check_driver(driver().cuCtxGetCurrent(ctypes.byref(context)), "asking for the context")
+    if context.value is None:
+        _check_driver(driver().cuDeviceGet(ctypes.byref(device), index), f"finding device {index}")
+        _check_driver(driver().cuDevicePrimaryCtxRetain(ctypes.byref(context), device), f"opening device {index}")
+        _check_driver(driver().cuCtxSetCurrent(context), f"using device {index}")
+
+
 def shared_memory_of(index: int) -> int:
     """Bytes of shared memory that a block of threads can get on a device."""
     device, found = ctypes.c_int(), ctypes.c_int()

@@ -13,7 +13,7 @@ import warnings
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from halfbyte.backends.cuda_compile import SOURCES, Function, functions_for, shared_memory_of
+from halfbyte.backends.cuda_compile import SOURCES, Function, functions_for, make_current, shared_memory_of
 from halfbyte.backends.protocol import Request
 from halfbyte.backends.triton_rules import FACTORS, PRE_SCALES, four_six_numbers, rule_numbers
 from halfbyte.contracts import NVFP4Rule, expressions, reductions
@@ -159,6 +159,7 @@ def launch(name: str, blocks: Blocks, rule: NVFP4Rule, request: Request, form: F
     import torch
 
     kernel, index = KERNELS[name], device.index or 0
+    make_current(index)
     form = replace(form, copies=_copies(index, name))
     functions = _compiled(index, name, definitions_of(name, rule, request, form), kernel.launched_bytes(form.copies))
     if functions is None:
