@@ -285,7 +285,8 @@ __device__ __forceinline__ void wait_for_kernel_before() {
 // block take part, so that warps stay together. `prepare` runs once the first loads are under way and returns what `decide`
 // gets with every block.
 template <typename Prepare, typename Decide, typename Exact>
-__device__ __forceinline__ void for_all_blocks(const Operand& o, const Segment& s, Queue& queue, Prepare prepare, Decide decide, Exact exact) {
+__device__ __forceinline__ void for_all_blocks(const Operand& o, const Segment& s, Queue& queue, Prepare prepare, Decide decide,
+                                               Exact exact) {
     i64 block = s.begin + threadIdx.x;
     Place at = place_of(o, block < s.end ? block : 0);
     const Place stride = place_of(o, s.step);

@@ -9,14 +9,14 @@
 // Row 0 stands for everything smaller: both codes 0, both errors x, difference 0. The sum of sixteen entries tells the better
 // scale unless it is near zero; then, and for blocks outside the table's octaves, the contract's own arithmetic decides.
 //
-// How near (u = 2^-24, everything in units of s6 or s6²; M <= 6.41 is the amax, 6·(1 + 1/16) rounded up, |d| <= 1.3):
-// - the contract rounds q·s twice (values up to 1.1·M: 2.2·u·M = 14.2u), the difference, and each of sixteen sums. A sum of
-//   magnitudes is off by at most 16·14.2u + 17u·Σ|d| <= 590u; a sum of squares by 2·14.2u·Σ|d| + 19u·Σd² <= 1110u. Two sums: 2220u
-//   = 35 units of 2^-18.
-// - an entry rounds s6 and s4 once or twice (another 14.2u each, 28.4u or, squared, 2.6·28.4u = 74u <= 1.2 units), e4 − e6 and
-//   its unit a few times (below 0.1 units) and itself to 0.5 units: sixteen are off by less than 29 units.
-// - the codes below carry at most 16·0x77/256 < 8 units into the sum.
-// 35 + 29 + 8 = 72 < MARGIN_UNITS. Nothing under- or overflows: `lowest` and `highest` see to that.
+// How near (u = 2^-24, everything in units of s6 or s6²). The amax is at most 6.41, because S6 is off by at most 1/16; s4 is at
+// most 1.7, or, saturated, such that no |d| exceeds 1.3 and no q·s 7.7; sums over sixteen elements: Σ|d| <= 20.8, Σd² <= 27.1.
+// - The contract rounds q·s twice (15.4u), the difference, the square, and each sum. A sum of magnitudes is off by at most
+//   16·15.4u + 17u·Σ|d| <= 600u, a sum of squares by 2·15.4u·Σ|d| + 19u·Σd² <= 1160u. Both sums: 2320u < 37 units of 2^-18.
+// - An entry rounds s6 and s4 twice (15.4u each; in squares 2·1.3 times that: 80u < 1.3 units), its arithmetic a few times
+//   more (0.2 units) and itself (0.5 units): sixteen are off by less than 32 units.
+// - The codes below carry at most 16·0x77/256 < 8 units into the sum.
+// 37 + 32 + 8 = 77 < MARGIN_UNITS. Nothing under- or overflows: `limits` see to that.
 #ifndef MARGIN_UNITS
 #define MARGIN_UNITS 96
 #endif

@@ -1,4 +1,4 @@
-// The scale of least squared error for bfloat16, by a table: the errors of ten scales for one element in sixteen bytes.
+// The scale of least squared error for bfloat16, by a table: the errors of nine scales for one element in sixteen bytes.
 //
 // Scales from 2M/7 up are left out by definition (docs/methods.md; M is the block's amax). Let L be the last byte below, s its
 // scale: M lies in (3.5, 3.95]·s, and L's significand, one of eight, says which table. Candidates are the bytes L, L − 1 …
@@ -9,10 +9,10 @@
 // all rounded, and s² at most. Row 0 stands for everything smaller too: all codes are 0 there, so all candidates err alike, and
 // no more than it says. Sums of the words, and of the words shifted, hold the sums of all fields without carries.
 //
-// What the sums prove, in units of 2^-16·s². Sixteen entries are off by at most 8; candidates 3 and 4 by 256, candidate 8 by 512.
-// float32, which the objective is computed in, is off by less than 1 (84u of s² with u = 2^-24; see exact.inc). P of a
-// candidate is its sum less that, plus 512: its error is at least P − 512, a saturated entry or not, and at most P − 496, or,
-// for the coarse ones, P + 512. So the best is clear if
+// What the sums prove, in units of 2^-16·s². Sixteen entries are off by at most 8.3; candidates 3 and 4 by 256.3, candidate 8 by
+// 512.3. float32, which the objective is computed in, is off by 84u of s² with u = 2^-24 (exact.inc): by 0.4. P of a candidate
+// is its sum less 8, 256 or 512, plus 512: its error is at least P − 512.3, saturated entries or not, and at most P − 495.7,
+// or, for the coarse ones, P + 512.3. So the best is clear if
 // - the second smallest P is larger by MARGIN_UNITS (COARSE_MARGIN) or more,
 // - the smallest is less than what the byte L − 9 and all below cost at least, and no entry is saturated (`limit`), and
 // - no element comes to 7 under it, as the amax may under candidates 7 and 8: the short rounding does not end at 6 there.
@@ -277,8 +277,8 @@ __device__ __forceinline__ void measure(const u32* magnitudes, u32 minus, u32 ta
 }
 
 // Whether the table decides; if it does, codes and scale are written, else `mask` says what is left.
-__device__ __forceinline__ bool decide(const Operand& o, const Head& t, u32 zero_amax, const Block& b, const Place& at, i64 block, bool exists,
-                                       u32* mask) {
+__device__ __forceinline__ bool decide(const Operand& o, const Head& t, u32 zero_amax, const Block& b, const Place& at, i64 block,
+                                       bool exists, u32* mask) {
     u32 magnitudes[8], p[CANDIDATES];
 #pragma unroll
     for (int i = 0; i < 8; ++i) magnitudes[i] = b.w[i] & 0x7FFF7FFF;
