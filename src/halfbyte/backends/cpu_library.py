@@ -90,7 +90,7 @@ def load_library() -> ctypes.CDLL | None:
         )
         return None
     library = ctypes.CDLL(str(path))
-    for name in ("hb_plain", "hb_mxfp8", "hb_mx_search", "hb_cast", "hb_bytes_of_amaxes"):
+    for name in ("hb_plain", "hb_mxfp8", "hb_mx_search", "hb_cast", "hb_plain_tiles"):
         getattr(library, name).restype = ctypes.c_int64
     library.hb_amax.restype = library.hb_four_six.restype = ctypes.c_uint32
     library.hb_build_flags.restype = ctypes.c_char_p

@@ -110,8 +110,7 @@ def choose_bytes(
     if tables is None:
         return False
     if isinstance(request.method, Amax):
-        _tile_bytes(x, rule, t, tables, request, scales)
-        _emit(x, tables, request, codes, scales)
+        _plain_tiles(x, rule, t, tables, request, codes, scales)
     elif isinstance(request.method, FourSix) and rule.four_six is not None:
         found = _four_six(x, rule.four_six, request.method, t, request, scales, tables, codes)
         if request.tile[0] == 16:
@@ -158,31 +157,27 @@ def _in_range(largest: float, t: TensorScale, multiplier: F32) -> bool:
 
 
 @np.errstate(all="ignore")
-def _tile_bytes(
-    x: npt.NDArray[Any], rule: NVFP4Rule, t: TensorScale, tables: Tables, request: Request, scales: U8
+def _plain_tiles(
+    x: npt.NDArray[Any], rule: NVFP4Rule, t: TensorScale, tables: Tables, request: Request, codes: U8, scales: U8
 ) -> None:
-    """Scale bytes of 16x16 tiles, each on its sixteen rows, from the tiles' amaxes: by table, or by the formula."""
+    """Plain 16x16 tiles: each tile's byte stands on its sixteen rows."""
     library, isa = native()
     rows, columns = x.shape[0] // 16, x.shape[1] // 16
     row_bytes, dtype = x.shape[1] * x.dtype.itemsize, DTYPE_CODES[request.dtype]
     bits = np.empty((rows, columns), np.uint32)
-    found = np.empty((rows, columns), np.uint8)
 
     def run(start: int, stop: int) -> int:
-        library.hb_tile_amax(
+        irregular = library.hb_plain_tiles(
             isa, pointer(x, start * 16 * row_bytes), ctypes.c_int64(stop - start), ctypes.c_int64(columns), dtype,
-            pointer(bits, start * columns * 4),
-        )  # fmt: skip
-        irregular = library.hb_bytes_of_amaxes(
-            pointer(bits, start * columns * 4), ctypes.c_int64((stop - start) * columns), dtype, ctypes.byref(tables),
-            pointer(found, start * columns),
+            ctypes.byref(tables), pointer(bits, start * columns * 4), pointer(scales, start * 16 * columns),
+            pointer(codes, start * 128 * columns),
         )  # fmt: skip
         return int(irregular)
 
-    if sum(over_ranges(run, rows, 16 * row_bytes, request.threads)):
+    if sum(over_ranges(run, rows, 16 * row_bytes, request.threads)):  # no table describes them: the formula does
         amax = magnitude_values(bits.astype(np.int64), request.dtype)
-        found = scale_byte(rule.pre_scale(amax, one_scale(t)), rule.scale_byte)
-    scales.reshape(rows, 16, columns)[:] = found[:, None]
+        scales.reshape(rows, 16, columns)[:] = scale_byte(rule.pre_scale(amax, one_scale(t)), rule.scale_byte)[:, None]
+        _emit(x, tables, request, codes, scales)
 
 
 def _four_six(

@@ -23,6 +23,8 @@ static const int64_t ROWS = 64;     // rows at a time where a search goes down c
 
 extern "C" {
 
+int64_t hb_bytes_of_amaxes(const uint32_t* bits, int64_t count, int dtype, const Tables* t, uint8_t* out);  // tables.cpp
+
 #define HB_STRING_OF(x) #x
 #define HB_STRING(x) HB_STRING_OF(x)
 const char* hb_build_flags() { return HB_STRING(HB_FLAGS); }
@@ -65,10 +67,21 @@ void hb_amax_rows(int isa, const void* x, int64_t rows, int64_t n, int dtype, ui
     for (int64_t row = 0; row < rows; ++row)
         out[row] = tables_of(isa)->amax((const uint8_t*)x + row * n * (dtype == FP32 ? 4 : 2), n, dtype);
 }
-void hb_tile_amax(int isa, const void* x, int64_t tile_rows, int64_t columns, int dtype, uint32_t* out) {
+// Plain 16x16 tiles, a row of tiles at a time while it is in the cache: amaxes (kept, as bits), scale bytes, codes. Returns how many
+// tiles are irregular: then bytes and codes mean nothing.
+int64_t hb_plain_tiles(int isa, const void* x, int64_t tile_rows, int64_t columns, int dtype, const Tables* t, uint32_t* amaxes, uint8_t* scales, uint8_t* codes) {
+    const Kernels* k = tables_of(isa);
     const int64_t bytes = columns * 256 * (dtype == FP32 ? 4 : 2);
-    for (int64_t row = 0; row < tile_rows; ++row)
-        tables_of(isa)->tile_amax((const uint8_t*)x + row * bytes, columns, dtype, out + row * columns);
+    int64_t irregular = 0;
+    for (int64_t row = 0; row < tile_rows; ++row) {
+        const uint8_t* at = (const uint8_t*)x + row * bytes;
+        uint8_t* first = scales + row * 16 * columns;
+        k->tile_amax(at, columns, dtype, amaxes + row * columns);
+        irregular += hb_bytes_of_amaxes(amaxes + row * columns, columns, dtype, t, first);
+        for (int copy = 1; copy < 16; ++copy) std::memcpy(first + copy * columns, first, (size_t)columns);
+        if (!irregular) k->emit(at, 16 * columns, 16, dtype, t, codes + row * 128 * columns, first);
+    }
+    return irregular;
 }
 void hb_decode(int isa, const uint8_t* codes, const uint8_t* scales, int64_t blocks, int block, const void* table, int width, void* out) {
     tables_of(isa)->decode(codes, scales, blocks, block, table, width, out);
