@@ -1,25 +1,40 @@
 """The bit-identity matrix on a card: `python3 -m tests.gpu.run_card`, with torch, Triton, numpy and ml_dtypes alone.
 
-Every case of tests/backends/cases.py that has a GPU kernel, against the numpy reference; then what only a card can show
-(checks.py), and the golden vectors of the peers. Exit code 0 only if there is a card, at least 2000 comparisons were
-made, and all bits are equal. Work is spread over processes: kernels have to be compiled, and the reference is slow.
+Every case of tests/backends/cases.py that has a GPU kernel, against the numpy reference, and with CUDA C++ kernels where
+they serve, too; the searches of search_cases.py; what only a card can show (the checks); the golden vectors of the peers.
+Exit code 0 only if there is a card, at least 2000 comparisons were made, and all bits are equal. Work is spread over
+processes, long pieces first: kernels have to be compiled, and the reference is slow.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import multiprocessing
 import os
 import sys
 import time
 import traceback
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 ENOUGH = 2000
 SEED = 20
+GOLDEN_PARTS = 32
+
+
+@dataclass(frozen=True)
+class Task:
+    """A piece of work for one process."""
+
+    kind: str
+    index: int = 0
+    name: str = ""
+    """The dtype of a case, the name of a check."""
+    full: bool = False
+    deadline: float = 1e18
 
 
 @dataclass
@@ -27,24 +42,36 @@ class Tally:
     """What a process found."""
 
     compared: int = 0
+    checks: int = 0
     left: int = 0
-    """Pairs of case and dtype that there was no time for."""
+    """Pieces that there was no time for."""
     failures: list[str] = field(default_factory=list)
+    golden: Counter[str] = field(default_factory=Counter)
+    note: str = ""
+
+    def add(self, other: Tally) -> None:
+        self.compared += other.compared
+        self.checks += other.checks
+        self.left += other.left
+        self.failures += other.failures
+        self.golden += other.golden
 
 
 def pairs(full: bool) -> list[tuple[int, str]]:
-    """(case, dtype) in an order that puts different kernels side by side."""
+    """(case, dtype), searches first because they compile slowly."""
     from halfbyte.backends.triton_rules import reason_against
     from tests.backends.cases import DTYPES, EXACT, every_case
 
     listed = []
     for index, case in enumerate(every_case()):
-        if reason_against(case.request()) is None:
-            # Searches compile slowly: a case of them takes one dtype, the next case the next one.
+        # MX searches and descent are in search_cases.py; of the others a case takes one dtype, the next one the next.
+        elsewhere = case.method == "descent" or (case.method in EXACT and case.format != "nvfp4")
+        if reason_against(case.request()) is None and (full or not elsewhere):
             dtypes = [list(DTYPES)[index % 3]] if case.method in EXACT and not full else list(DTYPES)
             listed += [(index, dtype) for dtype in dtypes]
     np.random.default_rng(SEED).shuffle(listed)
-    return [(int(index), str(dtype)) for index, dtype in listed]
+    shuffled = [(int(index), str(dtype)) for index, dtype in listed]
+    return sorted(shuffled, key=lambda pair: every_case()[pair[0]].method not in EXACT)
 
 
 def inputs_of(index: int, dtype: str, full: bool) -> list[str]:
@@ -57,36 +84,45 @@ def inputs_of(index: int, dtype: str, full: bool) -> list[str]:
     return list(INPUTS)[(index + 2 * list(DTYPES).index(dtype)) % 6 :: 6]
 
 
-def work(part: list[tuple[int, str]], only: str, full: bool, deadline: float) -> Tally:
-    """Compare the pairs of one process."""
+def matrix(task: Task) -> Tally:
+    """One case and dtype, on its inputs."""
     from tests.backends.cases import every_case, fits, make_input
     from tests.gpu.cuda_checks import kernels
 
-    tally = Tally()
-    cases = every_case()
-    for position, (index, dtype) in enumerate(part):
-        if time.time() > deadline:
-            tally.left = len(part) - position
-            break
-        case = cases[index]
-        if only not in str(case):
+    tally, case, dtype = Tally(), every_case()[task.index], task.name
+    for name in inputs_of(task.index, dtype, task.full):
+        x = make_input(name, dtype)
+        if not fits(case, x):
             continue
-        for name in inputs_of(index, dtype, full):
-            x = make_input(name, dtype)
-            if not fits(case, x):
-                continue
-            for tables in (False, True) if served_by_tables(case, dtype) else (False,):
-                try:
-                    with kernels(tables):
-                        problem = compare(case, x)
-                except Exception:
-                    problem = traceback.format_exc(limit=-2)
-                tally.compared += 1
-                if problem:
-                    tally.failures.append(f"{case} {dtype} {name}{', tables' if tables else ''}: {problem}")
-                    if len(tally.failures) > 5:
-                        return tally
+        for tables in (False, True) if served_by_tables(case, dtype) else (False,):
+            with kernels(tables):
+                problem = compare(case, x)
+            tally.compared += 1
+            if problem:
+                tally.failures.append(f"{case} {dtype} {name}{', tables' if tables else ''}: {problem}")
     return tally
+
+
+def search(task: Task) -> Tally:
+    """One case and dtype of search_cases.py."""
+    from tests.gpu import search_cases
+
+    compared, failures = search_cases.compare_some(task.index, len(search_cases.pairs()))
+    return Tally(compared=compared, failures=failures)
+
+
+def check(task: Task) -> Tally:
+    """One of the checks."""
+    begun = time.time()
+    made = checks()[task.name]()
+    return Tally(checks=made, note=f"{task.name}: {made} in {time.time() - begun:.1f} s")
+
+
+def checks() -> dict[str, Callable[[], int]]:
+    from tests.gpu import checks, cuda_checks, search_checks
+
+    listed = checks.CHECKS | cuda_checks.CHECKS | search_checks.CHECKS
+    return {name: check for name, check in listed.items() if check is not search_checks.searches}
 
 
 def served_by_tables(case: object, dtype: str) -> bool:
@@ -102,7 +138,7 @@ def served_by_tables(case: object, dtype: str) -> bool:
     return isinstance(rule, NVFP4Rule) and kernel_for(rule.for_method(request.method), request) is not None
 
 
-def golden(first: int, step: int) -> dict[str, int]:
+def golden(task: Task) -> Tally:
     """Every so manieth golden vector of the peers with this backend: reasons why a case does not agree, counted."""
     from pathlib import Path
 
@@ -111,15 +147,30 @@ def golden(first: int, step: int) -> dict[str, int]:
     from halfbyte.errors import BackendError
 
     vectors = load_vectors(Path(__file__).parents[2] / "conformance" / "vectors.zip")
-    found: dict[str, int] = {}
-    for entry in list(vectors)[first::step]:
+    tally = Tally()
+    for entry in list(vectors)[task.index :: GOLDEN_PARTS]:
         try:
             result = run_case(vectors.case(entry), "triton")
-            reason = "agree" if result.status == "agree" else f"DIFFERS {result.name}: {result.detail}"
+            if result.status != "agree":
+                tally.failures.append(f"{result.name}: {result.detail}")
+            tally.golden["agree" if result.status == "agree" else "DIFFER"] += 1
         except BackendError as error:
-            reason = str(error)
-        found[reason] = found.get(reason, 0) + 1
-    return found
+            tally.golden[str(error)] += 1
+    tally.checks = tally.golden["agree"]
+    return tally
+
+
+KINDS: dict[str, Callable[[Task], Tally]] = {"search": search, "check": check, "golden": golden, "matrix": matrix}
+
+
+def perform(task: Task) -> Tally:
+    """Any piece; what it raises is a failure."""
+    if time.time() > task.deadline:
+        return Tally(left=1)
+    try:
+        return KINDS[task.kind](task)
+    except Exception:
+        return Tally(failures=[f"{task.kind} {task.index} {task.name}: {traceback.format_exc(limit=-3)}"])
 
 
 def compare(case: object, x: object) -> str | None:
@@ -153,6 +204,21 @@ def compare(case: object, x: object) -> str | None:
     return None
 
 
+def tasks(only: str, full: bool, with_checks: bool, deadline: float) -> list[Task]:
+    """All pieces of work, long ones first."""
+    from tests.backends.cases import every_case
+    from tests.gpu import search_cases
+
+    listed = []
+    if with_checks:
+        listed += [Task("check", name=name) for name in checks()]
+        listed += [Task("search", index) for index in range(len(search_cases.pairs()))]
+        listed += [Task("golden", index) for index in range(GOLDEN_PARTS)]
+    cases = every_case()
+    listed += [Task("matrix", index, dtype, full) for index, dtype in pairs(full) if only in str(cases[index])]
+    return [replace(task, deadline=deadline) for task in listed]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="run cases whose name holds this")
@@ -167,46 +233,21 @@ def main() -> int:
         print("no CUDA device: the GPU tests need one", file=sys.stderr)
         return 1
     started = time.time()
-    listed = pairs(chosen.full)
-    parts = [listed[start :: chosen.processes] for start in range(chosen.processes)]
     deadline = started + chosen.seconds
     total = Tally()
     with multiprocessing.get_context("spawn").Pool(chosen.processes) as pool:
-        for tally in pool.starmap(work, [(part, chosen.only, chosen.full, deadline) for part in parts]):
-            total = dataclasses.replace(
-                total, compared=total.compared + tally.compared, left=total.left + tally.left,
-                failures=total.failures + tally.failures,
-            )  # fmt: skip
-        vectors: dict[str, int] = {}
-        if not chosen.no_checks:
-            for part in pool.starmap(golden, [(start, chosen.processes) for start in range(chosen.processes)]):
-                for reason, count in part.items():
-                    vectors[reason] = vectors.get(reason, 0) + count
-    checks = vectors.get("agree", 0)
-    for reason, count in sorted(vectors.items()):
+        for tally in pool.imap_unordered(perform, tasks(chosen.only, chosen.full, not chosen.no_checks, deadline)):
+            total.add(tally)
+            if tally.note:
+                print(tally.note, flush=True)
+    for reason, count in sorted(total.golden.items()):
         print(f"golden vectors, {count}: {reason}")
-        if reason.startswith("DIFFERS"):
-            total.failures.append(reason)
-    print(f"{total.compared} cases after {time.time() - started:.0f} s", flush=True)
-    if not chosen.no_checks:
-        from tests.gpu.checks import CHECKS
-        from tests.gpu.cuda_checks import CHECKS as TABLES
-        from tests.gpu.search_checks import CHECKS as SEARCHES
-
-        for name, check in (CHECKS | TABLES | SEARCHES).items():
-            begun = time.time()
-            try:
-                made = check()
-                checks += made
-                print(f"{name}: {made} in {time.time() - begun:.1f} s", flush=True)
-            except Exception:
-                total.failures.insert(0, f"{name}: {traceback.format_exc(limit=-3)}")
     for failure in total.failures[:40]:
         print(failure)
     seconds = time.time() - started
     print(
-        f"{total.compared} cases of the matrix and {checks} checks on {torch.cuda.get_device_name()}: "
-        f"{len(total.failures)} failures, {total.left} pairs left out, {seconds:.0f} s"
+        f"{total.compared} cases and {total.checks} checks on {torch.cuda.get_device_name()}: "
+        f"{len(total.failures)} failures, {total.left} pieces left out, {seconds:.0f} s"
     )
     complete = total.compared >= ENOUGH and not total.left
     return 0 if complete and not total.failures else 1
