@@ -1,7 +1,7 @@
 """The bit-identity matrix on a card: `python3 -m tests.gpu.run_card`, with torch, Triton, numpy and ml_dtypes alone.
 
-Every case of tests/backends/cases.py that has a GPU kernel, against the numpy reference, and with CUDA C++ kernels where
-they serve, too; the searches of search_cases.py; what only a card can show (the checks); the golden vectors of the peers.
+Every case of tests/backends/cases.py that has a GPU kernel, against the numpy reference, by CUDA C++ kernels as well
+where they serve; the searches of search_cases.py; what only a card can show (the checks); the peers' golden vectors.
 Exit code 0 only if there is a card, at least 2000 comparisons were made, and all bits are equal. Work is spread over
 processes, long pieces first: kernels have to be compiled, and the reference is slow.
 """
