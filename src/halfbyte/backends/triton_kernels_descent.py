@@ -82,36 +82,36 @@ def descend(
         code = (tl.load(at, mask=exists, other=0) >> (BITS * (i % PER_WORD))) & (2 * SIGN - 1)
         codes = codes + (code,)
         places = places + (tl.where((code & SIGN) != 0, -(code & (SIGN - 1)), code),)
-    errors = ()
-    for i in tl.static_range(N):
-        errors = errors + (_difference(places[i], by_scale, scaled[i], WIDE),)
-    best = quadratic(errors, matrix_ptr, N)
+    best = tl.zeros(v.shape, tl.float32)
     moved = tl.zeros(v.shape, tl.int32)
     one = tl.full(v.shape, 1, tl.int32)
+    improved = searched & (searched == 0)
     alive = searched
+    turn = tl.program_id(0) * 0 - 1  # the turn before the first measures what the search has left
     going = any_lane(alive)
     while going:
-        improved = exists & (exists == 0)
-        for turn in range(2 * N):
-            index = turn // 2
-            step = (turn % 2) * 2 - 1
-            tried = ()
-            errors = ()
-            for i in tl.static_range(N):
-                to = tl.minimum(tl.maximum(places[i] + step, -END), END)
-                to = tl.where(index == i, to, places[i])
-                tried = tried + (to,)
-                errors = errors + (_difference(to, by_scale, scaled[i], WIDE),)
-            error = quadratic(errors, matrix_ptr, N)
-            better = alive & (error < best)
-            best = tl.where(better, error, best)
-            kept = ()
-            for i in tl.static_range(N):
-                kept = kept + (tl.where(better, tried[i], places[i]),)
-            places = kept
-            moved = tl.where(better, moved | (one << index), moved)
-            improved = improved | better
-        alive = alive & improved
+        index = turn // 2
+        step = (turn % 2) * 2 - 1
+        tried = ()
+        errors = ()
+        for i in tl.static_range(N):
+            to = tl.minimum(tl.maximum(places[i] + step, -END), END)
+            to = tl.where((index == i) & (turn >= 0), to, places[i])
+            tried = tried + (to,)
+            errors = errors + (_difference(to, by_scale, scaled[i], WIDE),)
+        error = quadratic(errors, matrix_ptr, N)
+        better = alive & (error < best) & (turn >= 0)
+        best = tl.where(better | (turn < 0), error, best)
+        kept = ()
+        for i in tl.static_range(N):
+            kept = kept + (tl.where(better, tried[i], places[i]),)
+        places = kept
+        moved = tl.where(better, moved | (one << tl.maximum(index, 0)), moved)
+        improved = improved | better
+        last = turn == 2 * N - 1
+        alive = alive & (improved | (last == 0))
+        improved = improved & (last == 0)
+        turn = tl.where(last, 0, turn + 1)
         going = any_lane(alive)
     out = ()
     for i in tl.static_range(N):

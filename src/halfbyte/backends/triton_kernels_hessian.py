@@ -79,44 +79,43 @@ def quantize_hessian(
     for i in tl.static_range(N):
         squares = squares + scaled[i] * scaled[i]
     length = tl.sqrt(squares) * 1.0001
-    norm = tl.sqrt(tl.maximum(quadratic(scaled, matrix_ptr, N) - slack * length * length, 0.0)) * 0.9999
+    norm = tl.zeros(v.shape, tl.float32)
     nearest, value = round_e4m3(tl.where(searched, most / (unit * 6.0), 1.0))
     nearest = tl.maximum(nearest, FIRST)
     best = tl.full(v.shape, float("inf"), tl.float32)
     best_byte = nearest
-    up = 0
+    # One loop, because the compiler takes long for each copy of the form: x itself (−1), up from the nearest, down.
+    direction = tl.program_id(0) * 0 + 1
+    offset = direction - 2
     alive = searched
     going = any_lane(alive)
     while going:
-        tried = tl.minimum(nearest + up, 126)
+        tried = tl.minimum(tl.maximum(nearest + direction * offset, FIRST), 126)
         r, y = differences(
             x, scaled, tried, numbers_ptr, group, N, False, ELEMENT, TIE, SIGN, NAN_CODE, ZERO_INPUT, WRAPS
         )
-        error = quadratic(r, matrix_ptr, N)
-        better = alive & (error < best)
+        measured = ()
+        for i in tl.static_range(N):
+            measured = measured + (tl.where(offset < 0, scaled[i], r[i]),)
+        error = quadratic(measured, matrix_ptr, N)
+        norm = tl.where(offset < 0, tl.sqrt(tl.maximum(error - slack * length * length, 0.0)) * 0.9999, norm)
+        wins = (error < best) | ((direction < 0) & (error == best))  # the smaller scale of equals
+        better = alive & (offset >= 0) & wins & (error <= FLOAT32_MAX)
         best = tl.where(better, error, best)
         best_byte = tl.where(better, tried, best_byte)
-        up += 1
-        alive = alive & (nearest + up <= 126) & ((largest(y, N) <= 0.25) == 0)
-        going = any_lane(alive)
-    down = 1
-    alive = searched & (nearest - down >= FIRST)
-    going = any_lane(alive)
-    while going:
-        tried = tl.maximum(nearest - down, FIRST)
-        r, y = differences(
-            x, scaled, tried, numbers_ptr, group, N, False, ELEMENT, TIE, SIGN, NAN_CODE, ZERO_INPUT, WRAPS
-        )
-        error = quadratic(r, matrix_ptr, N)
-        better = alive & (error <= best) & (error <= FLOAT32_MAX)  # the smaller scale of equals
-        best = tl.where(better, error, best)
-        best_byte = tl.where(better, tried, best_byte)
-        down += 1
-        by_scale = decode_e4m3(tl.maximum(nearest - down, FIRST)) * unit
+        following = nearest + direction * (offset + 1)
+        by_scale = decode_e4m3(tl.maximum(following, FIRST)) * unit
         least = tl.maximum(norm - (reach * root) * by_scale, 0.0)
         far = length + reach * by_scale
         hopeless = (root >= 0) & (least * least * 0.9999 > best + slack * far * far)
-        alive = alive & (nearest - down >= FIRST) & (hopeless == 0)
+        above = (following > 126) | (largest(y, N) <= 0.25)
+        below = (following < FIRST) | hopeless
+        ends = ((direction > 0) & above) | ((direction < 0) & below)
+        alive = alive & ((ends == 0) | (offset < 0))
+        turns = (direction > 0) & (any_lane(alive) == 0)
+        alive = (alive & (turns == 0)) | (searched & turns & (nearest - 1 >= FIRST))
+        offset = tl.where(turns, 1, offset + 1)
+        direction = tl.where(turns, -1, direction)
         going = any_lane(alive)
     byte = tl.where(searched & (best <= FLOAT32_MAX), best_byte, byte)  # no error may be finite
     finish(

@@ -161,7 +161,7 @@ def improve_mx(
         for i in tl.static_range(N):
             squares = squares + scaled[i] * scaled[i]
         length = tl.sqrt(squares) * 1.0001
-        norm = tl.sqrt(tl.maximum(quadratic(scaled, matrix_ptr, N) - slack * length * length, 0.0)) * 0.9999
+        norm = tl.zeros(v.shape, tl.float32)
     else:
         above: tl.constexpr = 120 if WIDE else 126
     tried = tl.minimum(tl.maximum(exponent + above, 0), 254)
@@ -175,6 +175,9 @@ def improve_mx(
         )
         if OBJECTIVE == HESSIAN:
             error = quadratic(errors, matrix_ptr, N)
+            # The first scale leaves nothing but zeros, so that its error is that of x itself.
+            squared = tl.maximum(error - slack * length * length, 0.0)
+            norm = tl.where(tried == exponent + above, tl.sqrt(squared) * 0.9999, norm)
             better = alive & (error <= best) & (error <= FLOAT32_MAX)  # the smaller scale of equals
             best = tl.where(better, error, best)
             by_scale = power_of(tl.maximum(tried - 1, 0)) * unit
