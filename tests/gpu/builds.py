@@ -90,7 +90,7 @@ BUILDS: dict[str, Build] = {
     "dequantize float32": Build(triton_kernels_decode.dequantize, {**DECODE, "DTYPE": 2, "DECODE": 1}),
     "dequantize mxfp4": Build(triton_kernels_decode.dequantize, {**DECODE, "N": 32, "DECODE": 5}),
     "dequantize mxfp8": Build(triton_kernels_decode.dequantize, {**DECODE, "N": 32, "DECODE": 5, "WIDE": True}),
-    "cast": Build(triton_kernels_decode.cast_mxfp4_to_nvfp4, {"B": 128}),
+    "cast": Build(triton_kernels_decode.cast_mxfp4_to_nvfp4, {"B": 128, "HINTS": True}),
 }
 
 

@@ -57,21 +57,42 @@ class Tally:
         self.golden += other.golden
 
 
+MAIN = ("transformer_engine", "modelopt")
+"""Contracts whose exact searches are all tried; of the others every second."""
+
+
 def pairs(full: bool) -> list[tuple[int, str]]:
-    """(case, dtype), searches first because they compile slowly."""
+    """(case, dtype), exact searches first because they compile slowly.
+
+    Compiling takes most of the time. So a case of an exact search takes one dtype, the next one the next; 4over6 takes
+    bfloat16 and one other. `full`: all.
+    """
     from halfbyte.backends.triton_rules import reason_against
     from tests.backends.cases import DTYPES, EXACT, every_case
 
     listed = []
     for index, case in enumerate(every_case()):
-        # MX searches and descent are in search_cases.py; of the others a case takes one dtype, the next one the next.
-        elsewhere = case.method == "descent" or (case.method in EXACT and case.format != "nvfp4")
-        if reason_against(case.request()) is None and (full or not elsewhere):
-            dtypes = [list(DTYPES)[index % 3]] if case.method in EXACT and not full else list(DTYPES)
-            listed += [(index, dtype) for dtype in dtypes]
+        if reason_against(case.request()) is not None:
+            continue
+        dtypes = list(DTYPES)
+        if not full and case.method in EXACT:
+            dtypes = [dtypes[index % 3]] if case.contract.name in MAIN or index % 2 else []
+        elif not full and case.method != "amax":
+            dtypes = ["bf16", ("fp16", "fp32")[index % 2]]
+        listed += [(index, dtype) for dtype in dtypes]
     np.random.default_rng(SEED).shuffle(listed)
     shuffled = [(int(index), str(dtype)) for index, dtype in listed]
     return sorted(shuffled, key=lambda pair: every_case()[pair[0]].method not in EXACT)
+
+
+def search_pairs(full: bool) -> list[int]:
+    """Which pairs of search_cases.py: one dtype of each case, or all."""
+    from tests.gpu import search_cases
+
+    first: dict[str, int] = {}
+    for index, (case, _) in enumerate(search_cases.pairs()):
+        first.setdefault(str(case), index)
+    return list(range(len(search_cases.pairs()))) if full else sorted(first.values())
 
 
 def inputs_of(index: int, dtype: str, full: bool) -> list[str]:
@@ -207,12 +228,11 @@ def compare(case: object, x: object) -> str | None:
 def tasks(only: str, full: bool, with_checks: bool, deadline: float) -> list[Task]:
     """All pieces of work, long ones first."""
     from tests.backends.cases import every_case
-    from tests.gpu import search_cases
 
     listed = []
     if with_checks:
+        listed += [Task("search", index) for index in search_pairs(full)]
         listed += [Task("check", name=name) for name in checks()]
-        listed += [Task("search", index) for index in range(len(search_cases.pairs()))]
         listed += [Task("golden", index) for index in range(GOLDEN_PARTS)]
     cases = every_case()
     listed += [Task("matrix", index, dtype, full) for index, dtype in pairs(full) if only in str(cases[index])]

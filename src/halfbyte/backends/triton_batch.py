@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     import torch
 
 
+HINTED = 1 << 27
+"""Bytes of codes below which hints to the cache make a cast faster: 4 % for 48 MiB, but 6 % slower for 336."""
+
+
 def check_list(tensors: list[torch.Tensor], block: int) -> None:
     """Refuse lists that one launch cannot take, naming the tensor."""
     if not tensors:
@@ -144,6 +148,6 @@ def cast_scales(
         triton_kernels_decode.cast_mxfp4_to_nvfp4[(ceil_div(blocks, 2 * LANES),)](
             codes.view(torch.int32), scales, out.view(torch.int32), out_scales.view(torch.int16), outside,
             anchor, blocks,
-            B=2 * LANES, num_warps=4,
+            B=2 * LANES, HINTS=codes.numel() < HINTED, num_warps=4,
         )  # fmt: skip
     return out, out_scales, outside

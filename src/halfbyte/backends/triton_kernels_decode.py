@@ -155,8 +155,9 @@ def dequantize(
 
 @triton.jit(do_not_specialize=["anchor", "blocks"])
 def cast_mxfp4_to_nvfp4(
-    codes_ptr, scales_ptr, out_codes_ptr, out_scales_ptr, outside_ptr, anchor, blocks, B: tl.constexpr
-):
+    codes_ptr, scales_ptr, out_codes_ptr, out_scales_ptr, outside_ptr, anchor, blocks,
+    B: tl.constexpr, HINTS: tl.constexpr,
+):  # fmt: skip
     """Codes copied; E8M0 byte k as the E4M3 byte of 2**(k − anchor), twice, because a block of 32 becomes two of 16.
 
     A scale that E4M3 does not hold counts in outside[0] (too large, written as 448) or outside[1] (too small, as 0).
@@ -165,11 +166,14 @@ def cast_mxfp4_to_nvfp4(
     block = first + tl.arange(0, B)
     exists = block < blocks
     exponent = tl.load(scales_ptr + block, mask=exists, other=0).to(tl.int32) - anchor
-    # Nothing is read twice: the hints keep the cache from holding on to what was read or written.
-    at = first * 4 + tl.arange(0, 4 * B)
-    inside = at < blocks * 4
-    words = tl.load(codes_ptr + at, mask=inside, other=0, eviction_policy="evict_first")
-    tl.store(out_codes_ptr + at, words, mask=inside, cache_modifier=".cs")
+    if HINTS:  # nothing is read twice: the cache need not hold on to what was read or written
+        at = first * 4 + tl.arange(0, 4 * B)
+        inside = at < blocks * 4
+        words = tl.load(codes_ptr + at, mask=inside, other=0, eviction_policy="evict_first")
+        tl.store(out_codes_ptr + at, words, mask=inside, cache_modifier=".cs")
+    else:
+        each = block[:, None] * 4 + tl.arange(0, 4)[None, :]
+        tl.store(out_codes_ptr + each, tl.load(codes_ptr + each, mask=exists[:, None], other=0), mask=exists[:, None])
     normal = (exponent + 7) << 3
     subnormal = 1 << tl.maximum(tl.minimum(exponent + 9, 3), 0)
     byte = tl.where(exponent >= -6, normal, subnormal)
