@@ -106,7 +106,7 @@ def build(name: str, *definitions: str) -> OnCpu:
     (folder / "call.cpp").write_text(
         CALL.format(source=KERNELS[name].source, builder=KERNELS[name].builder, kernel=KERNELS[name].function)
     )
-    command = ["g++", "-std=c++17", "-O2", "-mfma", "-ffp-contract=off", "-fPIC", "-shared", "-Wno-unknown-pragmas"]
+    command = ["g++", "-std=c++17", "-O2", "-ffp-contract=off", "-fPIC", "-shared", "-Wno-unknown-pragmas"]
     subprocess.run(
         [*command, *definitions, f"-I{HERE}", f"-I{SOURCES}", "call.cpp", "-o", "call.so"], cwd=folder, check=True
     )
