@@ -194,6 +194,17 @@ def test_descent_on_the_codes_is_never_worse_and_mostly_better(name: str) -> Non
     assert (after < 0.99 * before).mean() > 0.5
 
 
+def test_descent_leaves_a_block_with_nan_alone() -> None:
+    """E4M3 has a code for NaN, which has no place on the grid that codes descend on."""
+    x = gaussian(2, 64)
+    x[0, 3] = np.nan
+    h = hb.hessian_from_activations(gaussian(96, 64), block=32)
+    plain = to_numpy(hb.quantize(x, "mxfp8", backend="reference").codes)
+    moved = to_numpy(hb.quantize(x, "mxfp8", method=hb.Hessian(h, codes="descent"), backend="reference").codes)
+    assert moved[0, :32].tolist() == plain[0, :32].tolist()
+    assert moved[0, 32:].tolist() != plain[0, 32:].tolist()
+
+
 def second_block(*values: float, method: hb.methods.Method) -> int:
     """Scale byte of a block beside one with 2688, which makes the global scale 1."""
     x = f32(2688, *[0.0] * 15, *values)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import time
 from collections.abc import Callable
 
 import torch
@@ -13,6 +14,7 @@ import halfbyte.gpu as gpu
 from halfbyte import contracts
 from halfbyte.arrays import to_numpy
 from halfbyte.layouts.swizzle import swizzle
+from halfbyte.study.run import run_study
 from halfbyte.testing import assert_same_bits
 from tests.backends.cases import weights
 from tests.gpu.search_cases import compare_some
@@ -77,4 +79,15 @@ def memory_of_searches() -> int:
     return done
 
 
-CHECKS: dict[str, Callable[[], int]] = {check.__name__: check for check in (searches, memory_of_searches)}
+def study_figures() -> int:
+    """The cast study with its tensors on the card: every figure is the CPU's."""
+    started = time.perf_counter()
+    there = run_study(device="cuda")
+    print(f"the study on the card: {time.perf_counter() - started:.1f} s", flush=True)
+    assert there == run_study(device="cpu")
+    return len(there.rows)
+
+
+CHECKS: dict[str, Callable[[], int]] = {
+    check.__name__: check for check in (searches, memory_of_searches, study_figures)
+}
