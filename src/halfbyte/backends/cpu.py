@@ -23,7 +23,7 @@ from halfbyte.codec.bits import F32, U8
 from halfbyte.codec.blocks import ceil_div
 from halfbyte.contracts import MXRule, NVFP4Rule
 from halfbyte.formats import E2M1
-from halfbyte.methods import Amax, Hessian, Optimal
+from halfbyte.methods import Amax
 
 REFERENCE = Reference()
 
@@ -37,8 +37,6 @@ class Cpu:
         if load_library() is None:
             return "the compiled kernels are not installed"
         rule = request.contract.rules.get(request.format.name)
-        if isinstance(rule, NVFP4Rule | MXRule) and rule.scale_search and isinstance(request.method, Optimal | Hessian):
-            return f"the search of {request.contract} has no compiled kernel"
         if isinstance(rule, MXRule):
             return mx_reason(request, rule)
         if isinstance(rule, NVFP4Rule):

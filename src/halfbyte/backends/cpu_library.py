@@ -69,6 +69,51 @@ class SearchTables(ctypes.Structure):
     ]
 
 
+class GeneralSearch(ctypes.Structure):
+    """searches.h: GeneralSearch."""
+
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in ("block", "dtype", "element", "objective", "divides", "first", "last")),
+        *((name, ctypes.c_int32) for name in ("by_block", "zero_byte", "per_row", "start")),
+        *((name, ctypes.c_float) for name in ("most_value", "zero_below")),
+        *((name, ctypes.c_void_p) for name in ("value", "constant", "prescale", "unit", "numbers", "bounds")),
+    ]
+
+
+class Grid(ctypes.Structure):
+    """searches.h: Grid."""
+
+    _fields_ = [
+        ("size", ctypes.c_int32),
+        ("code_bits", ctypes.c_int32),
+        ("value", ctypes.c_float * 256),
+        ("code", ctypes.c_uint8 * 256),
+        ("place", ctypes.c_uint8 * 256),
+    ]
+
+
+class SweepTables(ctypes.Structure):
+    """searches.h: SweepTables."""
+
+    _fields_ = [
+        ("scale", ctypes.c_float * 126),
+        ("byte", ctypes.c_uint8 * 128),
+        ("ascending", ctypes.c_int32),
+        ("regular", ctypes.c_int32),
+        ("unit", ctypes.c_float),
+    ]
+
+
+class PeerSearch(ctypes.Structure):
+    """searches.h: PeerSearch."""
+
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in ("block", "dtype", "last", "limit")),
+        ("value", ctypes.c_float * 256),
+        ("h", ctypes.c_void_p),
+    ]
+
+
 def library_path() -> Path | None:
     """Where the compiled library lies: in the package, or where an editable install puts it."""
     suffix = {"darwin": ".dylib", "win32": ".dll"}.get(sys.platform, ".so")
@@ -90,12 +135,21 @@ def load_library() -> ctypes.CDLL | None:
         )
         return None
     library = ctypes.CDLL(str(path))
-    for name in ("hb_plain", "hb_mxfp8", "hb_mx_search", "hb_cast", "hb_plain_tiles"):
+    for name in ("hb_plain", "hb_mxfp8", "hb_mx_search", "hb_cast", "hb_plain_tiles", "hb_general"):
         getattr(library, name).restype = ctypes.c_int64
     library.hb_amax.restype = library.hb_four_six.restype = ctypes.c_uint32
     library.hb_build_flags.restype = ctypes.c_char_p
     library.hb_multiply_add.restype = ctypes.c_float
-    for name, structure in (("tables", Tables), ("rule", Rule), ("search", SearchTables)):
+    structures = {
+        "tables": Tables,
+        "rule": Rule,
+        "search": SearchTables,
+        "general": GeneralSearch,
+        "grid": Grid,
+        "sweep": SweepTables,
+        "peer": PeerSearch,
+    }
+    for name, structure in structures.items():
         size = getattr(library, f"hb_sizeof_{name}")
         size.restype = ctypes.c_int64
         if size() != ctypes.sizeof(structure):

@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from halfbyte.backends.cpu_codes import emit_codes
+from halfbyte.backends.cpu_general import mx_search, scaled_weights
 from halfbyte.backends.cpu_library import DTYPE_CODES, Tables, as_array, native, over_ranges, pointer
+from halfbyte.backends.cpu_peers import patch_rows, scale_search_reason, search_as_peer
 from halfbyte.backends.cpu_tables import IRREGULAR, build_mx_tables, mx_thresholds
 from halfbyte.backends.protocol import Request
 from halfbyte.backends.reference import Reference
-from halfbyte.backends.reference_search import exponent_of
 from halfbyte.codec.bits import U8
 from halfbyte.contracts import MXRule, exponents
 from halfbyte.contracts.spec import Rounding
@@ -40,8 +42,8 @@ def mx_reason(request: Request, rule: MXRule) -> str | None:
     """Why the compiled kernels cannot serve an MX request; None if they can."""
     if isinstance(request.method, Amax):
         return None
-    if isinstance(request.method, Hessian):
-        return f"{request.format.name} has no compiled Hessian search"
+    if rule.scale_search is not None and isinstance(request.method, Optimal | Hessian):
+        return scale_search_reason(rule.scale_search, request.method)
     if element_number(rule, request.format.element, request.dtype) is None:
         return f"the exact search of {request.format.name} is compiled for contracts that round to the nearest code"
     return None
@@ -50,7 +52,7 @@ def mx_reason(request: Request, rule: MXRule) -> str | None:
 @functools.lru_cache(maxsize=64)
 def element_number(rule: MXRule, element: ElementFormat, dtype: str) -> int | None:
     """Which of the kernel's ways is the contract's, for every scale and every x; None if none is."""
-    if rule.nearest is not None or rule.rounding.wraps:
+    if rule.rounding.wraps:
         return None
     if element != E2M1:
         return len(ELEMENTS) if rule.rounding.tie == "even" else None
@@ -78,10 +80,16 @@ def search_tables(rule: MXRule, element: ElementFormat, dtype: str) -> Tables:
 
 def quantize_mx(x: npt.NDArray[Any], rule: MXRule, request: Request, codes: U8, scales: U8) -> None:
     """Fill codes and scales of a contiguous matrix of whole blocks."""
-    if isinstance(request.method, Optimal):
+    element, dtype = request.format.element, request.dtype
+    if rule.scale_search is not None and isinstance(request.method, Optimal | Hessian):
+        naive, tables = build_mx_tables(rule, element, dtype), search_tables(rule, element, dtype)
+        search_as_peer(x, rule.scale_search, naive, tables, request, codes, scales)
+    elif isinstance(request.method, Hessian):
+        _through_hessians(x, rule, request, codes, scales)
+    elif isinstance(request.method, Optimal):
         _search(x, rule, request, codes, scales)
     else:
-        run_tables(x, build_mx_tables(rule, request.format.element, request.dtype), request, codes, scales)
+        run_tables(x, build_mx_tables(rule, element, dtype), request, codes, scales)
 
 
 def run_tables(x: npt.NDArray[Any], tables: Tables, request: Request, codes: U8, scales: U8) -> None:
@@ -127,9 +135,7 @@ def _search(x: npt.NDArray[Any], rule: MXRule, request: Request, codes: U8, scal
     zero_byte = -1 if zero[0] == IRREGULAR else int(zero[0])
     weights = None
     if isinstance(request.method, Optimal) and request.method.channel_weights is not None:
-        given = request.method.channel_weights
-        weights = np.zeros(x.shape[1], np.float32)
-        weights[: given.size] = np.ldexp(given, -exponent_of(given.max()))
+        weights = scaled_weights(request.method.channel_weights, x.shape[1])
     rows, columns = scales.shape
     row_bytes, code_bytes = x.shape[1] * x.dtype.itemsize, codes.shape[1]
     irregular = np.empty(scales.size, np.int64)
@@ -146,7 +152,32 @@ def _search(x: npt.NDArray[Any], rule: MXRule, request: Request, codes: U8, scal
     listed = np.concatenate(over_ranges(run, rows, row_bytes, request.threads))
     if weights is None:
         _patch_blocks(x, listed, request, codes, scales)
-    elif listed.size:  # weights belong to columns, so whole rows go to the reference
-        touched = np.unique(listed // columns)
-        parts = REFERENCE.quantize(x[touched], dataclasses.replace(request, out=None))
-        codes[touched], scales[touched] = parts.codes, parts.scales
+    else:
+        patch_rows(x, listed, request, codes, scales)
+
+
+def _through_hessians(x: npt.NDArray[Any], rule: MXRule, request: Request, codes: U8, scales: U8) -> None:
+    """The search through Hessians, and the descent of the codes; blocks at the ends of the range by the reference."""
+    library, isa = native()
+    element, dtype = request.format.element, request.dtype
+    tables, number = search_tables(rule, element, dtype), element_number(rule, element, dtype)
+    if number is None:
+        raise TypeError(f"{request.contract} has no compiled search")
+    name = "first nearest" if rule.nearest is not None else [*ELEMENTS, "e4m3"][number]
+    search = mx_search(rule, name, request, x.shape[1])
+    listed = search.bytes_of(x, request, scales)
+    if element == E2M1:
+        emit_codes(x, tables, request, codes, scales)
+    else:
+        block = request.format.block
+        size = block * x.dtype.itemsize
+
+        def emit(start: int, stop: int) -> None:
+            library.hb_mxfp8_emit(
+                isa, pointer(x, start * size), ctypes.c_int64(stop - start), block, DTYPE_CODES[dtype],
+                ctypes.byref(tables), pointer(codes, start * block), pointer(scales, start),
+            )  # fmt: skip
+
+        over_ranges(emit, scales.size, size, request.threads)
+    search.descend(x, request, codes, scales)
+    patch_rows(x, listed, request, codes, scales)

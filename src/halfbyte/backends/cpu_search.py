@@ -6,38 +6,39 @@ A kernel picks the scale bytes; codes then come from the tables of the contract 
 from __future__ import annotations
 
 import ctypes
-import weakref
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from halfbyte.backends.cpu_codes import emit_codes, row_codes, wrap_codes
+from halfbyte.backends.cpu_general import nvfp4_search, prepared, scaled_weights
 from halfbyte.backends.cpu_library import DTYPE_CODES, Tables, native, over_ranges, pointer
+from halfbyte.backends.cpu_peers import (
+    ERRORS,
+    four_six_bytes,
+    four_six_error,
+    four_six_numbers,
+    has_static_search,
+    ordered_reason,
+    scale_search_reason,
+    search_as_peer,
+    static_bytes,
+)
 from halfbyte.backends.cpu_tables import (
     PRE_SCALES,
     build_nvfp4_tables,
     build_search_tables,
-    exponent_of_largest,
     first_byte,
-    hessian_bounds,
     magnitude_values,
     one_scale,
-    triangle,
 )
 from halfbyte.backends.protocol import Request
 from halfbyte.backends.reference import scale_byte
 from halfbyte.codec.bits import F32, U8
-from halfbyte.contracts import NVFP4Rule, expressions, reductions
+from halfbyte.contracts import NVFP4Rule, expressions
 from halfbyte.contracts.spec import FourSixRule, TensorScale
 from halfbyte.methods import Amax, FourSix, Hessian, Optimal
-
-ERRORS: list[Callable[[F32, F32, F32, TensorScale], F32]] = [
-    expressions.error_by_amax,
-    expressions.error_by_reciprocal,
-    expressions.error_scaled,
-]
-"""Error formulas of 4over6 by the number that native/four_six.inc knows them by."""
 
 IN_RANGE = (2.0**-60, 2.0**60)
 """Amaxes for which no product of the searches under- or overflows, so that powers of two may be factored out."""
@@ -50,32 +51,29 @@ LARGEST_OVER_MULTIPLIER = 2.0**50
 def search_reason(request: Request, rule: NVFP4Rule) -> str | None:
     """Why the compiled kernels cannot serve an NVFP4 request; None if they can."""
     method = request.method
-    if isinstance(method, Amax):
-        if request.tile[0] != 1 and rule.rounding.wraps:
-            return "16x16 tiles are compiled for contracts that saturate"
-        if request.scaling == "row" and rule.element is not expressions.times_clamped_reciprocal:
-            return "row scaling is compiled for TransformerEngine's formulas only"
-        if request.scaling == "row" and request.format.block != 16:
-            return "row scaling is compiled for blocks of 16"
-        return None if rule.pre_scale in PRE_SCALES else "its scale formula has no compiled table"
-    if request.format.block != 16:
-        return "searches are compiled for blocks of 16"
+    if request.scaling == "row" and rule.element is not expressions.times_clamped_reciprocal:
+        return "row scaling is compiled for TransformerEngine's formulas only"
+    if rule.pre_scale not in PRE_SCALES:
+        return "its scale formula has no compiled table"
+    if has_static_search(rule, method):
+        return None
     if isinstance(method, FourSix):
-        four_six = rule.four_six
-        if four_six is None or four_six.block_sum is not reductions.sequential:
-            return "4over6 is compiled for errors added in index order"
-        return None
+        return ordered_reason(rule, request)
     if isinstance(method, Optimal | Hessian):
-        if rule.rounding.wraps:
-            return "the exact search is compiled for contracts that saturate"
-        if rule.rounding.tie != "even" and request.dtype == "fp32":
-            return "the exact search of float32 is compiled for ties to even"
-        if request.scaling == "row" and rule.element is not expressions.times_clamped_reciprocal:
-            return "row scaling is compiled for TransformerEngine's formulas only"
+        return None if rule.scale_search is None else scale_search_reason(rule.scale_search, method)
+    return None if isinstance(method, Amax) else f"method {method.name} has no compiled kernel"
+
+
+def _quickest(rule: NVFP4Rule, request: Request) -> bool:
+    """Whether a search has a kernel of its own in this file, beside those that take what is left."""
+    method = request.method
+    if request.format.block != 16 or rule.rounding.wraps or has_static_search(rule, method):
+        return False
+    if isinstance(method, Optimal | Hessian):
         if request.scaling == "row" and (isinstance(method, Hessian) or method.channel_weights is not None):
-            return "weighted and Hessian searches are compiled for one global scale"
-        return None
-    return f"method {method.name} has no compiled kernel"
+            return False
+        return rule.rounding.tie == "even" or request.dtype != "fp32"
+    return True
 
 
 def choose_bytes(
@@ -92,19 +90,28 @@ def choose_bytes(
 
     `largest`: the matrix's own largest magnitude, if it is known already.
     """
+    if rule.scale_search is not None and isinstance(request.method, Optimal | Hessian):
+        tables = build_nvfp4_tables(rule, one_scale(t), request.dtype)
+        if tables is not None:
+            search_as_peer(x, rule.scale_search, tables, tables, request, codes, scales)
+        return tables is not None
     # The kernel of 4over6 finds the largest magnitude on its way, so its range is checked behind it.
-    checked_behind = isinstance(request.method, FourSix) and request.tile[0] == 1 and request.scaling == "tensor"
+    quickest = _quickest(rule, request)
+    one_tensor = request.tile[0] == 1 and request.scaling == "tensor"
+    checked_behind = quickest and one_tensor and isinstance(request.method, FourSix)
     if largest is None:
         largest = 0.0 if checked_behind else _largest(x, request)
     if not _in_range(largest, t, multiplier):
         return False
+    if not quickest:
+        return _choose_otherwise(x, rule, t, multiplier, request, codes, scales)
     if request.scaling == "row" and isinstance(request.method, Optimal):
         _exact_rows(x, rule, t, multiplier, request, codes, scales)
         return True
     if request.scaling == "row":
         if isinstance(request.method, FourSix) and rule.four_six is not None:
             _four_six(x, rule.four_six, request.method, t, request, scales)
-        _direct_rows(x, t, request, codes, scales)
+        row_codes(x, t.factor, request, codes, scales, isinstance(request.method, FourSix))
         return True
     tables = build_nvfp4_tables(rule, one_scale(t), request.dtype)
     if tables is None:
@@ -114,7 +121,7 @@ def choose_bytes(
     elif isinstance(request.method, FourSix) and rule.four_six is not None:
         found = _four_six(x, rule.four_six, request.method, t, request, scales, tables, codes)
         if request.tile[0] == 16:
-            _emit(x, tables, request, codes, scales)
+            emit_codes(x, tables, request, codes, scales)
         else:
             return _in_range(found, t, multiplier)
     else:
@@ -122,18 +129,34 @@ def choose_bytes(
     return True
 
 
-def _emit(x: npt.NDArray[Any], tables: Tables, request: Request, codes: U8, scales: U8) -> None:
-    """Codes for scale bytes that are already there."""
-    library, isa = native()
-    size = 16 * x.dtype.itemsize
-
-    def emit(start: int, stop: int) -> None:
-        library.hb_emit(
-            isa, pointer(x, start * size), ctypes.c_int64(stop - start), 16, DTYPE_CODES[request.dtype],
-            ctypes.byref(tables), pointer(codes, start * 8), pointer(scales, start),
-        )  # fmt: skip
-
-    over_ranges(emit, scales.size, size, request.threads)
+def _choose_otherwise(
+    x: npt.NDArray[Any], rule: NVFP4Rule, t: TensorScale, multiplier: F32, request: Request, codes: U8, scales: U8
+) -> bool:
+    """The peers' own searches, blocks of 32, codes that wrap, and what else the quickest kernels leave."""
+    method, by_row = request.method, request.scaling == "row"
+    tables = None if by_row else build_nvfp4_tables(rule, one_scale(t), request.dtype)
+    if not by_row and tables is None:
+        return False
+    search = None
+    if has_static_search(rule, method):
+        static_bytes(x, rule, t, request, scales)
+    elif isinstance(method, FourSix):
+        four_six_bytes(x, rule, t, request, scales)
+    elif isinstance(method, Optimal | Hessian):
+        search = nvfp4_search(rule, t, multiplier, request, x.shape[1])
+        search.bytes_of(x, request, scales)
+    elif tables is not None:
+        _plain_tiles(x, rule, t, tables, request, codes, scales)
+    if tables is None:
+        row_codes(x, t.factor, request, codes, scales, not isinstance(method, Amax))
+    else:
+        if not isinstance(method, Amax):
+            emit_codes(x, tables, request, codes, scales)
+        if rule.rounding.wraps:
+            wrap_codes(x, rule, t, request, codes, scales)
+    if search is not None:
+        search.descend(x, request, codes, scales)
+    return True
 
 
 def _largest(x: npt.NDArray[Any], request: Request) -> float:
@@ -177,7 +200,7 @@ def _plain_tiles(
     if sum(over_ranges(run, rows, 16 * row_bytes, request.threads)):  # no table describes them: the formula does
         amax = magnitude_values(bits.astype(np.int64), request.dtype)
         scales.reshape(rows, 16, columns)[:] = scale_byte(rule.pre_scale(amax, one_scale(t)), rule.scale_byte)[:, None]
-        _emit(x, tables, request, codes, scales)
+        emit_codes(x, tables, request, codes, scales)
 
 
 def _four_six(
@@ -195,16 +218,8 @@ def _four_six(
     Returns the largest magnitude that the kernel met (0 for tiles, which the caller has checked).
     """
     library, isa = native()
-    error = four_six.exact_error
-    if request.scaling == "row" and four_six.exact_row_error is not None:
-        error = four_six.exact_row_error
-    if method.fast_error and four_six.fast_error is not None:
-        error = four_six.fast_error
-    kind, squared = ERRORS.index(error), int(method.error == "mse")
-    factor = t.factor.reshape(-1)
-    numbers = np.stack(
-        [factor, np.float32(1) / factor, t.amax.reshape(-1), np.full_like(factor, t.top)], axis=-1
-    ).astype(np.float32)
+    kind, squared = ERRORS.index(four_six_error(four_six, method, request)), int(method.error == "mse")
+    numbers = four_six_numbers(t)
     rows, columns = scales.shape
     row_bytes, dtype = x.shape[1] * x.dtype.itemsize, DTYPE_CODES[request.dtype]
     per_row = request.scaling == "row"
@@ -231,23 +246,6 @@ def _four_six(
     return float(np.array(bits, np.uint32).view(np.float32))
 
 
-def _direct_rows(x: npt.NDArray[Any], t: TensorScale, request: Request, codes: U8, scales: U8) -> None:
-    """Codes of rows with their own global scale; scale bytes too, unless a search has chosen them."""
-    library, isa = native()
-    factors = np.ascontiguousarray(t.factor.reshape(-1), np.float32)
-    columns, row_bytes = scales.shape[1], x.shape[1] * x.dtype.itemsize
-    fixed = int(isinstance(request.method, FourSix))
-
-    def run(start: int, stop: int) -> None:
-        library.hb_direct_rows(
-            isa, pointer(x, start * row_bytes), ctypes.c_int64(stop - start), ctypes.c_int64(columns),
-            DTYPE_CODES[request.dtype], fixed, pointer(factors, start * 4), pointer(codes, start * columns * 8),
-            pointer(scales, start * columns),
-        )  # fmt: skip
-
-    over_ranges(run, scales.shape[0], row_bytes, request.threads)
-
-
 def _exact_rows(
     x: npt.NDArray[Any], rule: NVFP4Rule, t: TensorScale, multiplier: F32, request: Request, codes: U8, scales: U8
 ) -> None:
@@ -268,17 +266,6 @@ def _exact_rows(
     over_ranges(run, scales.shape[0], row_bytes, request.threads)
 
 
-_PREPARED: weakref.WeakKeyDictionary[Hessian, tuple[F32, F32]] = weakref.WeakKeyDictionary()
-
-
-def prepared(method: Hessian) -> tuple[F32, F32]:
-    """What the kernel needs of a Hessian, kept as long as the method lives: tensors come in chunks, matrices do not."""
-    if method not in _PREPARED:
-        scaled = np.ldexp(method.matrices, -exponent_of_largest(np.abs(method.matrices))).astype(np.float32)
-        _PREPARED[method] = triangle(scaled), hessian_bounds(scaled)
-    return _PREPARED[method]
-
-
 def _exact(
     x: npt.NDArray[Any],
     rule: NVFP4Rule,
@@ -289,14 +276,11 @@ def _exact(
     tables: Tables,
     codes: U8,
 ) -> bool:
-    """Scale bytes and codes of least squared, weighted or Hessian error; zero blocks get the contract's own.
-
-    False where the kernel has no numbers for the contract's way to a code.
-    """
+    """Scale bytes and codes of least squared, weighted or Hessian error; zero blocks get the contract's own."""
     library, isa = native()
     search = build_search_tables(rule, one_scale(t), multiplier.reshape(()), tables, request.dtype)
     if search is None:
-        return False
+        return _choose_otherwise(x, rule, t, multiplier, request, codes, scales)
     rows, columns = scales.shape
     row_bytes, dtype = x.shape[1] * x.dtype.itemsize, DTYPE_CODES[request.dtype]
     method = request.method
@@ -305,9 +289,7 @@ def _exact(
     if isinstance(method, Hessian):
         matrices, bounds = prepared(method)
     elif isinstance(method, Optimal) and method.channel_weights is not None:
-        given = method.channel_weights
-        weights = np.zeros(x.shape[1], np.float32)
-        weights[: given.size] = np.ldexp(given, -exponent_of_largest(given))
+        weights = scaled_weights(method.channel_weights, x.shape[1])
 
     def run(start: int, stop: int) -> None:
         inputs = pointer(x, start * row_bytes), ctypes.c_int64(stop - start), ctypes.c_int64(columns), dtype

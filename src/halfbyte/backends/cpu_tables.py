@@ -260,8 +260,8 @@ def first_byte(rule: NVFP4Rule) -> int:
 
 
 def triangle(matrices: F32) -> F32:
-    """Upper triangles of (columns, 16, 16) row by row, doubled off the diagonal: (columns, 136)."""
-    rows, columns = np.triu_indices(16)
+    """Upper triangles of (columns, n, n) row by row, doubled off the diagonal: (columns, n·(n + 1)/2)."""
+    rows, columns = np.triu_indices(matrices.shape[1])
     factor = np.where(rows == columns, 1, 2).astype(np.float32)
     return np.ascontiguousarray(matrices[:, rows, columns] * factor)
 

@@ -27,8 +27,7 @@ def search_block_amax(x: F32, v: F32, t: TensorScale, method: Method) -> F32:
     x is (rows, blocks, block), v the block amaxes (rows, blocks, 1), t the tensor's scale with top = 6·N.
     """
     if isinstance(method, Sweep):
-        positive = E4M3.magnitudes[1:] / E4M3_MAX
-        candidates = [np.broadcast_to(t.amax * share, v.shape) for share in positive]
+        candidates = [np.broadcast_to(amax, v.shape) for amax in sweep_amaxes(t)]
     else:
         candidates = [v * ONE, v * np.float32(1.5)]
     losses = []
@@ -42,12 +41,22 @@ def search_block_amax(x: F32, v: F32, t: TensorScale, method: Method) -> F32:
     return chosen
 
 
-def searched_scale(amax: F32, t: TensorScale) -> F32:
-    """The scale that the search tries for a block amax: an E4M3 value times the copy's own tensor factor."""
+def sweep_amaxes(t: TensorScale) -> list[F32]:
+    """The block amaxes that the sweep tries, ascending: the tensor's, times each positive E4M3 value over the largest."""
+    return [t.amax * share for share in E4M3.magnitudes[1:] / E4M3_MAX]
+
+
+def copy_factor(t: TensorScale) -> F32:
+    """What the scales of the fake-quantized copy are multiplied by before they are rounded to E4M3."""
     anchor = t.top / SIX
     share = (t.amax * (E4M3_MAX / anchor)) / SIX
     share = np.where(share <= SMALLEST_AMAX, ONE, share).astype(np.float32)
-    factor = (ONE / share) * E4M3_MAX
+    return (ONE / share) * E4M3_MAX
+
+
+def searched_scale(amax: F32, t: TensorScale) -> F32:
+    """The scale that the search tries for a block amax: an E4M3 value times the copy's own tensor factor."""
+    factor = copy_factor(t)
     code = encode(np.clip((amax / SIX) * factor, -E4M3_MAX, E4M3_MAX), E4M3)
     return decode(code, E4M3) * (ONE / factor)
 

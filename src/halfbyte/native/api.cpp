@@ -62,6 +62,10 @@ void hb_direct_rows(int isa, const void* x, int64_t rows, int64_t blocks, int dt
 int64_t hb_mxfp8(int isa, const void* x, int64_t blocks, int dtype, const Tables* t, uint8_t* codes, uint8_t* scales, int64_t* irregular) {
     return tables_of(isa)->mxfp8(x, blocks, dtype, t, codes, scales, irregular);
 }
+// MXFP8 codes of blocks whose scale bytes are given.
+void hb_mxfp8_emit(int isa, const void* x, int64_t blocks, int block, int dtype, const Tables* t, uint8_t* codes, const uint8_t* scales) {
+    tables_of(isa)->mxfp8_emit(x, blocks, block, dtype, t, codes, scales);
+}
 uint32_t hb_amax(int isa, const void* x, int64_t n, int dtype) { return tables_of(isa)->amax(x, n, dtype); }
 void hb_amax_rows(int isa, const void* x, int64_t rows, int64_t n, int dtype, uint32_t* out) {
     for (int64_t row = 0; row < rows; ++row)

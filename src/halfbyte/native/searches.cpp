@@ -1,0 +1,78 @@
+// One instruction set's peer searches and the general one: compiled once for each, with HB_NAME set as for kernels.cpp.
+#include "searches.h"
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#include "plain.inc"
+#include "lanes.inc"
+#include "four_six.inc"
+#include "exact.inc"
+#include "orders.inc"
+#include "four_six_orders.inc"
+#include "static_search.inc"
+#include "qwantize.inc"
+#include "general.inc"
+
+namespace {
+
+template <int KIND>
+void four_six_of_kind(const uint8_t* x, int64_t blocks, int block, int dtype, int measure, const FourSixScale& s, uint8_t* scales) {
+    if (measure == SQUARED) four_six_ordered<KIND, SQUARED, false>(x, blocks, block, dtype, s, scales);
+    else four_six_ordered<KIND, ABSOLUTE, false>(x, blocks, block, dtype, s, scales);
+}
+
+void four_six(const void* x, int64_t blocks, int block, int dtype, int kind, int measure, int peer, const FourSixScale* s, uint8_t* scales) {
+    const uint8_t* at = (const uint8_t*)x;
+    if (peer) {
+        if (measure == LARGEST) four_six_ordered<ERROR_BY_AMAX, LARGEST, true>(at, blocks, block, dtype, *s, scales);
+        else if (measure == SQUARED) four_six_ordered<ERROR_BY_AMAX, SQUARED, true>(at, blocks, block, dtype, *s, scales);
+        else four_six_ordered<ERROR_BY_AMAX, ABSOLUTE, true>(at, blocks, block, dtype, *s, scales);
+        return;
+    }
+    if (kind == ERROR_BY_AMAX) four_six_of_kind<ERROR_BY_AMAX>(at, blocks, block, dtype, measure, *s, scales);
+    else if (kind == ERROR_BY_RECIPROCAL) four_six_of_kind<ERROR_BY_RECIPROCAL>(at, blocks, block, dtype, measure, *s, scales);
+    else four_six_of_kind<ERROR_SCALED>(at, blocks, block, dtype, measure, *s, scales);
+}
+
+void four_six_tiles(const void* x, int64_t columns, int64_t stride, int dtype, int measure, const FourSixScale* s, uint8_t* scales) {
+    const uint8_t* at = (const uint8_t*)x;
+    if (measure == LARGEST) four_six_ordered_tiles<LARGEST>(at, columns, stride, dtype, *s, scales);
+    else if (measure == SQUARED) four_six_ordered_tiles<SQUARED>(at, columns, stride, dtype, *s, scales);
+    else four_six_ordered_tiles<ABSOLUTE>(at, columns, stride, dtype, *s, scales);
+}
+
+void static_four_six(const void* x, int64_t blocks, int block, int dtype, const StaticScale* s, uint8_t* scales) {
+    static_four_six_blocks((const uint8_t*)x, blocks, block, dtype, *s, scales);
+}
+
+void sweep(const void* x, int64_t blocks, int block, int dtype, const SweepTables* t, uint8_t* scales) {
+    sweep_blocks((const uint8_t*)x, blocks, block, dtype, *t, scales);
+}
+
+void peer_search(const void* x, int64_t stride, int64_t blocks, const PeerSearch* t, const float* h, uint8_t* scales, int64_t scale_stride) {
+    peer_search_blocks((const uint8_t*)x, stride, blocks, *t, h, scales, scale_stride);
+}
+
+int64_t general(const void* x, int64_t stride, int64_t rows, int64_t row, int64_t column, const GeneralSearch* t, uint8_t* scales, int64_t scale_stride, int64_t first, int64_t* irregular) {
+    return general_column((const uint8_t*)x, stride, rows, row, column, *t, scales, scale_stride, first, irregular);
+}
+
+void descend(const void* x, int64_t stride, int64_t rows, int64_t row, int64_t column, const GeneralSearch* t, const Grid* grid, const uint8_t* scales, int64_t scale_stride, uint8_t* codes, int64_t code_stride) {
+    general_descent((const uint8_t*)x, stride, rows, row, column, *t, *grid, scales, scale_stride, codes, code_stride);
+}
+
+void wrap(const void* x, int64_t blocks, int block, int dtype, const float* constant, uint8_t* codes, const uint8_t* scales) {
+    const uint8_t* at = (const uint8_t*)x;
+    if (dtype == BF16) wrap_codes<BF16>(at, blocks, block, constant, codes, scales);
+    else if (dtype == FP16) wrap_codes<FP16>(at, blocks, block, constant, codes, scales);
+    else wrap_codes<FP32>(at, blocks, block, constant, codes, scales);
+}
+
+}  // namespace
+
+#define HB_JOINED(a, b) a##b
+#define HB_SEARCHES_OF(name) HB_JOINED(name, _searches)
+extern const Searches HB_SEARCHES_OF(HB_NAME);
+const Searches HB_SEARCHES_OF(HB_NAME) = {four_six, four_six_tiles, static_four_six, sweep, peer_search, general, descend, wrap};
