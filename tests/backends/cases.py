@@ -47,6 +47,16 @@ VARIANTS: list[hb.contracts.Contract] = [
     contracts.transformers(),
 ]
 
+PEER_VARIANTS: list[hb.contracts.Contract] = [
+    contracts.fouroversix(),
+    contracts.modelopt(),
+    contracts.qwantize(mode="nvfp4/optimal"),
+    contracts.qwantize(mode="mxfp4/optimal"),
+    contracts.ocp(),
+    contracts.gguf(),
+]
+"""Contracts with searches of their own, and what only the compiled backend runs."""
+
 FOUR_SIX = [hb.FourSix(error, top, fast) for error in ("mae", "mse") for top in (448, 256) for fast in (False, True)]
 
 
@@ -59,23 +69,26 @@ def weights(width: int) -> F32:
 
 
 @functools.cache
-def hessian(width: int) -> F32:
+def hessian(width: int, block: int = 16) -> F32:
     """XᵀX of correlated activations, so that entries off the diagonal matter."""
     generator = np.random.default_rng(width)
     activations = generator.normal(size=(64, 6)) @ generator.normal(size=(6, width))
     noisy = (activations + 0.1 * generator.normal(size=(64, width))).astype(np.float32)
-    return hb.hessian_from_activations(noisy)
+    return hb.hessian_from_activations(noisy, block)
 
 
-METHODS: dict[str, Callable[[int], hb.methods.Method]] = {
-    "amax": lambda width: hb.Amax(),
-    **{f"{m.error} {m.e4m3_max}{' fast' * m.fast_error}": lambda width, m=m: m for m in FOUR_SIX},  # type: ignore[misc]
-    "optimal": lambda width: hb.Optimal(),
-    "weighted": lambda width: hb.Optimal(weights(width)),
-    "hessian": lambda width: hb.Hessian(hessian(width)),
-    "descent": lambda width: hb.Hessian(hessian(width), codes="descent"),
+METHODS: dict[str, Callable[..., hb.methods.Method]] = {
+    "amax": lambda width, block=16: hb.Amax(),
+    **{f"{m.error} {m.e4m3_max}{' fast' * m.fast_error}": lambda width, block=16, m=m: m for m in FOUR_SIX},
+    "abs_max 256": lambda width, block=16: hb.FourSix("abs_max", 256),
+    "sweep": lambda width, block=16: hb.Sweep(),
+    "sweep fused": lambda width, block=16: hb.Sweep(fused=True),
+    "optimal": lambda width, block=16: hb.Optimal(),
+    "weighted": lambda width, block=16: hb.Optimal(weights(width)),
+    "hessian": lambda width, block=16: hb.Hessian(hessian(width, block)),
+    "descent": lambda width, block=16: hb.Hessian(hessian(width, block), codes="descent"),
 }
-"""Methods by label, made for a width."""
+"""Methods by label, made for a width and a block length."""
 
 EXACT = ("optimal", "weighted", "hessian", "descent")
 
@@ -101,7 +114,7 @@ class Case:
         return Request(
             format=hb.get_format(self.format, self.block),
             contract=self.contract,
-            method=METHODS[self.method](width),
+            method=METHODS[self.method](width, self.block),
             tile=self.tile,
             scaling=self.scaling,
             dtype=dtype,
@@ -113,7 +126,7 @@ class Case:
             np.ascontiguousarray(x.T) if self.contract.transform.columnwise else x,
             self.format,
             self.contract,
-            METHODS[self.method](x.shape[1]),
+            METHODS[self.method](x.shape[1], self.block),
             block=self.block,
             tile=self.tile,
             scaling=self.scaling,
@@ -158,9 +171,59 @@ def every_case() -> list[Case]:
     return cases
 
 
+def peer_methods(contract: hb.contracts.Contract, name: str) -> list[str]:
+    """Labels of the methods that `every_case` leaves out for a contract and format."""
+    match contract.name, name:
+        case "fouroversix", "nvfp4":
+            return ["abs_max 256"]
+        case "modelopt", "nvfp4":
+            return ["mse 256", "sweep", "sweep fused"]
+        case "qwantize", _:
+            return ["optimal", "hessian"]
+        case ("ocp", _) | ("gguf", "mxfp4"):
+            return ["descent"]
+    return []
+
+
+def peer_cases() -> list[Case]:
+    """The peers' own searches, and the descent of MX codes."""
+    cases = []
+    for contract in PEER_VARIANTS:
+        for name, rule in contract.rules.items():
+            if isinstance(rule, DecodeRule):
+                continue
+            blocks = hb.get_format(name).blocks if isinstance(rule, NVFP4Rule) else rule.blocks
+            for block in blocks or hb.get_format(name).blocks:
+                tiles = [(1, block)]
+                if isinstance(rule, NVFP4Rule) and contract.name == "fouroversix":
+                    tiles += [tile for tile in rule.tiles if tile != (1, 16) and tile[1] == block]
+                cases += [
+                    Case(contract, name, block, label, tile, "tensor")
+                    for label in peer_methods(contract, name)
+                    for tile in tiles
+                ]
+    return cases
+
+
+def has_own_kernel(case: Case, dtype: str) -> bool:
+    """Whether a case runs in a kernel made for it; the others share one that takes any element, block and objective."""
+    if case.format != "nvfp4":
+        return case.method not in ("hessian", "descent")
+    if case.method not in EXACT:
+        return True
+    rule = case.contract.rules[case.format]
+    ties_down = rule.rounding.tie != "even" if isinstance(rule, NVFP4Rule) else False
+    return (
+        case.block == 16
+        and case.contract.name != "fouroversix"
+        and not (ties_down and dtype == "fp32")
+        and not (case.scaling == "row" and case.method != "optimal")
+    )
+
+
 def served_cases(dtype: str = "bf16") -> list[Case]:
     """Those that the compiled backend takes; test_bits.py holds the list to what it must contain."""
-    return [case for case in every_case() if Cpu().supports(case.request(dtype)) is None]
+    return [case for case in every_case() + peer_cases() if Cpu().supports(case.request(dtype)) is None]
 
 
 # --- inputs ---

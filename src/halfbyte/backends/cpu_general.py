@@ -26,7 +26,7 @@ from halfbyte.formats.spec import ElementFormat
 from halfbyte.methods import Hessian, Optimal
 
 ELEMENTS = ["even", "down", "wraps", "e4m3", "first nearest"]
-"""Ways to an element in the order of native/searches.h: E2M1 with ties to even, down, without saturation; E4M3; gguf's."""
+"""Ways to an element in the order of native/searches.h: E2M1 with ties to even, down, unsaturated; E4M3; gguf's own."""
 
 Listed = npt.NDArray[np.int64]
 

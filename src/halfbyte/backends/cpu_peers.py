@@ -11,8 +11,16 @@ import numpy as np
 import numpy.typing as npt
 
 from halfbyte.backends.cpu_codes import emit_codes
-from halfbyte.backends.cpu_library import DTYPE_CODES, PeerSearch, SweepTables, Tables, as_array
-from halfbyte.backends.cpu_library import native, over_ranges, pointer
+from halfbyte.backends.cpu_library import (
+    DTYPE_CODES,
+    PeerSearch,
+    SweepTables,
+    Tables,
+    as_array,
+    native,
+    over_ranges,
+    pointer,
+)
 from halfbyte.backends.protocol import Request
 from halfbyte.backends.reference import Reference, scale_byte
 from halfbyte.codec.bits import F32, U8

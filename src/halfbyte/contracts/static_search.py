@@ -42,7 +42,7 @@ def search_block_amax(x: F32, v: F32, t: TensorScale, method: Method) -> F32:
 
 
 def sweep_amaxes(t: TensorScale) -> list[F32]:
-    """The block amaxes that the sweep tries, ascending: the tensor's, times each positive E4M3 value over the largest."""
+    """The block amaxes that the sweep tries, ascending: the tensor's, times positive E4M3 values over the largest."""
     return [t.amax * share for share in E4M3.magnitudes[1:] / E4M3_MAX]
 
 

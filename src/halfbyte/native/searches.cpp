@@ -17,23 +17,25 @@
 
 namespace {
 
-template <int KIND>
-void four_six_of_kind(const uint8_t* x, int64_t blocks, int block, int dtype, int measure, const FourSixScale& s, uint8_t* scales) {
-    if (measure == SQUARED) four_six_ordered<KIND, SQUARED, false>(x, blocks, block, dtype, s, scales);
-    else four_six_ordered<KIND, ABSOLUTE, false>(x, blocks, block, dtype, s, scales);
+template <int N, int KIND>
+void four_six_of_kind(const uint8_t* x, int64_t blocks, int dtype, int measure, const FourSixScale& s, uint8_t* scales) {
+    if (measure == SQUARED) four_six_ordered<N, KIND, SQUARED, false>(x, blocks, dtype, s, scales);
+    else four_six_ordered<N, KIND, ABSOLUTE, false>(x, blocks, dtype, s, scales);
+}
+
+template <int N>
+void four_six_of_length(const uint8_t* x, int64_t blocks, int dtype, int kind, int measure, int peer, const FourSixScale& s, uint8_t* scales) {
+    if (peer && measure == LARGEST) four_six_ordered<N, ERROR_BY_AMAX, LARGEST, true>(x, blocks, dtype, s, scales);
+    else if (peer && measure == SQUARED) four_six_ordered<N, ERROR_BY_AMAX, SQUARED, true>(x, blocks, dtype, s, scales);
+    else if (peer) four_six_ordered<N, ERROR_BY_AMAX, ABSOLUTE, true>(x, blocks, dtype, s, scales);
+    else if (kind == ERROR_BY_AMAX) four_six_of_kind<N, ERROR_BY_AMAX>(x, blocks, dtype, measure, s, scales);
+    else if (kind == ERROR_BY_RECIPROCAL) four_six_of_kind<N, ERROR_BY_RECIPROCAL>(x, blocks, dtype, measure, s, scales);
+    else four_six_of_kind<N, ERROR_SCALED>(x, blocks, dtype, measure, s, scales);
 }
 
 void four_six(const void* x, int64_t blocks, int block, int dtype, int kind, int measure, int peer, const FourSixScale* s, uint8_t* scales) {
-    const uint8_t* at = (const uint8_t*)x;
-    if (peer) {
-        if (measure == LARGEST) four_six_ordered<ERROR_BY_AMAX, LARGEST, true>(at, blocks, block, dtype, *s, scales);
-        else if (measure == SQUARED) four_six_ordered<ERROR_BY_AMAX, SQUARED, true>(at, blocks, block, dtype, *s, scales);
-        else four_six_ordered<ERROR_BY_AMAX, ABSOLUTE, true>(at, blocks, block, dtype, *s, scales);
-        return;
-    }
-    if (kind == ERROR_BY_AMAX) four_six_of_kind<ERROR_BY_AMAX>(at, blocks, block, dtype, measure, *s, scales);
-    else if (kind == ERROR_BY_RECIPROCAL) four_six_of_kind<ERROR_BY_RECIPROCAL>(at, blocks, block, dtype, measure, *s, scales);
-    else four_six_of_kind<ERROR_SCALED>(at, blocks, block, dtype, measure, *s, scales);
+    if (block == 16) four_six_of_length<16>((const uint8_t*)x, blocks, dtype, kind, measure, peer, *s, scales);
+    else four_six_of_length<32>((const uint8_t*)x, blocks, dtype, kind, measure, peer, *s, scales);
 }
 
 void four_six_tiles(const void* x, int64_t columns, int64_t stride, int dtype, int measure, const FourSixScale* s, uint8_t* scales) {
@@ -44,23 +46,34 @@ void four_six_tiles(const void* x, int64_t columns, int64_t stride, int dtype, i
 }
 
 void static_four_six(const void* x, int64_t blocks, int block, int dtype, const StaticScale* s, uint8_t* scales) {
-    static_four_six_blocks((const uint8_t*)x, blocks, block, dtype, *s, scales);
+    if (block == 16) static_four_six_blocks<16>((const uint8_t*)x, blocks, dtype, *s, scales);
+    else static_four_six_blocks<32>((const uint8_t*)x, blocks, dtype, *s, scales);
 }
 
 void sweep(const void* x, int64_t blocks, int block, int dtype, const SweepTables* t, uint8_t* scales) {
-    sweep_blocks((const uint8_t*)x, blocks, block, dtype, *t, scales);
+    if (block == 16) sweep_blocks<16>((const uint8_t*)x, blocks, dtype, *t, scales);
+    else sweep_blocks<32>((const uint8_t*)x, blocks, dtype, *t, scales);
 }
 
 void peer_search(const void* x, int64_t stride, int64_t blocks, const PeerSearch* t, const float* h, uint8_t* scales, int64_t scale_stride) {
-    peer_search_blocks((const uint8_t*)x, stride, blocks, *t, h, scales, scale_stride);
+    const uint8_t* at = (const uint8_t*)x;
+    if (t->dtype == FP32) {
+        if (t->block == 16) peer_search_blocks<16, true>(at, stride, blocks, *t, h, scales, scale_stride);
+        else peer_search_blocks<32, true>(at, stride, blocks, *t, h, scales, scale_stride);
+    } else {
+        if (t->block == 16) peer_search_blocks<16, false>(at, stride, blocks, *t, h, scales, scale_stride);
+        else peer_search_blocks<32, false>(at, stride, blocks, *t, h, scales, scale_stride);
+    }
 }
 
 int64_t general(const void* x, int64_t stride, int64_t rows, int64_t row, int64_t column, const GeneralSearch* t, uint8_t* scales, int64_t scale_stride, int64_t first, int64_t* irregular) {
-    return general_column((const uint8_t*)x, stride, rows, row, column, *t, scales, scale_stride, first, irregular);
+    if (t->block == 16) return general_column<16>((const uint8_t*)x, stride, rows, row, column, *t, scales, scale_stride, first, irregular);
+    return general_column<32>((const uint8_t*)x, stride, rows, row, column, *t, scales, scale_stride, first, irregular);
 }
 
 void descend(const void* x, int64_t stride, int64_t rows, int64_t row, int64_t column, const GeneralSearch* t, const Grid* grid, const uint8_t* scales, int64_t scale_stride, uint8_t* codes, int64_t code_stride) {
-    general_descent((const uint8_t*)x, stride, rows, row, column, *t, *grid, scales, scale_stride, codes, code_stride);
+    if (t->block == 16) general_descent<16>((const uint8_t*)x, stride, rows, row, column, *t, *grid, scales, scale_stride, codes, code_stride);
+    else general_descent<32>((const uint8_t*)x, stride, rows, row, column, *t, *grid, scales, scale_stride, codes, code_stride);
 }
 
 void wrap(const void* x, int64_t blocks, int block, int dtype, const float* constant, uint8_t* codes, const uint8_t* scales) {
