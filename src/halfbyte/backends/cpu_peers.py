@@ -143,6 +143,7 @@ def static_bytes(x: npt.NDArray[Any], rule: NVFP4Rule, t: TensorScale, request: 
     over_ranges(run, scales.size, size, request.threads)
 
 
+@np.errstate(all="ignore")
 def sweep_tables(rule: NVFP4Rule, t: TensorScale, method: Sweep) -> SweepTables:
     """The sweep's 126 scales, the same for every block of the tensor, and the bytes that stand for them."""
     amaxes = np.concatenate(sweep_amaxes(t))

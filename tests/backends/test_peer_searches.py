@@ -1,0 +1,165 @@
+"""The peers' own searches, and those that share the general kernel, against the reference: bit for bit, near ties too.
+
+What the reference tries scale by scale is slow, so contracts that go the same way through the kernels take turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import halfbyte as hb
+from halfbyte import contracts
+from halfbyte.backends.cpu_library import as_array
+from halfbyte.backends.cpu_peers import sweep_tables
+from halfbyte.contracts import NVFP4Rule
+from halfbyte.contracts.spec import TensorScale
+from halfbyte.testing import assert_same_bits
+from tests.backends.cases import DTYPES, EXACT, METHODS, Case, every_case, has_own_kernel, peer_cases
+from tests.backends.test_bits import SEARCHED_INPUTS, check, each_isa, isa
+from tests.backends.test_screening import DATA, SHAPE
+
+__all__ = ["isa"]  # the fixture
+
+FULL = ("transformer_engine()", "fouroversix()", "qwantize()")
+"""Contracts that multiply, that wrap, that divide and send ties down: with every objective."""
+ONE_OF_EACH = (*FULL, "modelopt()", "ocp()", "gguf()")
+QUADRATIC = ("hessian", "descent")
+
+
+def general_cases() -> Iterator[tuple[Case, str]]:
+    """Cases of the general kernel with a dtype: all dtypes for a few, one for most."""
+    for number, case in enumerate(every_case() + peer_cases()):
+        name = repr(case.contract)
+        if case.method in QUADRATIC and name not in ONE_OF_EACH:
+            continue
+        if case.contract.transform.columnwise or (case.method == "weighted" and name not in FULL):
+            continue
+        if case.method == "descent" and case.scaling == "row" and case.block == 32:
+            continue
+        wanted = list(DTYPES) if name in FULL and case.method not in QUADRATIC else [list(DTYPES)[number % 3]]
+        if name == "qwantize()" and case.method == "hessian":
+            wanted = ["fp32"]
+        for dtype in wanted:
+            if case.method in EXACT and not has_own_kernel(case, dtype):
+                yield case, dtype
+
+
+GENERAL = [pytest.param(case, dtype, id=f"{case}-{dtype}") for case, dtype in general_cases()]
+SWEEPS = [case for case in peer_cases() if "sweep" in case.method]
+QWANTIZE = [case for case in peer_cases() if case.contract.name == "qwantize"]
+
+
+def test_every_way_through_the_general_kernel_is_compared() -> None:
+    cases = [case for case, _ in general_cases()]
+    assert {case.method for case in cases} == set(EXACT)
+    assert {(case.format, case.block) for case in cases} == {
+        ("nvfp4", 16), ("nvfp4", 32), ("mxfp4", 16), ("mxfp4", 32), ("mxfp8", 32)
+    }  # fmt: skip
+    assert {case.method for case in cases if case.scaling == "row"} == set(EXACT)
+    assert {name for name in FULL for case in cases if repr(case.contract) == name} == set(FULL)
+
+
+@each_isa
+@pytest.mark.parametrize(("case", "dtype"), GENERAL)
+def test_the_general_search_gives_the_bits_of_the_reference(case: Case, dtype: str, isa: str) -> None:
+    names = ["block scales", "ties"] if case.method in QUADRATIC else SEARCHED_INPUTS
+    if (case.format, case.method) == ("mxfp8", "descent"):  # 253 steps of the grid
+        names = ["single block"]
+    check(case, dtype, names, least=min(2, len(names)))
+
+
+@each_isa
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", SWEEPS, ids=str)
+def test_the_sweep_gives_the_bits_of_the_reference(case: Case, dtype: str, isa: str) -> None:
+    check(case, dtype, [*SEARCHED_INPUTS, "outlier", "2**-60", "nonfinite", "signed zeros"])
+
+
+@each_isa
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", QWANTIZE, ids=str)
+def test_the_search_of_qwantize_gives_the_bits_of_the_reference(case: Case, dtype: str, isa: str) -> None:
+    check(case, dtype, [*SEARCHED_INPUTS, "tiny", "huge", "wide", "subnormal", "finite bits", "nonfinite", "2**60"])
+
+
+# --- near ties ---
+
+NEAR = {
+    "fouroversix": ("nvfp4", contracts.fouroversix(), ("mae 256", "mse 256", "abs_max 256")),
+    "modelopt": ("nvfp4", contracts.modelopt(), ("mse 256", "sweep", "sweep fused")),
+    "qwantize nvfp4": ("nvfp4", contracts.qwantize(mode="nvfp4/optimal"), ("optimal", "hessian")),
+    "qwantize mxfp4": ("mxfp4", contracts.qwantize(mode="mxfp4/optimal"), ("optimal", "hessian")),
+}
+
+
+@each_isa
+@pytest.mark.parametrize("block", [16, 32])
+@pytest.mark.parametrize("peer", NEAR)
+@pytest.mark.parametrize("name", DATA)
+def test_near_ties_are_decided_as_the_reference_decides(name: str, peer: str, block: int, isa: str) -> None:
+    format, contract, labels = NEAR[peer]
+    x = DATA[name].astype(np.float32)
+    for label in labels:
+        method = METHODS[label](SHAPE[1], block)
+        got, wanted = (hb.quantize(x, format, contract, method, block, backend=b) for b in ("cpu", "reference"))
+        assert_same_bits(got.scales, wanted.scales, inputs=x)
+        assert_same_bits(got.codes, wanted.codes, inputs=x)
+
+
+# --- what the quick sweep stands on ---
+
+
+def tables_for(amax: float, method: hb.Sweep) -> tuple[np.ndarray[tuple[int, ...], np.dtype[np.float32]], int, int]:
+    rule = contracts.modelopt(mode="fp8_sweep").rules["nvfp4"]
+    assert isinstance(rule, NVFP4Rule)
+    one = np.array([amax], np.float32)
+    t = TensorScale(one, one / np.float32(2688), np.float32(6), np.float32(2688), "fp32")
+    tables = sweep_tables(rule, t, method)
+    return as_array(tables.scale, np.float32).copy(), int(tables.ascending), int(tables.regular)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_scales_of_the_sweep_are_e4m3_values_times_one_number(fused: bool) -> None:
+    """For every amax that weights have; the kernel's margin allows four units in the last place."""
+    for amax in np.exp2(np.random.default_rng(3).uniform(-20, 20, 300)):
+        scale, ascending, regular = tables_for(float(amax), hb.Sweep(fused=fused))
+        assert (ascending, regular) == (1, 1)
+        assert scale[0] > 0
+
+
+def test_a_sweep_of_a_tiny_tensor_is_not_taken_for_a_regular_one() -> None:
+    """Model-Optimizer puts 1 for a share of the amax below 2**-24: most scales are then 0."""
+    scale, ascending, regular = tables_for(2.0**-30, hb.Sweep())
+    assert (scale == 0).any()
+    assert (ascending, regular) == (0, 0)
+    x = np.random.default_rng(2).normal(size=(8, 64)).astype(np.float32) * np.float32(2.0**-34)
+    got, wanted = (hb.quantize(x, "nvfp4", "modelopt", hb.Sweep(), backend=b) for b in ("cpu", "reference"))
+    assert_same_bits(got.scales, wanted.scales)
+    assert_same_bits(got.codes, wanted.codes)
+
+
+# --- codes that wrap ---
+
+
+@each_isa
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_codes_beyond_seven_wrap_as_in_the_reference(dtype: str, isa: str) -> None:
+    """A given amax far too small puts every element beyond the largest code, up to every octave there is."""
+    generator = np.random.default_rng(12)
+    x = (generator.normal(size=(32, 64)) * np.exp2(generator.integers(-6, 6, (32, 64)))).astype(DTYPES[dtype])
+    seen = set()
+    for amax in (30.0, 1.0, 2.0**-4, 2.0**-8):
+        for tile in (None, (16, 16)):
+            for method in (hb.Amax(), hb.FourSix("mse", 256), hb.FourSix("abs_max", 256)):
+                got, wanted = (
+                    hb.quantize(x, "nvfp4", "fouroversix", method, tile=tile, global_amax=amax, backend=b)
+                    for b in ("cpu", "reference")
+                )
+                assert_same_bits(got.codes, wanted.codes, inputs=x)
+                assert_same_bits(got.scales, wanted.scales, inputs=x)
+                positive = np.stack([np.asarray(got.codes) & 15, np.asarray(got.codes) >> 4], axis=-1).reshape(x.shape)
+                seen |= set(positive[np.asarray(x, np.float32) > 0].tolist())
+    assert seen == set(range(16)), "positive elements whose codes wrap have the sign bit"
