@@ -107,8 +107,27 @@ def make_operations(inputs: Inputs) -> list[Operation]:
     for format in ("mxfp4", "mxfp8"):
         name = f"Optimal, {format.upper()} ocp"
         found.append(_quantize(inputs, name, format, checked=CHECKED_SEARCH, method=hb.Optimal(), contract="ocp"))
+    found += _peer_searches(inputs)
     found.append(_cast(inputs))
     return found + [_dequantize(inputs, dtype) for dtype in ("bfloat16", "float32")]
+
+
+def _peer_searches(inputs: Inputs) -> list[Operation]:
+    """Searches whose bits are a peer's own."""
+    qwantize, four_six = hb.contracts.qwantize, hb.FourSix("mse", e4m3_max=256)
+    found = [
+        _quantize(inputs, "4over6 MSE, fouroversix", "nvfp4", contract="fouroversix", method=four_six),
+        _quantize(inputs, "4over6 MSE, modelopt", "nvfp4", contract="modelopt", method=four_six),
+    ]
+    searches: dict[str, tuple[str, Any, hb.methods.Method]] = {
+        "sweep, modelopt": ("nvfp4", "modelopt", hb.Sweep()),
+        "Optimal, qwantize's own": ("nvfp4", qwantize(mode="nvfp4/optimal"), hb.Optimal()),
+        "Optimal, qwantize's own MXFP4": ("mxfp4", qwantize(mode="mxfp4/optimal"), hb.Optimal()),
+        "Hessian, qwantize's own": ("nvfp4", qwantize(mode="nvfp4/optimal_hessian"), hb.Hessian(inputs.hessian)),
+    }
+    for name, (format, contract, method) in searches.items():
+        found.append(_quantize(inputs, name, format, checked=CHECKED_SEARCH, contract=contract, method=method))
+    return found
 
 
 def plain(inputs: Inputs, contract: str = "transformer_engine") -> Operation:
@@ -142,7 +161,8 @@ def _quantize(
     inputs: Inputs, name: str, format: str, checked: int = CHECKED, bound_by_memory: bool = False, **options: Any
 ) -> Operation:
     def amax_of(rows: Any) -> dict[str, Any]:
-        if format != "nvfp4" or options.get("contract") in ONE_LEVEL:
+        contract = options.get("contract")
+        if format != "nvfp4" or getattr(contract, "name", contract) in ONE_LEVEL:
             return {}
         return {"global_amax": inputs.row_amax[rows] if options.get("scaling") == "row" else inputs.amax}
 

@@ -246,6 +246,17 @@ def _qwantize(inputs: Inputs, slow_rows: int) -> list[Pair]:
     def peer_hessian(x: torch.Tensor) -> Any:
         return qwantize.nvfp4_optimal_hessian(blocks(x), X=activations)
 
+    def unpack_mx(peer: Any) -> tuple[Array, Array]:
+        scales, values = peer
+        exponents = to_numpy(scales.float()).view(np.int32) >> 23
+        return pack_nibbles(codes_of(to_numpy(values.flatten(-2)))), exponents.astype(np.uint8)
+
+    def own(mode: str, method: hb.Optimal | hb.Hessian) -> Callable[[Array, int], object]:
+        contract = hb.contracts.qwantize(mode=mode)
+        return lambda x, threads: hb.quantize(
+            x, mode.split("/")[0], contract, method, backend="cpu", threads=threads
+        )  # fmt: skip
+
     naive = hb.contracts.qwantize(mode="nvfp4/naive")
     peers_hessian = hb.Hessian(fused_hessian(inputs.activations, BLOCK))  # its sums are float32 and fused
     hessian_check = searched("nvfp4/optimal_hessian", hessian, peers_hessian)
@@ -266,6 +277,21 @@ def _qwantize(inputs: Inputs, slow_rows: int) -> list[Pair]:
         Pair(
             "qwantize nvfp4_optimal_hessian, H given to ours", "qwantize", ONE_SIDED,
             ("Hessian",), given, peer_hessian, hessian_check, True, slow_rows,
+        ),
+        Pair(
+            "qwantize nvfp4_optimal, its own bits", "qwantize", NONE, ("Optimal, qwantize's own",),
+            own("nvfp4/optimal", hb.Optimal()), lambda x: qwantize.nvfp4_optimal(blocks(x)),
+            _codes_and_scales(unpack), rows=slow_rows,
+        ),
+        Pair(
+            "qwantize mxfp4_optimal, its own bits", "qwantize", NONE, ("Optimal, qwantize's own MXFP4",),
+            own("mxfp4/optimal", hb.Optimal()), lambda x: qwantize.mxfp4_optimal(x.reshape(len(x), -1, 32)),
+            _codes_and_scales(unpack_mx), rows=slow_rows,
+        ),
+        Pair(
+            "qwantize nvfp4_optimal_hessian, its own bits, H given to ours", "qwantize", NONE,
+            ("Hessian, qwantize's own",), own("nvfp4/optimal_hessian", peers_hessian), peer_hessian,
+            _codes_and_scales(unpack), rows=slow_rows,
         ),
     ]  # fmt: skip
 

@@ -10,6 +10,8 @@ import numpy.typing as npt
 
 from halfbyte.arrays import Array, is_torch, like, output_dtype, to_numpy
 from halfbyte.backends import Request, choose_backend, choose_device_backend
+from halfbyte.backends.cpu_hadamard import rotate_matrix
+from halfbyte.backends.cpu_moves import has_kernels
 from halfbyte.codec.bits import F32, U8, dtype_name, widen
 from halfbyte.contracts import CONTRACTS, Contract, DecodeRule, MXRule, NVFP4Rule, get_contract
 from halfbyte.contracts.hadamard import GROUP, rotate
@@ -92,7 +94,7 @@ def quantize(
             return quantize_tensor(x, shape, request, engine, out)
         _check_takes_amax(rule, block_format)
         return quantize_tensor(x, shape, request, engine, out, global_amax)
-    matrix = _matrix(x, chosen, name)
+    matrix = _matrix(x, chosen, name, backend != "reference", threads)
     request = dataclasses.replace(
         request,
         global_amax=_check_global_amax(global_amax, rule, block_format, rows, row_scaling),
@@ -200,14 +202,16 @@ def _describe(x: Array, format: BlockFormat, contract: Contract) -> tuple[tuple[
     return shape, name
 
 
-def _matrix(x: Array, contract: Contract, name: str) -> npt.NDArray[np.generic]:
+def _matrix(x: Array, contract: Contract, name: str, compiled: bool, threads: int | None) -> npt.NDArray[np.generic]:
     """The operand as a (rows, K) matrix after the contract's transform."""
     array = to_numpy(x)
     matrix: npt.NDArray[np.generic] = array.reshape(-1, array.shape[-1])
     transform = contract.transform
     if transform.columnwise:
         matrix = matrix.T
-    if transform.hadamard:
+    if transform.hadamard and compiled and has_kernels():
+        matrix = rotate_matrix(matrix, name, transform.random_signs, threads)
+    elif transform.hadamard:
         rotated = rotate(widen(matrix), name, transform.random_signs)
         with np.errstate(over="ignore"):
             matrix = rotated.astype(array.dtype)  # exact: it was rounded to that dtype

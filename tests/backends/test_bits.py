@@ -141,7 +141,10 @@ def test_what_a_peer_does_not_have_is_refused_with_a_reason(method: hb.methods.M
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("case", ELEMENTWISE, ids=str)
 def test_elementwise_methods_give_the_bits_of_the_reference(case: Case, dtype: str, isa: str) -> None:
-    check(case, dtype, list(INPUTS))
+    names = list(INPUTS)
+    if case.block == 32 and case.format == "nvfp4" and case.method != "amax":  # the same arithmetic as in blocks of 16
+        names = [*SEARCHED_INPUTS, "wide in range", "nonfinite", "2**61", "zeros"]
+    check(case, dtype, names)
 
 
 @each_isa

@@ -374,7 +374,9 @@ def test_without_a_library_the_backend_named_cpu_raises() -> None:
         hb.dequantize(q, backend="cpu")
 
 
-@pytest.mark.parametrize("name", ["Tables", "Rule", "SearchTables"])
+@pytest.mark.parametrize(
+    "name", ["Tables", "Rule", "SearchTables", "GeneralSearch", "Grid", "SweepTables", "PeerSearch"]
+)
 def test_a_library_from_other_sources_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     class Longer(ctypes.Structure):
         _fields_ = [*getattr(cpu_library, name)._fields_, ("more", ctypes.c_int32)]

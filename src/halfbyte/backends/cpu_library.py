@@ -135,11 +135,6 @@ def load_library() -> ctypes.CDLL | None:
         )
         return None
     library = ctypes.CDLL(str(path))
-    for name in ("hb_plain", "hb_mxfp8", "hb_mx_search", "hb_cast", "hb_plain_tiles", "hb_general"):
-        getattr(library, name).restype = ctypes.c_int64
-    library.hb_amax.restype = library.hb_four_six.restype = ctypes.c_uint32
-    library.hb_build_flags.restype = ctypes.c_char_p
-    library.hb_multiply_add.restype = ctypes.c_float
     structures = {
         "tables": Tables,
         "rule": Rule,
@@ -150,10 +145,16 @@ def load_library() -> ctypes.CDLL | None:
         "peer": PeerSearch,
     }
     for name, structure in structures.items():
-        size = getattr(library, f"hb_sizeof_{name}")
-        size.restype = ctypes.c_int64
-        if size() != ctypes.sizeof(structure):
+        size = getattr(library, f"hb_sizeof_{name}", None)
+        if size is not None:
+            size.restype = ctypes.c_int64
+        if size is None or size() != ctypes.sizeof(structure):
             raise ImportError(f"{path} was built from other sources than this package; reinstall halfbyte")
+    for name in ("hb_plain", "hb_mxfp8", "hb_mx_search", "hb_cast", "hb_plain_tiles", "hb_general"):
+        getattr(library, name).restype = ctypes.c_int64
+    library.hb_amax.restype = library.hb_four_six.restype = ctypes.c_uint32
+    library.hb_build_flags.restype = ctypes.c_char_p
+    library.hb_multiply_add.restype = ctypes.c_float
     return library
 
 

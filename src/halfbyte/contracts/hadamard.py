@@ -22,12 +22,16 @@ def sylvester(order: int) -> F32:
     return np.where(parity, -1, 1).astype(np.float32)
 
 
+def rotation(random_signs: bool) -> F32:
+    """sign_i · H_ij / 4, entry (i, j)."""
+    matrix = sylvester(GROUP) / np.float32(4)
+    return SIGNS[:, None] * matrix if random_signs else matrix
+
+
 @np.errstate(all="ignore")  # NaN and Inf go their way; 16-bit results may overflow to Inf
 def rotate(x: F32, dtype: str, random_signs: bool) -> F32:
     """Transform groups of 16 along the last axis, rounded to the dtype of that short name."""
-    matrix = sylvester(GROUP) / np.float32(4)
-    if random_signs:
-        matrix = SIGNS[:, None] * matrix
+    matrix = rotation(random_signs)
     groups = x.reshape(*x.shape[:-1], -1, GROUP)
     total = np.zeros_like(groups)
     for index in range(GROUP):

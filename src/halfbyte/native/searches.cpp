@@ -1,4 +1,4 @@
-// One instruction set's peer searches and the general one: compiled once for each, with HB_NAME set as for kernels.cpp.
+// One instruction set's peer searches, the general one and the Hadamard transform: compiled once for each, with HB_NAME set as for kernels.cpp.
 #include "searches.h"
 
 #if defined(__AVX2__)
@@ -14,6 +14,7 @@
 #include "static_search.inc"
 #include "qwantize.inc"
 #include "general.inc"
+#include "hadamard.inc"
 
 namespace {
 
@@ -83,9 +84,15 @@ void wrap(const void* x, int64_t blocks, int block, int dtype, const float* cons
     else wrap_codes<FP32>(at, blocks, block, constant, codes, scales);
 }
 
+void rotate(const void* x, int64_t groups, int dtype, const float* matrix, void* out) {
+    if (dtype == BF16) rotate_groups<BF16>((const uint8_t*)x, groups, matrix, (uint8_t*)out);
+    else if (dtype == FP16) rotate_groups<FP16>((const uint8_t*)x, groups, matrix, (uint8_t*)out);
+    else rotate_groups<FP32>((const uint8_t*)x, groups, matrix, (uint8_t*)out);
+}
+
 }  // namespace
 
 #define HB_JOINED(a, b) a##b
 #define HB_SEARCHES_OF(name) HB_JOINED(name, _searches)
 extern const Searches HB_SEARCHES_OF(HB_NAME);
-const Searches HB_SEARCHES_OF(HB_NAME) = {four_six, four_six_tiles, static_four_six, sweep, peer_search, general, descend, wrap};
+const Searches HB_SEARCHES_OF(HB_NAME) = {four_six, four_six_tiles, static_four_six, sweep, peer_search, general, descend, wrap, rotate};

@@ -67,4 +67,5 @@ struct Searches {
     int64_t (*general)(const void* x, int64_t stride, int64_t rows, int64_t row, int64_t column, const GeneralSearch*, uint8_t* scales, int64_t scale_stride, int64_t first, int64_t* irregular);
     void (*descend)(const void* x, int64_t stride, int64_t rows, int64_t row, int64_t column, const GeneralSearch*, const Grid*, const uint8_t* scales, int64_t scale_stride, uint8_t* codes, int64_t code_stride);
     void (*wrap)(const void* x, int64_t blocks, int block, int dtype, const float* constant, uint8_t* codes, const uint8_t* scales);
+    void (*rotate)(const void* x, int64_t groups, int dtype, const float* matrix, void* out);
 };

@@ -41,6 +41,9 @@ void hb_four_six_ordered_tiles(int isa, const void* x, int64_t tile_rows, int64_
 void hb_wrap(int isa, const void* x, int64_t blocks, int block, int dtype, const float* constant, uint8_t* codes, const uint8_t* scales) {
     searches_of(isa)->wrap(x, blocks, block, dtype, constant, codes, scales);
 }
+void hb_rotate(int isa, const void* x, int64_t groups, int dtype, const float* matrix, void* out) {
+    searches_of(isa)->rotate(x, groups, dtype, matrix, out);
+}
 void hb_static_four_six(int isa, const void* x, int64_t blocks, int block, int dtype, const StaticScale* s, uint8_t* scales) {
     searches_of(isa)->static_four_six(x, blocks, block, dtype, s, scales);
 }
