@@ -6,6 +6,7 @@ The reference is computed once for each input and compared with the kernels of e
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -264,7 +265,7 @@ def test_an_output_that_goes_past_the_caches_has_the_bits_of_its_parts(dtype: st
     assert_same_bits(to_numpy(hb.dequantize(q, dtype, "cpu", out=room)), wanted)
 
 
-def amax_of(x: Matrix, format: str) -> dict[str, float]:
+def amax_of(x: Matrix, format: str) -> dict[str, Any]:
     return {"global_amax": float(np.abs(x.astype(np.float32)).max())} if format == "nvfp4" else {}
 
 
