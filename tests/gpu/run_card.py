@@ -24,6 +24,7 @@ import numpy as np
 ENOUGH = 2000
 SEED = 20
 GOLDEN_PARTS = 32
+PROGRESS_SECONDS = 20
 MAIN_PROCESS = ("compiled",)
 """torch.compile may start processes of its own, which those of a pool must not."""
 
@@ -261,14 +262,16 @@ def main() -> int:
     with multiprocessing.get_context("spawn").Pool(chosen.processes) as pool:
         found = pool.imap_unordered(perform, tasks(chosen.only, chosen.full, not chosen.no_checks, deadline))
         here = [] if chosen.no_checks else [perform(Task("check", name=name)) for name in MAIN_PROCESS]
+        told = started
         for tally in itertools.chain(here, found):
             total.add(tally)
-            if tally.note:
-                print(tally.note, flush=True)
+            for line in [tally.note] * bool(tally.note) + tally.failures:
+                print(line, flush=True)
+            if time.time() - told > PROGRESS_SECONDS:
+                told = time.time()
+                print(f"{told - started:.0f} s: {total.compared} cases, {total.checks} checks", flush=True)
     for reason, count in sorted(total.golden.items()):
         print(f"golden vectors, {count}: {reason}")
-    for failure in total.failures[:40]:
-        print(failure)
     seconds = time.time() - started
     print(
         f"{total.compared} cases and {total.checks} checks on {torch.cuda.get_device_name()}: "
