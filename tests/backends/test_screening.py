@@ -63,3 +63,26 @@ def test_squared_errors_by_look_up_lead_to_the_scales_of_the_reference(name: str
     wanted = hb.quantize(x, "nvfp4", name, "optimal", global_amax=given, backend="reference")
     assert_same_bits(got.scales, wanted.scales, inputs=x)
     assert_same_bits(got.codes, wanted.codes, inputs=x)
+
+
+@pytest.mark.parametrize("format", ["nvfp4", "mxfp4"])
+@pytest.mark.parametrize("label", ["weighted", "hessian", "descent"])
+def test_methods_that_live_side_by_side_keep_their_own_numbers(label: str, format: str) -> None:
+    """Backends keep what they derive from a method's arrays, by method."""
+    x = DATA["repeated"].astype(np.float32)[:4]
+    block = hb.get_format(format).block
+    generator = np.random.default_rng(3)
+    width = SHAPE[1]
+    methods: list[hb.Optimal | hb.Hessian] = []
+    for _ in range(3):
+        if label == "weighted":
+            methods.append(hb.Optimal(generator.exponential(size=width) ** 3))
+        else:
+            h = hb.hessian_from_activations(generator.normal(size=(40, 5)) @ generator.normal(size=(5, width)), block)
+            methods.append(hb.Hessian(h, codes="descent" if label == "descent" else "nearest"))
+    found = [hb.quantize(x, format, method=method, backend="cpu") for method in methods]
+    for got, method in zip(found, methods, strict=True):
+        wanted = hb.quantize(x, format, method=method, backend="reference")
+        assert_same_bits(got.scales, wanted.scales, inputs=x)
+        assert_same_bits(got.codes, wanted.codes, inputs=x)
+    assert not np.array_equal(found[0].scales, found[1].scales)

@@ -76,8 +76,15 @@ def exact_searches() -> Iterator[int]:
     ):
         yield compare(contract, format, mixed(dtype, 32), lambda width: hb.Optimal())
     yield compare(contracts.modelopt(), "mxfp4", mixed("fp32", 32), lambda width: hb.Optimal(weights(width)), 16)
+    side_by_side = [hb.Optimal(weights(32)), hb.Optimal(weights(33)[:32])]  # each keeps its own numbers on the device
+    for index in range(2):
+        yield compare(contracts.ocp(), "mxfp4", mixed("fp32", 32)[:2], kept(side_by_side, index))
     yield compare(contracts.ocp(), "mxfp4", mixed("bf16", 16), hessian(full_rank, 16), 16)
     yield compare(contracts.transformer_engine(), "nvfp4", mixed("bf16", 16)[:2], hessian(full_rank, 16, "descent"))
+
+
+def kept(methods: list[hb.Optimal], index: int) -> Callable[[int], hb.Optimal]:
+    return lambda width: methods[index]
 
 
 def on_device(x: hb.QuantizedTensor) -> hb.QuantizedTensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 import halfbyte as hb
@@ -29,6 +30,27 @@ def test_methods_are_values(method: Method) -> None:
     assert eval(repr(method), vars(hb)) == method
     with pytest.raises(AttributeError):
         method.error = "mse"  # type: ignore[attr-defined]
+
+
+def test_methods_with_arrays_are_equal_to_themselves_alone() -> None:
+    weights, h = np.ones(32), np.eye(16)[None]
+    assert hb.Optimal() == hb.Optimal()
+    assert hash(hb.Optimal()) == hash(hb.Optimal())
+    weighted, through = hb.Optimal(weights), hb.Hessian(h)
+    assert weighted == weighted
+    assert through == through
+    assert weighted not in (hb.Optimal(weights), hb.Optimal())
+    assert through != hb.Hessian(h)
+
+
+def test_methods_copy_their_arrays() -> None:
+    weights, h = np.ones(32, np.float32), np.eye(16, dtype=np.float32)[None]
+    weighted, through = hb.Optimal(weights), hb.Hessian(h)
+    weights[:], h[:] = 2, 3
+    kept = weighted.channel_weights
+    assert kept is not None
+    assert (kept == 1).all()
+    assert (through.matrices == np.eye(16)).all()
 
 
 @pytest.mark.parametrize("error", ["mean", "MAE", "", None])

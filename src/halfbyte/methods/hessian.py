@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from halfbyte.errors import InputError, unknown_name
-from halfbyte.methods.spec import Method
+from halfbyte.methods.spec import Method, frozen_copy
 
 CODES = ("nearest", "descent")
 
@@ -22,7 +22,7 @@ class Hessian(Method):
     `h`: shape (K/block, block, block), one symmetric matrix for each block of columns; `hessian_from_activations` makes
     it from a layer's inputs. `codes`: "nearest" keeps the nearest codes; "descent" then moves single codes by one step
     while rᵀHr falls, so it is never worse. All-zero blocks, and blocks with NaN or Inf, keep the scale of `amax`.
-    What a backend derives from `h` is kept with this object: do not change the array afterwards.
+    The array is copied; what a backend derives from it is kept with this object, so use one object for many tensors.
     """
 
     h: object
@@ -39,6 +39,7 @@ class Hessian(Method):
             raise InputError("h is not symmetric; give (h + hᵀ)/2, which has the same rᵀHr")
         if self.codes not in CODES:
             raise unknown_name("codes of Hessian", self.codes, CODES)
+        object.__setattr__(self, "h", frozen_copy(matrices))
 
     @property
     def matrices(self) -> npt.NDArray[np.float32]:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from halfbyte.errors import InputError
-from halfbyte.methods.spec import Method
+from halfbyte.methods.spec import Method, frozen_copy
 
 
 def checked_weights(weights: object, what: str) -> npt.NDArray[np.float32]:
@@ -26,14 +26,26 @@ class Optimal(Method):
 
     `weights`: one non-negative weight for each position of the last axis (a diagonal Hessian, an importance matrix):
     then the weighted squared error is minimised. All-zero blocks, and blocks with NaN or Inf, keep the scale of `amax`.
+    The weights are copied.
     """
 
     weights: object = None
     name: ClassVar[str] = "optimal"
 
     def __post_init__(self) -> None:
-        if self.weights is not None and checked_weights(self.weights, "weights of Optimal").ndim != 1:
+        if self.weights is None:
+            return
+        weights = checked_weights(self.weights, "weights of Optimal")
+        if weights.ndim != 1:
             raise InputError("weights of Optimal are one-dimensional: one for each position of the last axis")
+        object.__setattr__(self, "weights", frozen_copy(weights))
+
+    def __eq__(self, other: object) -> bool:
+        both = isinstance(other, Optimal) and self.weights is None and other.weights is None
+        return both or self is other
+
+    def __hash__(self) -> int:
+        return hash(Optimal) if self.weights is None else object.__hash__(self)
 
     @property
     def channel_weights(self) -> npt.NDArray[np.float32] | None:

@@ -5,9 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+import numpy.typing as npt
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False)
 class Method:
-    """A way to choose block scales, with its options. Knows no arithmetic and no backend."""
+    """A way to choose block scales, with its options. Knows no arithmetic and no backend.
+
+    Methods with plain options compare by value; those that hold arrays are equal to themselves alone, because backends
+    keep what they derive from the arrays by method.
+    """
 
     name: ClassVar[str]
+
+
+def frozen_copy(array: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """A copy that nobody can change: what is derived from it stays right."""
+    copy = np.array(array)
+    copy.setflags(write=False)
+    return copy
