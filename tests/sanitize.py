@@ -230,9 +230,7 @@ def arrays_for(case: Case, dtype: str) -> Iterator[Matrix]:
         x = make_input(name, dtype).copy()
         if fits(case, x) and (case.method not in ("hessian", "descent") or name == "bits"):
             yield x
-    if (
-        case.method == "optimal" and dtype == "bf16"
-    ):  # enough blocks for a look-up of errors
+    if case.method == "optimal" and dtype == "bf16":  # enough blocks for a look-up of errors
         for name in ("bits", "block scales"):
             yield np.resize(make_input(name, dtype), (1, 2049 * case.block))
     yield np.full((3, 5 * case.block), np.nan, DTYPES[dtype])  # every block is irregular
