@@ -6,6 +6,7 @@ What the reference tries scale by scale is slow, so contracts that go the same w
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -15,13 +16,15 @@ from halfbyte import contracts
 from halfbyte.backends.cpu_library import as_array
 from halfbyte.backends.cpu_peers import sweep_tables
 from halfbyte.contracts import NVFP4Rule
-from halfbyte.contracts.spec import TensorScale
+from halfbyte.contracts.spec import Scaling, TensorScale
 from halfbyte.testing import assert_same_bits
 from tests.backends.cases import DTYPES, EXACT, METHODS, Case, every_case, has_own_kernel, peer_cases
 from tests.backends.test_bits import SEARCHED_INPUTS, check, each_isa, isa
 from tests.backends.test_screening import DATA, SHAPE
 
 __all__ = ["isa"]  # the fixture
+
+Codes = Literal["nearest", "descent"]
 
 FULL = ("transformer_engine()", "fouroversix()", "qwantize()")
 """Contracts that multiply, that wrap, that divide and send ties down: with every objective."""
@@ -107,6 +110,64 @@ def test_near_ties_are_decided_as_the_reference_decides(name: str, peer: str, bl
         got, wanted = (hb.quantize(x, format, contract, method, block, backend=b) for b in ("cpu", "reference"))
         assert_same_bits(got.scales, wanted.scales, inputs=x)
         assert_same_bits(got.codes, wanted.codes, inputs=x)
+
+
+# --- Hessians and weights of every kind ---
+
+
+def odd_hessians(block: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    """None at all, the identity, one that is not positive, one of rank one."""
+    random = np.random.default_rng(block).normal(size=(block, block))
+    matrices = [0 * random, np.eye(block), random + random.T, np.outer(random[0], random[0])]
+    return np.asarray(matrices, np.float32)
+
+
+@each_isa
+@pytest.mark.parametrize("codes", ["nearest", "descent"])
+@pytest.mark.parametrize(
+    ("format", "block", "scaling"),
+    [
+        ("nvfp4", 16, "tensor"),
+        ("nvfp4", 16, "row"),
+        ("nvfp4", 32, "tensor"),
+        ("mxfp4", 16, "tensor"),
+        ("mxfp4", 32, "tensor"),
+    ],
+)
+def test_hessians_that_bound_nothing(format: str, block: int, scaling: Scaling, codes: Codes, isa: str) -> None:
+    x = np.random.default_rng(1).normal(size=(9, 4 * block)).astype(np.float32)
+    method = hb.Hessian(odd_hessians(block), codes)
+    got, wanted = (
+        hb.quantize(x, format, method=method, block=block, scaling=scaling, backend=b) for b in ("cpu", "reference")
+    )
+    assert_same_bits(got.scales, wanted.scales)
+    assert_same_bits(got.codes, wanted.codes)
+
+
+@each_isa
+@pytest.mark.parametrize(
+    ("format", "block", "scaling"), [("nvfp4", 16, "row"), ("nvfp4", 32, "tensor"), ("mxfp4", 32, "tensor")]
+)
+def test_columns_without_any_weight(format: str, block: int, scaling: Scaling, isa: str) -> None:
+    x = np.random.default_rng(1).normal(size=(9, 128)).astype(np.float32)
+    given = np.where(np.arange(128) // 32 % 2, 1, 0).astype(np.float32)
+    got, wanted = (
+        hb.quantize(x, format, method=hb.Optimal(given), block=block, scaling=scaling, backend=b)
+        for b in ("cpu", "reference")
+    )
+    assert_same_bits(got.scales, wanted.scales)
+    assert_same_bits(got.codes, wanted.codes)
+
+
+def test_two_hessians_at_a_time_are_two() -> None:
+    """What is made of a Hessian is kept while it lives; another one must not get it."""
+    x = np.random.default_rng(5).normal(size=(16, 64)).astype(np.float32)
+    first, second = (hb.Hessian(hb.hessian_from_activations(x[::step] ** 3)) for step in (1, -2))
+    assert first != second
+    for method in (first, second, first):
+        got, wanted = (hb.quantize(x, "nvfp4", method=method, backend=b) for b in ("cpu", "reference"))
+        assert_same_bits(got.scales, wanted.scales)
+        assert_same_bits(got.codes, wanted.codes)
 
 
 # --- what the quick sweep stands on ---
