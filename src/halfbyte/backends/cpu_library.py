@@ -41,6 +41,8 @@ class Tables(ctypes.Structure):
         ("scale", ctypes.c_float * 256),
         ("first_segment", ctypes.c_int32),
         ("last_segment", ctypes.c_int32),
+        ("segment_sign", ctypes.c_int32),
+        ("last_bounded", ctypes.c_int32),
         ("segment", ctypes.c_uint8 * 32 * 256),
     ]
 

@@ -65,10 +65,9 @@ static const uint8_t IRREGULAR = 0xFF;
 struct Segment {
     static constexpr int SIZE = 32, COUNT = 16, PLACES = SIZE * COUNT;
     uint8_t count[COUNT];  // 32 times the codes from 2 on that begin before the segment, plus 32 - where one begins in it
-    uint32_t start;        // places count from here; code 2 begins after it. Both 16-bit halves hold the number, as in all three
+    uint32_t start;        // places count from here; code 2 begins after it. Both 16-bit halves hold the number, as in both
     uint32_t zero;         // code 1 begins after it
-    uint32_t sign;         // threshold[7] below
-    uint32_t unused;
+    uint32_t unused[2];
 };
 
 // Everything a plain kernel needs. Magnitudes are compared as integers, which order like the numbers.
@@ -83,7 +82,9 @@ struct Tables {
     int32_t positive_sign[256];  // positive x gets the sign bit below this (0: never)
     int32_t has_positive_sign;   // whether any entry above is not 0
     float scale[256];            // MXFP8: what elements are divided by
-    int32_t first_segment, last_segment;  // bytes that `segment` describes
+    int32_t first_segment, last_segment;  // bytes that `segment` describes; all have the same threshold[7], 0 or -1
+    int32_t segment_sign;                 // that threshold
+    int32_t last_bounded;                 // up to this byte no magnitude of a block that its amax led to it lies beyond PLACES
     Segment segment[256];
 };
 

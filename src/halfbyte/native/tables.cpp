@@ -136,20 +136,26 @@ static bool fill_segment(const int32_t* threshold, Segment* s) {
     }
     s->start = (uint32_t)start * 0x10001u;
     s->zero = (uint32_t)threshold[0];
-    s->sign = (uint32_t)threshold[7];
     return s->count[0] == 0;
 }
 
 // Segments of the bytes whose thresholds are there already: the last described one and those below it without a gap.
 extern "C" void hb_build_segments(int dtype, Tables* t) {
     t->first_segment = 1;
-    t->last_segment = 0;
+    t->last_segment = t->last_bounded = 0;
     if (dtype != BF16 || t->has_positive_sign) return;
+    auto sign_of = [&](int byte) { return (int32_t)(int16_t)(t->threshold[byte][7] & 0xFFFF); };
     int byte = 255;
     while (byte >= 0 && !fill_segment(t->threshold[byte], &t->segment[byte])) --byte;
+    if (byte < 0 || sign_of(byte) > 0) return;
+    t->segment_sign = sign_of(byte);
     t->last_segment = byte;
-    while (byte >= 0 && fill_segment(t->threshold[byte], &t->segment[byte])) --byte;
+    while (byte >= 0 && sign_of(byte) == t->segment_sign && fill_segment(t->threshold[byte], &t->segment[byte])) --byte;
     t->first_segment = byte + 1;
+    for (byte = t->first_segment; byte <= t->last_segment; ++byte) {  // the last amax of a byte is the largest magnitude under it
+        if ((int64_t)t->starts[byte + 1] - 1 - (t->segment[byte].start & 0xFFFF) >= Segment::PLACES) break;
+        t->last_bounded = byte;
+    }
 }
 
 // Whether y is a number for every x under this byte.
