@@ -11,6 +11,7 @@ import torch
 import halfbyte as hb
 import halfbyte.gpu as gpu
 from halfbyte.arrays import to_numpy
+from halfbyte.backends import triton_batch
 from halfbyte.layouts.swizzle import swizzle
 from halfbyte.testing import assert_same_bits
 from tests.gpu.short_forms import try_short_forms
@@ -197,18 +198,21 @@ def casts() -> int:
     from halfbyte.formats import E4M3
 
     done = 0
-    generator = np.random.default_rng(0)
-    codes = torch.from_numpy(generator.integers(0, 256, (64, 16 * 4), dtype=np.uint8)).cuda()
-    scales = torch.arange(256, dtype=torch.uint8).reshape(64, 4).cuda()
-    for anchor in (127, 119, 0, 254):
-        out, bytes_, outside = gpu.cast_scales(codes, scales, anchor)
-        exponent = np.arange(256) - anchor
-        expected = encode(np.ldexp(np.float32(1), np.clip(exponent, -30, 30)).astype(np.float32), E4M3)
-        expected = np.where(exponent < -9, 0, expected).astype(np.uint8)
-        assert_same_bits(to_numpy(out), to_numpy(codes))
-        assert_same_bits(to_numpy(bytes_).reshape(-1), np.repeat(expected, 2))
-        assert outside.tolist() == [int((exponent > 8).sum()), int((exponent < -9).sum())]
-        done += 1
+    generator = torch.Generator("cuda").manual_seed(0)
+    large = triton_batch.HINTED // 16 + 2 * 256  # blocks of a tensor that takes the other form of the kernel
+    for blocks in (256, large):
+        codes = torch.randint(0, 256, (blocks // 4, 16 * 4), generator=generator, device="cuda", dtype=torch.uint8)
+        scales = torch.arange(256, dtype=torch.uint8, device="cuda").repeat(blocks // 256).reshape(blocks // 4, 4)
+        for anchor in (127, 119, 0, 254):
+            out, bytes_, outside = gpu.cast_scales(codes, scales, anchor)
+            exponent = np.arange(256) - anchor
+            expected = encode(np.ldexp(np.float32(1), np.clip(exponent, -30, 30)).astype(np.float32), E4M3)
+            expected = np.where(exponent < -9, 0, expected).astype(np.uint8)
+            assert_same_bits(to_numpy(out), to_numpy(codes))
+            assert_same_bits(to_numpy(bytes_).reshape(-1), np.tile(np.repeat(expected, 2), blocks // 256))
+            counts = np.array([(exponent > 8).sum(), (exponent < -9).sum()]) * (blocks // 256)
+            assert outside.tolist() == counts.tolist()
+            done += 1
     return done
 
 

@@ -61,15 +61,10 @@ class Tally:
         self.golden += other.golden
 
 
-MAIN = ("transformer_engine", "modelopt")
-"""Contracts whose exact searches are all tried; of the others every second."""
-
-
 def pairs(full: bool) -> list[tuple[int, str]]:
     """(case, dtype), exact searches first because they compile slowly.
 
-    Compiling takes most of the time. So a case of an exact search takes one dtype, the next one the next; 4over6 takes
-    bfloat16 and one other. `full`: all.
+    Compiling takes most of the time. So a case of an exact search takes one dtype, the next one the next. `full`: all.
     """
     from halfbyte.backends.triton_rules import reason_against
     from tests.backends.cases import DTYPES, EXACT, every_case
@@ -80,9 +75,7 @@ def pairs(full: bool) -> list[tuple[int, str]]:
             continue
         dtypes = list(DTYPES)
         if not full and case.method in EXACT:
-            dtypes = [dtypes[index % 3]] if case.contract.name in MAIN or index % 2 else []
-        elif not full and case.method != "amax":
-            dtypes = ["bf16", ("fp16", "fp32")[index % 2]]
+            dtypes = [dtypes[index % 3]]
         listed += [(index, dtype) for dtype in dtypes]
     np.random.default_rng(SEED).shuffle(listed)
     shuffled = [(int(index), str(dtype)) for index, dtype in listed]
@@ -229,7 +222,7 @@ def compare(case: object, x: object) -> str | None:
     return None
 
 
-def tasks(only: str, full: bool, with_checks: bool, deadline: float) -> list[Task]:
+def tasks(only: str, full: bool, with_checks: bool, part: tuple[int, int], deadline: float) -> list[Task]:
     """All pieces of work, long ones first."""
     from tests.backends.cases import every_case
 
@@ -240,7 +233,15 @@ def tasks(only: str, full: bool, with_checks: bool, deadline: float) -> list[Tas
         listed += [Task("golden", index) for index in range(GOLDEN_PARTS)]
     cases = every_case()
     listed += [Task("matrix", index, dtype, full) for index, dtype in pairs(full) if only in str(cases[index])]
-    return [replace(task, deadline=deadline) for task in listed]
+    return [replace(task, deadline=deadline) for task in listed[part[0] :: part[1]]]
+
+
+def part_of(text: str) -> tuple[int, int]:
+    """`2/3` as (1, 3): from the second piece on every third."""
+    number, _, count = text.partition("/")
+    if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
+        raise argparse.ArgumentTypeError(f"a part is given as 2/3, not {text!r}")
+    return int(number) - 1, int(count)
 
 
 def main() -> int:
@@ -248,7 +249,8 @@ def main() -> int:
     parser.add_argument("--only", default="", help="run cases whose name holds this")
     parser.add_argument("--seconds", type=float, default=1e9, help="stop the matrix after so long; it then fails")
     parser.add_argument("--processes", type=int, default=max(1, min(16, os.cpu_count() or 1)))
-    parser.add_argument("--full", action="store_true", help="every input and dtype for every case; takes half an hour")
+    parser.add_argument("--full", action="store_true", help="every input and dtype for every case; takes long")
+    parser.add_argument("--part", type=part_of, default="1/1", metavar="I/N", help="one of N equal parts of the work")
     parser.add_argument("--no-checks", action="store_true", help="the matrix alone")
     chosen = parser.parse_args()
     import torch
@@ -260,8 +262,10 @@ def main() -> int:
     deadline = started + chosen.seconds
     total = Tally()
     with multiprocessing.get_context("spawn").Pool(chosen.processes) as pool:
-        found = pool.imap_unordered(perform, tasks(chosen.only, chosen.full, not chosen.no_checks, deadline))
-        here = [] if chosen.no_checks else [perform(Task("check", name=name)) for name in MAIN_PROCESS]
+        work = tasks(chosen.only, chosen.full, not chosen.no_checks, chosen.part, deadline)
+        found = pool.imap_unordered(perform, work)
+        first = not chosen.no_checks and chosen.part[0] == 0
+        here = [perform(Task("check", name=name)) for name in MAIN_PROCESS if first]
         told = started
         for tally in itertools.chain(here, found):
             total.add(tally)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import TYPE_CHECKING
 
 from halfbyte.backends.protocol import Request
+from halfbyte.backends.triton_kept import kept_tensors
 from halfbyte.backends.triton_rules import DTYPE_NUMBERS, adds_over_tiles, four_six_numbers
 from halfbyte.codec.blocks import ceil_div
 from halfbyte.contracts import NVFP4Rule
@@ -18,8 +18,6 @@ SEARCHED_FOUR_SIX, EAGER_SWEEP, FUSED_SWEEP = 0, 1, 2
 TILE_LANES = 32
 
 Constants = dict[str, int | float | bool]
-
-_MATRICES: weakref.WeakKeyDictionary[Hessian, dict[str, torch.Tensor]] = weakref.WeakKeyDictionary()
 
 
 def launch_peer(
@@ -92,20 +90,11 @@ def improve_as_qwantize(
     rows, lanes = blocks // columns, int(common["B"])
     matrices = words
     if isinstance(method, Hessian):
-        matrices, programs = _matrices(method, words.device), columns * ceil_div(rows, lanes)
+        matrices = kept_tensors(method, "as they are", words.device, lambda: (method.matrices,))[0]
+        programs = columns * ceil_div(rows, lanes)
     names = ("B", "N", "MAP", "SWIZZLED", "ASM", "num_warps", "enable_fp_fusion")
     triton_kernels_qwantize.improve_as_qwantize[(programs,)](
         words, *outputs, matrices, blocks, rows, columns, row_quads, DTYPE=DTYPE_NUMBERS[request.dtype],
         POWERS=request.format.name != "nvfp4", HESSIAN=isinstance(method, Hessian),
         **{name: common[name] for name in names},
     )  # fmt: skip
-
-
-def _matrices(method: Hessian, device: torch.device) -> torch.Tensor:
-    """The matrices as they are, on the device."""
-    import torch
-
-    kept = _MATRICES.setdefault(method, {})
-    if str(device) not in kept:
-        kept[str(device)] = torch.from_numpy(method.matrices.copy()).to(device)
-    return kept[str(device)]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from halfbyte.backends.cpu_tables import exponent_of_largest
 from halfbyte.backends.protocol import Request
+from halfbyte.backends.triton_kept import kept_tensors
 from halfbyte.backends.triton_rules import DTYPE_NUMBERS
 from halfbyte.codec.bits import F32
 from halfbyte.codec.blocks import ceil_div
@@ -21,11 +21,6 @@ if TYPE_CHECKING:
 
 UNIFORM, WEIGHTED = 0, 1
 DESCENT_LANES = 32
-
-_WEIGHTS: weakref.WeakKeyDictionary[Optimal, dict[tuple[str, int], torch.Tensor]] = weakref.WeakKeyDictionary()
-_HESSIANS: weakref.WeakKeyDictionary[Hessian, dict[str, tuple[torch.Tensor, torch.Tensor]]] = (
-    weakref.WeakKeyDictionary()
-)
 
 
 def launch_search(
@@ -73,32 +68,28 @@ def launch_search(
 
 def weights_on(method: Optimal, width: int, device: torch.device) -> torch.Tensor:
     """Weights scaled by a power of two that brings the largest into [1, 2), zeros behind the last."""
-    import torch
 
-    kept = _WEIGHTS.setdefault(method, {})
-    key = (str(device), width)
-    if key not in kept:
+    def make() -> tuple[F32]:
         given = method.channel_weights
         if given is None:
             raise TypeError("this method has no weights")
         padded = np.zeros(width, np.float32)
         padded[: given.size] = np.ldexp(given, -exponent_of_largest(given))
-        kept[key] = torch.from_numpy(padded).to(device)
-    return kept[key]
+        return (padded,)
+
+    return kept_tensors(method, f"weights {width}", device, make)[0]
 
 
-def hessian_on(method: Hessian, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def hessian_on(method: Hessian, device: torch.device) -> tuple[torch.Tensor, ...]:
     """Upper triangles row by row, doubled off the diagonal, and bounds; the largest entry is brought into [1, 2)."""
-    import torch
 
-    kept = _HESSIANS.setdefault(method, {})
-    if str(device) not in kept:
+    def make() -> tuple[F32, F32]:
         scaled = np.ldexp(method.matrices, -exponent_of_largest(np.abs(method.matrices))).astype(np.float32)
         rows, columns = np.triu_indices(scaled.shape[-1])
         triangles = scaled[:, rows, columns] * np.where(rows == columns, 1, 2).astype(np.float32)
-        parts = (np.ascontiguousarray(triangles), _bounds(scaled))
-        kept[str(device)] = (torch.from_numpy(parts[0]).to(device), torch.from_numpy(parts[1]).to(device))
-    return kept[str(device)]
+        return np.ascontiguousarray(triangles), _bounds(scaled)
+
+    return kept_tensors(method, "triangles and bounds", device, make)
 
 
 ROUNDING = 4e-6
