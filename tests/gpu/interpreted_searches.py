@@ -76,6 +76,9 @@ def exact_searches() -> Iterator[int]:
     ):
         yield compare(contract, format, mixed(dtype, 32), lambda width: hb.Optimal())
     yield compare(contracts.modelopt(), "mxfp4", mixed("fp32", 32), lambda width: hb.Optimal(weights(width)), 16)
+    te = contracts.transformer_engine()  # whose factor is clamped for numbers as small as these
+    for name, dtype, block in (("tiny", "fp32", 16), ("subnormal", "bf16", 16), ("subnormal", "bf16", 32)):
+        yield compare(te, "nvfp4", make_input(name, dtype), lambda width: hb.Optimal(), block)
     side_by_side = [hb.Optimal(weights(32)), hb.Optimal(weights(33)[:32])]  # each keeps its own numbers on the device
     for index in range(2):
         yield compare(contracts.ocp(), "mxfp4", mixed("fp32", 32)[:2], kept(side_by_side, index))

@@ -37,7 +37,6 @@ class Task:
     index: int = 0
     name: str = ""
     """The dtype of a case, the name of a check."""
-    full: bool = False
     deadline: float = 1e18
 
 
@@ -92,23 +91,13 @@ def search_pairs(full: bool) -> list[int]:
     return list(range(len(search_cases.pairs()))) if full else sorted(first.values())
 
 
-def inputs_of(index: int, dtype: str, full: bool) -> list[str]:
-    """All inputs for the plain method of the default contracts; every sixth elsewhere, so that cases share them."""
-    from tests.backends.cases import DTYPES, INPUTS, every_case
-
-    case = every_case()[index]
-    if full or (case.method == "amax" and case.contract.name in ("transformer_engine", "ocp")):
-        return list(INPUTS)
-    return list(INPUTS)[(index + 2 * list(DTYPES).index(dtype)) % 6 :: 6]
-
-
 def matrix(task: Task) -> Tally:
-    """One case and dtype, on its inputs."""
-    from tests.backends.cases import every_case, fits, make_input
+    """One case and dtype, on all inputs."""
+    from tests.backends.cases import INPUTS, every_case, fits, make_input
     from tests.gpu.cuda_checks import kernels
 
     tally, case, dtype = Tally(), every_case()[task.index], task.name
-    for name in inputs_of(task.index, dtype, task.full):
+    for name in INPUTS:
         x = make_input(name, dtype)
         if not fits(case, x):
             continue
@@ -232,7 +221,7 @@ def tasks(only: str, full: bool, with_checks: bool, part: tuple[int, int], deadl
         listed += [Task("check", name=name) for name in checks() if name not in MAIN_PROCESS]
         listed += [Task("golden", index) for index in range(GOLDEN_PARTS)]
     cases = every_case()
-    listed += [Task("matrix", index, dtype, full) for index, dtype in pairs(full) if only in str(cases[index])]
+    listed += [Task("matrix", index, dtype) for index, dtype in pairs(full) if only in str(cases[index])]
     return [replace(task, deadline=deadline) for task in listed[part[0] :: part[1]]]
 
 
@@ -249,7 +238,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="run cases whose name holds this")
     parser.add_argument("--seconds", type=float, default=1e9, help="stop the matrix after so long; it then fails")
     parser.add_argument("--processes", type=int, default=max(1, min(16, os.cpu_count() or 1)))
-    parser.add_argument("--full", action="store_true", help="every input and dtype for every case; takes long")
+    parser.add_argument("--full", action="store_true", help="every dtype for every search, too: twice as long")
     parser.add_argument("--part", type=part_of, default="1/1", metavar="I/N", help="one of N equal parts of the work")
     parser.add_argument("--no-checks", action="store_true", help="the matrix alone")
     chosen = parser.parse_args()

@@ -15,6 +15,7 @@ from halfbyte.backends.triton_kernels_blocks import (
     NO_UNDERFLOW,
     PRESCALE,
     PRESCALE_AGAIN,
+    REGULAR,
     SEARCHED,
     UNIT,
     decode_e4m3,
@@ -160,7 +161,8 @@ def _exact(
     # Down to where clipping the largest element alone costs more than the best error; with weights, to the smallest.
     if OBJECTIVE == UNIFORM:
         usable = searched & (best < FLOAT32_MAX) & (best > 1e-30)  # squares that underflow bound nothing
-        least, value = round_e4m3(tl.where(usable, (most - tl.sqrt(best)) / (unit * 6.0), 0.0))
+        # Where every code is zero the root exceeds the largest element: rounding takes no negative numbers.
+        least, value = round_e4m3(tl.where(usable, tl.maximum(most - tl.sqrt(best), 0.0) / (unit * 6.0), 0.0))
         least = tl.maximum(least - 1, FIRST)
     else:
         least = nearest * 0 + FIRST
@@ -217,7 +219,8 @@ def quantize_optimal(
     # Up to the last scale below 2·amax/7. Among the subnormal scales an odd byte further up may be allowed again.
     last, value = round_e4m3(tl.where(searched, most / (unit * 3.5), 1.0))
     if SHORT and OBJECTIVE == UNIFORM and N == 16:
-        inside = (nearest >= 32) & (most <= 2688.0 * unit)
+        # Estimates take y for x'/s', which it is not where the contract's factor is clamped or loses places.
+        inside = (nearest >= 32) & (most <= 2688.0 * unit) & (most * number(numbers_ptr, group, REGULAR) > 0)
         if any_lane(searched & (inside == 0)):
             last = tl.minimum(tl.maximum(last, 16), 126)
             byte = _exact(
