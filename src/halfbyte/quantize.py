@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any, cast
 
 import numpy as np
@@ -12,7 +13,7 @@ from halfbyte.arrays import Array, is_torch, like, output_dtype, to_numpy
 from halfbyte.backends import Request, choose_backend, choose_device_backend
 from halfbyte.backends.cpu_hadamard import rotate_matrix
 from halfbyte.backends.cpu_moves import has_kernels
-from halfbyte.codec.bits import F32, U8, dtype_name, widen
+from halfbyte.codec.bits import F32, FLOAT32_MAX, U8, dtype_name, widen
 from halfbyte.contracts import CONTRACTS, Contract, DecodeRule, MXRule, NVFP4Rule, get_contract
 from halfbyte.contracts.hadamard import GROUP, rotate
 from halfbyte.contracts.spec import Rule, Scaling, Tile, defined_methods
@@ -84,7 +85,7 @@ def quantize(
         device=device_of(x),
     )
     _check_search(request, shape[-1])
-    rows = int(np.prod(shape[:-1]))
+    rows = math.prod(shape[:-1])
     engine = choose_device_backend(backend, request)
     if engine is not None and is_torch(x):
         if not is_torch(global_amax):
@@ -146,7 +147,7 @@ def dequantize(
     request = Request(
         q.format, q.contract, q.method, (1, q.format.block), "tensor", "fp32", threads=threads, device=device
     )
-    rows, width = int(np.prod(q.shape[:-1])), q.shape[-1]
+    rows, width = math.prod(q.shape[:-1]), q.shape[-1]
     if q.stored_scale is None and _stores_scale(q.contract.rule(q.format)):
         raise InputError(
             f"contract {q.contract.name} decodes {q.format.name} with a stored scale, and the tensor has none"
@@ -190,7 +191,7 @@ def _describe(x: Array, format: BlockFormat, contract: Contract) -> tuple[tuple[
     if not shape or 0 in shape:
         raise InputError(f"cannot quantize a tensor of shape {shape}: it has no elements along some axis")
     if contract.transform.columnwise:
-        shape = (shape[-1], int(np.prod(shape[:-1])))
+        shape = (shape[-1], math.prod(shape[:-1]))
     width = shape[-1]
     if contract.transform.hadamard and width % GROUP:
         raise InputError(f"the Hadamard transform needs a block axis that is a multiple of {GROUP}, not {width}")
@@ -367,6 +368,8 @@ def _check_global_amax(global_amax: object, rule: Rule, format: BlockFormat, row
     if global_amax is None:
         return None
     _check_takes_amax(rule, format)
+    if isinstance(global_amax, float) and 0 <= global_amax <= FLOAT32_MAX and scaling != "row":
+        return np.array([global_amax], np.float32)  # the usual case, which needs no further questions
     raw = to_numpy(cast("Any", global_amax)) if is_torch(global_amax) else np.asarray(global_amax)
     if raw.dtype.kind not in "iufbV":  # ml_dtypes report kind V
         raise InputError(f"global_amax must be a number or an array of numbers, got {global_amax!r}")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from halfbyte.arrays import Array, float8_view
 from halfbyte.codec.blocks import ceil_div
 from halfbyte.codec.pack import packed_width
@@ -61,6 +63,7 @@ class QuantizedTensor:
 
 
 def _check_dtype(part: str, array: Array, wanted: str) -> None:
-    given = str(array.dtype).removeprefix("torch.")
-    if given != wanted:
-        raise InputError(f"{part} must be {wanted}, not {given}")
+    given = array.dtype
+    fits = given == wanted if isinstance(given, np.dtype) else str(given) == f"torch.{wanted}"
+    if not fits:
+        raise InputError(f"{part} must be {wanted}, not {str(given).removeprefix('torch.')}")

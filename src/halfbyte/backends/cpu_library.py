@@ -44,6 +44,7 @@ class Tables(ctypes.Structure):
         ("segment_sign", ctypes.c_int32),
         ("last_bounded", ctypes.c_int32),
         ("segment", ctypes.c_uint8 * 32 * 256),
+        ("steps", ctypes.c_uint8 * 24),
     ]
 
 

@@ -140,11 +140,13 @@ def _fill_scale_bytes(tables: Tables, rule: MXRule, element: ElementFormat, stat
         scale_of_byte[values[usable]] = scales[usable]
     regular = (scale == scale_of_byte[byte]) & (byte != 255) & (last_scale == scale_of_byte[last_byte])
     starts = np.full(257, inf_bits(dtype), np.int64)
-    if shift:
+    rises = np.flatnonzero(byte[1:] < byte[:-1]).max(initial=-1) + 1  # below it are bytes that wrap
+    if not shift:
+        starts[:256] = rises + np.searchsorted(byte[rises:], ALL_BYTES)
+    else:
         step = last_byte.astype(np.int64) - byte
         regular &= (step == 0) | (step == 1)
-        falls = np.flatnonzero(byte[1:] < byte[:-1])  # bytes that wrap below the smallest scale would stand twice
-        regular[: falls.max(initial=-1) + 1] = False
+        regular[:rises] = False  # they would stand twice
         inside = np.flatnonzero(regular & (step == 1))
         starts[last_byte[inside]] = _first_true(
             lambda bits: _scale(rule, bits, statistics, dtype, element)[0] > byte[inside], first[inside], last[inside]

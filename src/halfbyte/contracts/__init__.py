@@ -6,6 +6,7 @@ torchao(scaling_mode='rceil')
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 from halfbyte.contracts.peers.compressed_tensors import compressed_tensors
@@ -75,4 +76,9 @@ def get_contract(contract: str | Contract | None, format: BlockFormat) -> Contra
     name = DEFAULTS[format.name] if contract is None else contract
     if not isinstance(name, str) or name not in CONTRACTS:
         raise unknown_name("contract", name, CONTRACTS)
+    return _with_defaults(name)
+
+
+@functools.cache
+def _with_defaults(name: str) -> Contract:
     return CONTRACTS[name]()

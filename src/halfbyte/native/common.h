@@ -61,13 +61,22 @@ static inline float e4m3_decode(int byte) {
 
 static const uint8_t IRREGULAR = 0xFF;
 
-// bfloat16: a magnitude's code from its place among segments of 32 bit patterns, where thresholds lie at least that far apart.
+// bfloat16: a magnitude's code from its place among segments of 64 bit patterns. Code 4 begins at place 512; since codes 5 and 7
+// begin an octave after 3 and 5, and 6 after 4, no segment then holds the beginning of more than one.
 struct Segment {
-    static constexpr int SIZE = 32, COUNT = 16, PLACES = SIZE * COUNT;
-    uint8_t count[COUNT];  // 32 times the codes from 2 on that begin before the segment, plus 32 - where one begins in it
-    uint32_t start;        // places count from here; code 2 begins after it. Both 16-bit halves hold the number, as in both
-    uint32_t zero;         // code 1 begins after it
-    uint32_t unused[2];
+    static constexpr int SIZE = 64, COUNT = 16, PLACES = SIZE * COUNT, MIDDLE = PLACES / 2;
+    uint8_t count[COUNT];  // 64 times the code at the segment's begin (less 4 from the middle on), plus 64 - where one begins in it
+    uint32_t start;        // places count from here. Both 16-bit halves hold the number
+    uint32_t unused[3];
+};
+
+// bfloat16: the byte of an amax's bits a without a look-up in memory, (a + offset + ahead[(a >> 3) & 15]) >> shift. Bytes begin
+// more than eight bit patterns apart, and every binade of amaxes is like the one before it.
+struct Steps {
+    uint8_t ahead[16];
+    uint16_t first, last;  // amax bits that are described; their bytes have bounded segments. None: first > last
+    uint16_t offset;       // 256 * ahead[0] less than above: shuffling 16-bit lanes by bytes adds it to each
+    uint16_t shift;
 };
 
 // Everything a plain kernel needs. Magnitudes are compared as integers, which order like the numbers.
@@ -86,6 +95,7 @@ struct Tables {
     int32_t segment_sign;                 // that threshold
     int32_t last_bounded;                 // up to this byte no magnitude of a block that its amax led to it lies beyond PLACES
     Segment segment[256];
+    Steps steps;
 };
 
 // Scale byte of an amax's bits, or IRREGULAR.

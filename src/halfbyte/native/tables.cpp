@@ -119,30 +119,58 @@ static void fill_thresholds(const Rule& r, int dtype, int byte, Tables* t) {
     if (t->positive_sign[byte]) t->has_positive_sign = 1;
 }
 
-// False where thresholds are too close together for segments, as among subnormal numbers.
+// False where thresholds lie otherwise, as among subnormal numbers.
 static bool fill_segment(const int32_t* threshold, Segment* s) {
-    int32_t last[8];  // the last bits below code k + 1
-    for (int k = 0; k < 8; ++k) last[k] = (int16_t)(threshold[k] & 0xFFFF);
-    const int32_t start = last[1] - (Segment::SIZE - 1);
-    if (last[0] < 0 || start < last[0] || last[6] - start >= Segment::PLACES - 1) return false;
-    for (int k = 1; k < 6; ++k)
-        if (last[k + 1] - last[k] < Segment::SIZE) return false;
-    int k = 1;  // codes up to k begin before the segment
+    int32_t begin[7];  // of code k + 1, as a place
+    auto bits = [&](int k) { return (int32_t)(int16_t)(threshold[k] & 0xFFFF) + 1; };
+    const int32_t start = bits(3) - Segment::MIDDLE;
+    if (start < 0) return false;
+    for (int k = 0; k < 7; ++k) begin[k] = bits(k) - start;
     for (int at = 0; at < Segment::COUNT; ++at) {
-        const int32_t begins = k < 7 ? last[k] + 1 - start - at * Segment::SIZE : Segment::SIZE;
-        const bool inside = begins < Segment::SIZE;
-        s->count[at] = (uint8_t)(Segment::SIZE * (k - 1) + (inside ? Segment::SIZE - begins : 0));
-        if (begins <= Segment::SIZE) k += k < 7;
+        const int32_t first = at * Segment::SIZE, middle = first < Segment::MIDDLE ? 0 : 4;
+        int32_t code = 0, inside = 0, place = Segment::SIZE;
+        for (int32_t k : begin) {
+            code += k <= first;
+            if (k > first && k < first + Segment::SIZE) ++inside, place = k - first;
+        }
+        if (inside > 1 || code < middle || code + inside > middle + 3) return false;
+        s->count[at] = (uint8_t)(Segment::SIZE * (code - middle) + Segment::SIZE - place);
     }
     s->start = (uint32_t)start * 0x10001u;
-    s->zero = (uint32_t)threshold[0];
-    return s->count[0] == 0;
+    return s->count[0] == 0;  // what upper bytes of 16-bit lanes are given
 }
 
-// Segments of the bytes whose thresholds are there already: the last described one and those below it without a gap.
+// Steps of amaxes whose bytes have bounded segments, from the last one down to where they go on like this. (common.h: Steps)
+static void fill_steps(Tables* t) {
+    Steps& s = t->steps;
+    const uint32_t end = t->starts[t->last_bounded + 1];
+    uint32_t first = t->starts[t->first_segment];
+    if (t->last_bounded < t->first_segment || end > 32768 || end < first + 256) return;
+    s.shift = t->lut[end - 1] - t->lut[end - 1 - 128] == 8 ? 4 : 7;  // eight bytes a binade, or one
+    int32_t least[16], most[16];  // what may be added to amaxes of each sixteenth of a binade
+    std::fill(least, least + 16, -65536);
+    std::fill(most, most + 16, 65536);
+    for (uint32_t a = end; a-- > first;) {
+        const int32_t from = ((int32_t)t->lut[a] << s.shift) - (int32_t)a, place = (a >> 3) & 15;
+        const int32_t lower = std::max(least[place], from), upper = std::min(most[place], from + (1 << s.shift) - 1);
+        if (lower > upper) first = a + 1;
+        else least[place] = lower, most[place] = upper;
+    }
+    if (end < first + 128) return;
+    const int32_t lowest = *std::min_element(least, least + 16);
+    if (*std::max_element(least, least + 16) - lowest > 255) return;
+    for (int i = 0; i < 16; ++i) s.ahead[i] = (uint8_t)(least[i] - lowest);
+    s.offset = (uint16_t)(lowest - 256 * s.ahead[0]);
+    s.first = (uint16_t)first;
+    s.last = (uint16_t)(end - 1);
+}
+
+// Segments of the bytes whose thresholds and amaxes are there already: the last described one and those below it without a gap.
 extern "C" void hb_build_segments(int dtype, Tables* t) {
     t->first_segment = 1;
     t->last_segment = t->last_bounded = 0;
+    t->steps.first = 1;
+    t->steps.last = 0;
     if (dtype != BF16 || t->has_positive_sign) return;
     auto sign_of = [&](int byte) { return (int32_t)(int16_t)(t->threshold[byte][7] & 0xFFFF); };
     int byte = 255;
@@ -156,6 +184,7 @@ extern "C" void hb_build_segments(int dtype, Tables* t) {
         if ((int64_t)t->starts[byte + 1] - 1 - (t->segment[byte].start & 0xFFFF) >= Segment::PLACES) break;
         t->last_bounded = byte;
     }
+    fill_steps(t);
 }
 
 // Whether y is a number for every x under this byte.
@@ -182,7 +211,6 @@ extern "C" int hb_build_tables(const Rule* rule, int dtype, Tables* t) {
     for (int byte = 127; byte <= 256; ++byte) starts[byte] = end + 1;
     for (int byte = 0; byte < 127; ++byte) fill_thresholds(r, dtype, byte, t);
     std::memset(t->threshold[127], 0, sizeof t->threshold[127] * 129);  // no byte that a block has
-    hb_build_segments(dtype, t);
     for (int byte = 0; byte < 127; ++byte) {
         const int written = byte == 0 && r.for_zero_byte >= 0 ? r.for_zero_byte : byte;
         const float c = r.constant[written];
@@ -213,6 +241,7 @@ extern "C" int hb_build_tables(const Rule* rule, int dtype, Tables* t) {
         if (!shift)
             for (uint32_t index = 0; index < t->zero_below; ++index) t->lut[index] = (uint8_t)t->zero_byte;
     }
+    hb_build_segments(dtype, t);
     return 0;
 }
 
