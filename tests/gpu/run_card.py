@@ -63,7 +63,7 @@ class Tally:
 def pairs(full: bool) -> list[tuple[int, str]]:
     """(case, dtype), exact searches first because they compile slowly.
 
-    Compiling takes most of the time. Unless `full`, a case of an exact search takes one dtype, the next one the next.
+    Compiling takes most of the time. So a case of an exact search takes one dtype, the next one the next. `full`: all.
     """
     from halfbyte.backends.triton_rules import reason_against
     from tests.backends.cases import DTYPES, EXACT, every_case
@@ -238,7 +238,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="run cases whose name holds this")
     parser.add_argument("--seconds", type=float, default=1e9, help="stop the matrix after so long; it then fails")
     parser.add_argument("--processes", type=int, default=max(1, min(16, os.cpu_count() or 1)))
-    parser.add_argument("--quick", action="store_true", help="one dtype for every search: half as long")
+    parser.add_argument("--full", action="store_true", help="every dtype for every search: ten minutes and more")
     parser.add_argument("--part", type=part_of, default="1/1", metavar="I/N", help="one of N equal parts of the work")
     parser.add_argument("--no-checks", action="store_true", help="the matrix alone")
     chosen = parser.parse_args()
@@ -251,7 +251,7 @@ def main() -> int:
     deadline = started + chosen.seconds
     total = Tally()
     with multiprocessing.get_context("spawn").Pool(chosen.processes) as pool:
-        work = tasks(chosen.only, not chosen.quick, not chosen.no_checks, chosen.part, deadline)
+        work = tasks(chosen.only, chosen.full, not chosen.no_checks, chosen.part, deadline)
         found = pool.imap_unordered(perform, work)
         first = not chosen.no_checks and chosen.part[0] == 0
         here = [perform(Task("check", name=name)) for name in MAIN_PROCESS if first]
