@@ -95,10 +95,10 @@ def choose_bytes(
         if tables is not None:
             search_as_peer(x, rule.scale_search, tables, tables, request, codes, scales)
         return tables is not None
-    # The kernel of 4over6 finds the largest magnitude on its way, so its range is checked behind it.
+    # The kernels of 4over6 and of plain tiles find the largest magnitude: its range is checked behind them.
     quickest = _quickest(rule, request)
-    one_tensor = request.tile[0] == 1 and request.scaling == "tensor"
-    checked_behind = quickest and one_tensor and isinstance(request.method, FourSix)
+    method_of_kernel = FourSix if request.tile[0] == 1 else Amax
+    checked_behind = quickest and request.scaling == "tensor" and isinstance(request.method, method_of_kernel)
     if largest is None:
         largest = 0.0 if checked_behind else _largest(x, request)
     if not _in_range(largest, t, multiplier):
@@ -117,7 +117,7 @@ def choose_bytes(
     if tables is None:
         return False
     if isinstance(request.method, Amax):
-        _plain_tiles(x, rule, t, tables, request, codes, scales)
+        return _in_range(_plain_tiles(x, rule, t, tables, request, codes, scales), t, multiplier)
     elif isinstance(request.method, FourSix) and rule.four_six is not None:
         found = _four_six(x, rule.four_six, request.method, t, request, scales, tables, codes)
         if request.tile[0] == 16:
@@ -182,8 +182,8 @@ def _in_range(largest: float, t: TensorScale, multiplier: F32) -> bool:
 @np.errstate(all="ignore")
 def _plain_tiles(
     x: npt.NDArray[Any], rule: NVFP4Rule, t: TensorScale, tables: Tables, request: Request, codes: U8, scales: U8
-) -> None:
-    """Plain 16x16 tiles: each tile's byte stands on its sixteen rows."""
+) -> float:
+    """Plain 16x16 tiles: each tile's byte stands on its sixteen rows. Returns the largest magnitude; NaN wins."""
     library, isa = native()
     rows, columns = x.shape[0] // 16, x.shape[1] // 16
     row_bytes, dtype = x.shape[1] * x.dtype.itemsize, DTYPE_CODES[request.dtype]
@@ -201,6 +201,7 @@ def _plain_tiles(
         amax = magnitude_values(bits.astype(np.int64), request.dtype)
         scales.reshape(rows, 16, columns)[:] = scale_byte(rule.pre_scale(amax, one_scale(t)), rule.scale_byte)[:, None]
         emit_codes(x, tables, request, codes, scales)
+    return float(magnitude_values(bits.max().astype(np.int64).reshape(1), request.dtype)[0])
 
 
 def _four_six(
