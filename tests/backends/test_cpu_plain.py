@@ -25,6 +25,7 @@ CASES = {
     "modelopt": ("nvfp4", contracts.modelopt(), 16, 2688.0),
     "compressed_tensors": ("nvfp4", contracts.compressed_tensors(), 16, 0.0137),
     "torchao": ("nvfp4", contracts.torchao(), 16, 1.9),
+    "fouroversix, whose codes wrap": ("nvfp4", contracts.fouroversix(), 16, 0.3),
     "qwantize": ("nvfp4", contracts.qwantize(), 16, None),
     "ocp": ("mxfp4", contracts.ocp(), 32, None),
     "modelopt, MX of 16": ("mxfp4", contracts.modelopt(), 16, None),
@@ -40,9 +41,9 @@ def with_signs(bits: Matrix) -> Matrix:
 
 @functools.cache
 def operand(block: int, largest: int) -> Matrix:
-    """A block for every amax up to `largest`, in a shuffled order, and blocks of all magnitudes below some amaxes.
+    """A block for every amax up to `largest`, and blocks of all magnitudes below some amaxes.
 
-    Blocks in order go sixteen at a time, so they come a second time in order.
+    Sixteen blocks are scaled at once where all their amaxes allow it: so they come in order, and again shuffled.
     """
     generator = np.random.default_rng(block)
     amaxes = np.arange(largest)

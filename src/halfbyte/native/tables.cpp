@@ -153,7 +153,7 @@ static void fill_steps(Tables* t) {
     for (uint32_t a = end; a-- > first;) {
         const int32_t from = ((int32_t)t->lut[a] << s.shift) - (int32_t)a, place = (a >> 3) & 15;
         const int32_t lower = std::max(least[place], from), upper = std::min(most[place], from + (1 << s.shift) - 1);
-        if (lower > upper) first = a + 1;
+        if (lower > upper || t->lut[a] == IRREGULAR) first = a + 1;
         else least[place] = lower, most[place] = upper;
     }
     if (end < first + 128) return;
