@@ -32,7 +32,7 @@ from benchmarks import machine, operations, peers, tables
 from benchmarks.machine import Array, Timed, run_rounds
 from benchmarks.operations import ANY, Inputs, Operation
 from conformance.peers.spec import quiet
-from halfbyte.backends.cpu_library import ISAS
+from halfbyte.backends.cpu.library import ISAS
 from halfbyte.codec.bits import DTYPES
 
 Record = dict[str, Any]

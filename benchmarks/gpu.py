@@ -31,8 +31,8 @@ import halfbyte as hb
 import halfbyte.gpu as gpu
 from halfbyte.arrays import to_numpy
 from halfbyte.backends import Request
-from halfbyte.backends.triton_batch import group_amaxes
-from halfbyte.backends.triton_launch import launch_blocks, prepare, source_of
+from halfbyte.backends.gpu.batch import group_amaxes
+from halfbyte.backends.gpu.launch import launch_blocks, prepare, source_of
 from halfbyte.contracts import NVFP4Rule
 from halfbyte.testing import find_difference
 

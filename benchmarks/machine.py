@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 import halfbyte as hb
-from halfbyte.backends.cpu_library import ISAS, library_path, load_library, native
+from halfbyte.backends.cpu.library import ISAS, library_path, load_library, native
 
 Array = npt.NDArray[Any]
 

@@ -13,7 +13,7 @@ import numpy as np
 
 import halfbyte as hb
 from benchmarks.machine import Array, choose_instruction_set, copier
-from halfbyte.backends.cpu import tensor_amax
+from halfbyte.backends.cpu.backend import tensor_amax
 from halfbyte.backends.protocol import Request
 from halfbyte.codec.bits import DTYPES, dtype_name
 from halfbyte.testing import find_difference

@@ -1,7 +1,7 @@
 """Hashes of what halfbyte writes: every case of the bit-identity matrix, and small checkpoints of every kind.
 
-Golden vectors hold the peers' bytes. This ledger holds ours, the exact searches and whole checkpoints among them, so that no
-change moves a byte unseen. After a change that is meant, rewrite it and say so under "Bits" in the changelog:
+Golden vectors hold the peers' bytes. This ledger holds ours, the exact searches and whole checkpoints among them, so
+that no change moves a byte unseen. After a change that is meant, rewrite it and say so under "Bits" in the changelog:
 
     python -m tests.ledger
 """

@@ -129,7 +129,7 @@ def run_everything(path: str) -> None:
     """Every kernel, instruction set, dtype and edge; a report ends the process, a wrong bit raises."""
     import halfbyte as hb
     from halfbyte.arrays import to_numpy
-    from halfbyte.backends import cpu_library
+    from halfbyte.backends.cpu import library as cpu_library
     from halfbyte.testing import assert_same_bits
     from tests.backends import cases
 
@@ -172,7 +172,7 @@ def move_bytes() -> int:
     """The kernels without arithmetic, at every edge; returns how many ran."""
     import numpy as np
 
-    from halfbyte.backends.cpu_moves import cast_blocks, pack_codes, unpack_codes
+    from halfbyte.backends.cpu.repack import cast_blocks, pack_codes, unpack_codes
 
     table = np.arange(256, dtype=np.uint8)
     for blocks in BLOCKS:

@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from typer.testing import CliRunner, Result
 
-from halfbyte.backends.cpu import Cpu
+from halfbyte.backends.cpu.backend import Cpu
 from halfbyte.cli import app
 from halfbyte.contracts import CONTRACTS
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from halfbyte.backends import choose_device_backend
+from halfbyte.backends.gpu.backend import Triton
+from halfbyte.backends.gpu.batch import cast_scales, check_list, group_amaxes, list_amaxes, quantize_list
 from halfbyte.backends.protocol import DeviceParts, Request
-from halfbyte.backends.triton import Triton
-from halfbyte.backends.triton_batch import cast_scales, check_list, group_amaxes, list_amaxes, quantize_list
 from halfbyte.contracts import Contract, get_contract
 from halfbyte.errors import InputError, UnsupportedError
 from halfbyte.formats import get_format

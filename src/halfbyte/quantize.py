@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from halfbyte.arrays import Array, is_torch, like, output_dtype, to_numpy
 from halfbyte.backends import Request, choose_backend, choose_device_backend
-from halfbyte.backends.cpu_hadamard import rotate_matrix
-from halfbyte.backends.cpu_moves import has_kernels
+from halfbyte.backends.cpu.hadamard import rotate_matrix
+from halfbyte.backends.cpu.repack import has_kernels
 from halfbyte.codec.bits import F32, FLOAT32_MAX, U8, dtype_name, widen
 from halfbyte.contracts import CONTRACTS, Contract, DecodeRule, MXRule, NVFP4Rule, get_contract
 from halfbyte.contracts.hadamard import GROUP, rotate

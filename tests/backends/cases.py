@@ -14,7 +14,7 @@ import numpy.typing as npt
 import halfbyte as hb
 from halfbyte import contracts
 from halfbyte.backends import Request
-from halfbyte.backends.cpu import Cpu
+from halfbyte.backends.cpu.backend import Cpu
 from halfbyte.contracts.spec import DecodeRule, NVFP4Rule, Scaling, Tile
 from tests.samples import E2M1_VALUES, F32
 

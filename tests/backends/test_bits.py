@@ -14,8 +14,8 @@ import pytest
 import halfbyte as hb
 from halfbyte import contracts
 from halfbyte.arrays import to_numpy
-from halfbyte.backends.cpu import Cpu
-from halfbyte.backends.cpu_library import ISAS, load_library
+from halfbyte.backends.cpu.backend import Cpu
+from halfbyte.backends.cpu.library import ISAS, load_library
 from halfbyte.contracts.spec import NVFP4Rule
 from halfbyte.formats import BlockFormat
 from halfbyte.testing import assert_same_bits

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from halfbyte.backends.cpu_moves import cast_blocks, has_kernels, pack_codes, unpack_codes
+from halfbyte.backends.cpu.repack import cast_blocks, has_kernels, pack_codes, unpack_codes
 from halfbyte.codec.pack import pack, unpack
 from halfbyte.formats import get_format
 from halfbyte.testing import assert_same_bits

@@ -10,8 +10,8 @@ import pytest
 
 import halfbyte as hb
 from halfbyte import contracts
-from halfbyte.backends.cpu_library import as_array
-from halfbyte.backends.cpu_tables import IRREGULAR, build_mx_tables
+from halfbyte.backends.cpu.library import as_array
+from halfbyte.backends.cpu.tables import IRREGULAR, build_mx_tables
 from halfbyte.contracts.spec import MXRule
 from halfbyte.formats import E2M1
 from halfbyte.testing import assert_same_bits

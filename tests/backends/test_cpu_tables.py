@@ -10,10 +10,10 @@ import pytest
 
 import halfbyte as hb
 from halfbyte import contracts
-from halfbyte.backends.cpu_library import Tables, as_array
-from halfbyte.backends.cpu_tables import IRREGULAR, build_mx_tables, build_nvfp4_tables, magnitude_values
+from halfbyte.backends.cpu.library import Tables, as_array
+from halfbyte.backends.cpu.tables import IRREGULAR, build_mx_tables, build_nvfp4_tables, magnitude_values
 from halfbyte.backends.protocol import Request
-from halfbyte.backends.reference import scale_byte, tensor_scale
+from halfbyte.backends.reference.quantize import scale_byte, tensor_scale
 from halfbyte.codec.element import decode
 from halfbyte.contracts.rounding import round_elements
 from halfbyte.contracts.spec import MXRule, NVFP4Rule, TensorScale

@@ -7,7 +7,7 @@ import pytest
 
 import halfbyte as hb
 from halfbyte import contracts
-from halfbyte.backends.cpu_hadamard import rotate_matrix
+from halfbyte.backends.cpu.hadamard import rotate_matrix
 from halfbyte.codec.bits import widen
 from halfbyte.contracts.hadamard import rotate
 from halfbyte.testing import assert_same_bits

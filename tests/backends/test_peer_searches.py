@@ -13,8 +13,8 @@ import pytest
 
 import halfbyte as hb
 from halfbyte import contracts
-from halfbyte.backends.cpu_library import as_array
-from halfbyte.backends.cpu_peers import sweep_tables
+from halfbyte.backends.cpu.library import as_array
+from halfbyte.backends.cpu.peer_searches import sweep_tables
 from halfbyte.contracts import NVFP4Rule
 from halfbyte.contracts.spec import Scaling, TensorScale
 from halfbyte.testing import assert_same_bits

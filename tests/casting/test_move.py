@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from halfbyte.backends.cpu_moves import has_kernels
+from halfbyte.backends.cpu.repack import has_kernels
 from halfbyte.casting import move
 from halfbyte.codec.bits import U8
 from halfbyte.testing import assert_same_bits

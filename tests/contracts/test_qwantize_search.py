@@ -15,7 +15,7 @@ import torch
 
 import halfbyte as hb
 from halfbyte.conform.extras import fused_hessian
-from halfbyte.contracts.qwantize_search import (
+from halfbyte.contracts.searches.qwantize import (
     fused_multiply_add,
     search_bounds,
     search_e4m3,

@@ -8,8 +8,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from halfbyte.contracts.searches.static import fake_quantize, search_block_amax, searched_scale
 from halfbyte.contracts.spec import TensorScale
-from halfbyte.contracts.static_search import fake_quantize, search_block_amax, searched_scale
 from halfbyte.methods import FourSix, Method, Sweep
 from halfbyte.testing import assert_same_bits
 from tests.samples import F32, e2m1, f32, gaussian

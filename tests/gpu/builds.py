@@ -9,14 +9,12 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from halfbyte.backends import (
-    triton_kernels_decode,
-    triton_kernels_four_six,
-    triton_kernels_hessian,
-    triton_kernels_plain,
-    triton_kernels_scales,
-    triton_kernels_search,
-)
+from halfbyte.backends.gpu.triton import decode as decode_kernels
+from halfbyte.backends.gpu.triton import four_six as four_six_kernels
+from halfbyte.backends.gpu.triton import hessian as hessian_kernels
+from halfbyte.backends.gpu.triton import plain as plain_kernels
+from halfbyte.backends.gpu.triton import scales as scales_kernels
+from halfbyte.backends.gpu.triton import search as search_kernels
 
 CAPABILITIES = (90, 100, 120)
 
@@ -62,35 +60,35 @@ class Build:
 AMAX = {"DTYPE": 0, "CHUNK": 1024, "DEPTH": 4}
 
 BUILDS: dict[str, Build] = {
-    "amax": Build(triton_kernels_scales.amax_spans, AMAX, 8),
-    "amax of listed tensors": Build(triton_kernels_scales.amax_listed, AMAX, 8, {"table_ptr": "*i64"}),
-    "tensor-level numbers": Build(triton_kernels_scales.prepare, PREPARE),
-    "nvfp4": Build(triton_kernels_plain.quantize_nvfp4, BLOCKS),
-    "nvfp4 float16": Build(triton_kernels_plain.quantize_nvfp4, {**BLOCKS, "DTYPE": 1}),
-    "nvfp4 float32": Build(triton_kernels_plain.quantize_nvfp4, {**BLOCKS, "DTYPE": 2}),
-    "nvfp4 tiles": Build(triton_kernels_plain.quantize_nvfp4, {**BLOCKS, "MAP": 2}),
-    "nvfp4 rows": Build(triton_kernels_plain.quantize_nvfp4, {**BLOCKS, "MAP": 1, "GROUP": 2, "SHORT": False}),
-    "nvfp4 swizzled": Build(triton_kernels_plain.quantize_nvfp4, {**BLOCKS, "MAP": 1, "SWIZZLED": True}),
-    "nvfp4 dividing": Build(triton_kernels_plain.quantize_nvfp4, {**BLOCKS, "SHORT": False, "PRE": 3, "ELEMENT": 6}),
+    "amax": Build(scales_kernels.amax_spans, AMAX, 8),
+    "amax of listed tensors": Build(scales_kernels.amax_listed, AMAX, 8, {"table_ptr": "*i64"}),
+    "tensor-level numbers": Build(scales_kernels.prepare, PREPARE),
+    "nvfp4": Build(plain_kernels.quantize_nvfp4, BLOCKS),
+    "nvfp4 float16": Build(plain_kernels.quantize_nvfp4, {**BLOCKS, "DTYPE": 1}),
+    "nvfp4 float32": Build(plain_kernels.quantize_nvfp4, {**BLOCKS, "DTYPE": 2}),
+    "nvfp4 tiles": Build(plain_kernels.quantize_nvfp4, {**BLOCKS, "MAP": 2}),
+    "nvfp4 rows": Build(plain_kernels.quantize_nvfp4, {**BLOCKS, "MAP": 1, "GROUP": 2, "SHORT": False}),
+    "nvfp4 swizzled": Build(plain_kernels.quantize_nvfp4, {**BLOCKS, "MAP": 1, "SWIZZLED": True}),
+    "nvfp4 dividing": Build(plain_kernels.quantize_nvfp4, {**BLOCKS, "SHORT": False, "PRE": 3, "ELEMENT": 6}),
     "nvfp4 wrapping": Build(
-        triton_kernels_plain.quantize_nvfp4, {**BLOCKS, "SHORT": False, "PRE": 2, "ELEMENT": 1, "WRAPS": True}
+        plain_kernels.quantize_nvfp4, {**BLOCKS, "SHORT": False, "PRE": 2, "ELEMENT": 1, "WRAPS": True}
     ),
-    "mxfp4": Build(triton_kernels_plain.quantize_mx, MX),
-    "mxfp4 float32": Build(triton_kernels_plain.quantize_mx, {**MX, "DTYPE": 2}),
-    "mxfp4 nearest": Build(triton_kernels_plain.quantize_mx, {**MX, "NEAREST": True}),
-    "mxfp8": Build(triton_kernels_plain.quantize_mx, {**MX, "WIDE": True, "SIGN": 1, "NAN_CODE": 127}),
-    "4over6": Build(triton_kernels_four_six.quantize_four_six, FOUR_SIX),
-    "4over6 mse": Build(triton_kernels_four_six.quantize_four_six, {**FOUR_SIX, "METRIC": 1, "TOP": 1536.0}),
-    "4over6 fast": Build(triton_kernels_four_six.quantize_four_six, {**FOUR_SIX, "KIND": 2}),
-    "4over6 tiles": Build(triton_kernels_four_six.quantize_four_six, {**FOUR_SIX, "MAP": 2}),
-    "optimal": Build(triton_kernels_search.quantize_optimal, {**SEARCH, "OBJECTIVE": 0}, 1),
-    "optimal weighted": Build(triton_kernels_search.quantize_optimal, {**SEARCH, "OBJECTIVE": 1, "MAP": 1}, 1),
-    "hessian": Build(triton_kernels_hessian.quantize_hessian, {**SEARCH, "SHORT": False}, 1),
-    "dequantize": Build(triton_kernels_decode.dequantize, DECODE),
-    "dequantize float32": Build(triton_kernels_decode.dequantize, {**DECODE, "DTYPE": 2, "DECODE": 1}),
-    "dequantize mxfp4": Build(triton_kernels_decode.dequantize, {**DECODE, "N": 32, "DECODE": 5}),
-    "dequantize mxfp8": Build(triton_kernels_decode.dequantize, {**DECODE, "N": 32, "DECODE": 5, "WIDE": True}),
-    "cast": Build(triton_kernels_decode.cast_mxfp4_to_nvfp4, {"B": 128, "HINTS": True}),
+    "mxfp4": Build(plain_kernels.quantize_mx, MX),
+    "mxfp4 float32": Build(plain_kernels.quantize_mx, {**MX, "DTYPE": 2}),
+    "mxfp4 nearest": Build(plain_kernels.quantize_mx, {**MX, "NEAREST": True}),
+    "mxfp8": Build(plain_kernels.quantize_mx, {**MX, "WIDE": True, "SIGN": 1, "NAN_CODE": 127}),
+    "4over6": Build(four_six_kernels.quantize_four_six, FOUR_SIX),
+    "4over6 mse": Build(four_six_kernels.quantize_four_six, {**FOUR_SIX, "METRIC": 1, "TOP": 1536.0}),
+    "4over6 fast": Build(four_six_kernels.quantize_four_six, {**FOUR_SIX, "KIND": 2}),
+    "4over6 tiles": Build(four_six_kernels.quantize_four_six, {**FOUR_SIX, "MAP": 2}),
+    "optimal": Build(search_kernels.quantize_optimal, {**SEARCH, "OBJECTIVE": 0}, 1),
+    "optimal weighted": Build(search_kernels.quantize_optimal, {**SEARCH, "OBJECTIVE": 1, "MAP": 1}, 1),
+    "hessian": Build(hessian_kernels.quantize_hessian, {**SEARCH, "SHORT": False}, 1),
+    "dequantize": Build(decode_kernels.dequantize, DECODE),
+    "dequantize float32": Build(decode_kernels.dequantize, {**DECODE, "DTYPE": 2, "DECODE": 1}),
+    "dequantize mxfp4": Build(decode_kernels.dequantize, {**DECODE, "N": 32, "DECODE": 5}),
+    "dequantize mxfp8": Build(decode_kernels.dequantize, {**DECODE, "N": 32, "DECODE": 5, "WIDE": True}),
+    "cast": Build(decode_kernels.cast_mxfp4_to_nvfp4, {"B": 128, "HINTS": True}),
 }
 
 

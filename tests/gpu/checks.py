@@ -11,7 +11,7 @@ import torch
 import halfbyte as hb
 import halfbyte.gpu as gpu
 from halfbyte.arrays import to_numpy
-from halfbyte.backends import triton_batch
+from halfbyte.backends.gpu import batch as gpu_batch
 from halfbyte.layouts.swizzle import swizzle
 from halfbyte.testing import assert_same_bits
 from tests.gpu.short_forms import try_short_forms
@@ -199,7 +199,7 @@ def casts() -> int:
 
     done = 0
     generator = torch.Generator("cuda").manual_seed(0)
-    large = triton_batch.HINTED // 16 + 2 * 256  # blocks of a tensor that takes the other form of the kernel
+    large = gpu_batch.HINTED // 16 + 2 * 256  # blocks of a tensor that takes the other form of the kernel
     for blocks in (256, large):
         codes = torch.randint(0, 256, (blocks // 4, 16 * 4), generator=generator, device="cuda", dtype=torch.uint8)
         scales = torch.arange(256, dtype=torch.uint8, device="cuda").repeat(blocks // 256).reshape(blocks // 4, 4)

@@ -10,7 +10,7 @@ import torch
 
 import halfbyte as hb
 import halfbyte.gpu as gpu
-from halfbyte.backends import cuda_launch
+from halfbyte.backends.gpu.cuda import launch as cuda_launch
 from tests.backends.cases import FOUR_SIX
 from tests.gpu.checks import normal, same
 

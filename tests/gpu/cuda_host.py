@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from halfbyte.backends import Request
-from halfbyte.backends.cuda_launch import KERNELS, SOURCES, Blocks, Form
-from halfbyte.backends.reference import tensor_scale
-from halfbyte.backends.reference_search import exponent_of
-from halfbyte.backends.triton_rules import FACTORS, four_six_numbers
+from halfbyte.backends.gpu.cuda.launch import KERNELS, SOURCES, Blocks, Form
+from halfbyte.backends.gpu.rules import FACTORS, four_six_numbers
+from halfbyte.backends.reference.quantize import tensor_scale
+from halfbyte.backends.reference.search import exponent_of
 from halfbyte.codec.bits import F32, U8, widen
 from halfbyte.codec.blocks import split
 from halfbyte.contracts import NVFP4Rule
@@ -115,7 +115,7 @@ def build(name: str, *definitions: str) -> OnCpu:
 
 @np.errstate(all="ignore")
 def numbers_of(x: npt.NDArray[np.generic], rule: NVFP4Rule, request: Request) -> F32:
-    """What triton_kernels_scales.prepare writes for a tensor, from the contract's own functions."""
+    """What triton/scales.py, prepare, writes for a tensor, from the contract's own functions."""
     if rule.factor is not FACTORS[0] or rule.stored is None:
         raise TypeError("the kernels know TransformerEngine's formulas")
     t = tensor_scale(split(widen(x), 16), rule, request)

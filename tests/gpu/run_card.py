@@ -65,7 +65,7 @@ def pairs(full: bool) -> list[tuple[int, str]]:
 
     Compiling takes most of the time. So a case of an exact search takes one dtype, the next one the next. `full`: all.
     """
-    from halfbyte.backends.triton_rules import reason_against
+    from halfbyte.backends.gpu.rules import reason_against
     from tests.backends.cases import DTYPES, EXACT, every_case
 
     listed = []
@@ -134,7 +134,7 @@ def checks() -> dict[str, Callable[[], int]]:
 
 def served_by_tables(case: object, dtype: str) -> bool:
     """Whether a CUDA C++ kernel serves a case too, beside Triton's."""
-    from halfbyte.backends.cuda_launch import kernel_for
+    from halfbyte.backends.gpu.cuda.launch import kernel_for
     from halfbyte.contracts import NVFP4Rule
     from tests.backends.cases import Case
 

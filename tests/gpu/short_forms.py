@@ -3,8 +3,8 @@
 import triton
 import triton.language as tl
 
-from halfbyte.backends.triton_kernels_four_six import _over_top
-from halfbyte.backends.triton_kernels_scales import short_reciprocal, short_sixth
+from halfbyte.backends.gpu.triton.four_six import _over_top
+from halfbyte.backends.gpu.triton.scales import short_reciprocal, short_sixth
 
 
 @triton.jit

@@ -12,7 +12,7 @@ SHORT_DIVISIONS = {
     2688.0: (0.0003720237873494625, 2.217434742768365e-11),
     1536.0: (0.0006510416278615594, 3.8805108432127255e-11),
 }
-"""1/c in two float32 parts, as they stand in triton_kernels_scales.py and triton_kernels_four_six.py."""
+"""1/c in two float32 parts, as they stand in gpu/triton/scales.py and gpu/triton/four_six.py."""
 
 
 def fma(x: F32, y: np.float32, z: F32) -> F32:
@@ -31,7 +31,7 @@ def test_division_by_a_constant(divisor: float) -> None:
 
 
 def round_like_the_kernels(y: F32) -> tuple[F32, np.ndarray[tuple[int, ...], np.dtype[np.int32]]]:
-    """step_of, round_e2m1 and raw_code of triton_kernels_blocks.py."""
+    """step_of, round_e2m1 and raw_code of gpu/triton/blocks.py."""
     power = ((y * y + np.float32(12.5)).view(np.int32) & 0x7F800000).view(np.float32)
     shifted = power * np.float32(524288) + y
     raw = shifted.view(np.int32)
@@ -53,7 +53,7 @@ def test_rounding_to_e2m1() -> None:
 
 
 def estimate(x: F32, scale: F32) -> F32:
-    """_estimate of triton_kernels_estimate.py, in float32 without fusing: off by no less than with it."""
+    """_estimate of gpu/triton/estimate.py, in float32 without fusing: off by no less than with it."""
     inverse = np.float32(1) / scale
     squares = (x * x) * (inverse * inverse * np.float32(524288)) + np.float32(6553600)
     magic = (squares.view(np.int32) & 0x7F800000).view(np.float32)

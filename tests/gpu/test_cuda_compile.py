@@ -10,8 +10,10 @@ import torch
 
 import halfbyte as hb
 from halfbyte import contracts
-from halfbyte.backends import Request, cuda_compile, cuda_launch
-from halfbyte.backends.cuda_launch import KERNELS, Form, definitions_of, kernel_for
+from halfbyte.backends import Request
+from halfbyte.backends.gpu.cuda import compile as cuda_compile
+from halfbyte.backends.gpu.cuda import launch as cuda_launch
+from halfbyte.backends.gpu.cuda.launch import KERNELS, Form, definitions_of, kernel_for
 from halfbyte.contracts import NVFP4Rule
 from halfbyte.methods import Method
 from tests.backends.cases import FOUR_SIX, every_case
@@ -77,7 +79,7 @@ def test_errors_of_the_compiler_are_told() -> None:
 
 
 def test_sources_belong_to_the_package() -> None:
-    files = {entry.name for entry in resources.files("halfbyte.backends").joinpath("cuda").iterdir()}
+    files = {entry.name for entry in resources.files("halfbyte.backends.gpu.cuda").iterdir()}
     assert files >= {"common.cuh", *(kernel.source for kernel in KERNELS.values())}
 
 

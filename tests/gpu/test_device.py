@@ -16,7 +16,7 @@ import halfbyte.gpu as gpu
 import halfbyte.torch_ops
 from halfbyte import contracts
 from halfbyte.backends import DEVICE_BACKENDS, choose_backend, choose_device_backend
-from halfbyte.backends.triton_rules import mx_table, reason_against
+from halfbyte.backends.gpu.rules import mx_table, reason_against
 from halfbyte.codec.bits import F32, U8
 from halfbyte.contracts import MXRule, NVFP4Rule
 from halfbyte.formats import E2M1

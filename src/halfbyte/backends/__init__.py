@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from halfbyte.backends.cpu import Cpu
+from halfbyte.backends.cpu.backend import Cpu
+from halfbyte.backends.gpu.backend import Triton
 from halfbyte.backends.protocol import Backend, DeviceBackend, DeviceParts, Parts, Request
-from halfbyte.backends.reference import Reference
-from halfbyte.backends.triton import Triton
+from halfbyte.backends.reference.quantize import Reference
 from halfbyte.errors import BackendError, unknown_name
 
 BACKENDS: dict[str, Backend] = {"cpu": Cpu(), "reference": Reference()}

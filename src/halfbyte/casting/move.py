@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from halfbyte.backends.cpu_moves import cast_blocks, has_kernels
+from halfbyte.backends.cpu.repack import cast_blocks, has_kernels
 from halfbyte.codec.bits import U8
 
 LOWEST, HIGHEST = -9, 8

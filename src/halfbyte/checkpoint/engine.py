@@ -16,9 +16,9 @@ import numpy.typing as npt
 
 from halfbyte.arrays import like, to_numpy
 from halfbyte.backends import Request
-from halfbyte.backends.cpu import tensor_amax
-from halfbyte.backends.cpu_library import load_library
-from halfbyte.backends.reference import tensor_scale
+from halfbyte.backends.cpu.backend import tensor_amax
+from halfbyte.backends.cpu.library import load_library
+from halfbyte.backends.reference.quantize import tensor_scale
 from halfbyte.codec.bits import BFLOAT16, F32, U8, dtype_name, widen
 from halfbyte.contracts import Contract, NVFP4Rule
 from halfbyte.errors import CheckpointError, InputError, UnsupportedError

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from halfbyte.backends.cpu_library import thread_count
+from halfbyte.backends.cpu.library import thread_count
 from halfbyte.checkpoint.acts import Acts
 from halfbyte.checkpoint.buffers import Arena
 from halfbyte.checkpoint.destination import check_destination, close, only_one, open_destination

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from halfbyte.arrays import to_numpy
 from halfbyte.backends import Request
-from halfbyte.backends.reference import block_amax, scale_byte, tensor_scale
+from halfbyte.backends.reference.quantize import block_amax, scale_byte, tensor_scale
 from halfbyte.casting.operand import read
 from halfbyte.casting.peer import closed_form_amax
 from halfbyte.codec.bits import F32, dtype_name, widen
@@ -17,9 +17,9 @@ from halfbyte.codec.blocks import join, split
 from halfbyte.codec.element import decode
 from halfbyte.contracts import Contract, MXRule, NVFP4Rule
 from halfbyte.contracts.peers.modelopt_cast import count_lossless, largest_exponent
-from halfbyte.contracts.qwantize_search import fused_multiply_add
+from halfbyte.contracts.searches.qwantize import fused_multiply_add
+from halfbyte.contracts.searches.static import fake_quantize, searched_scale
 from halfbyte.contracts.spec import CastRule
-from halfbyte.contracts.static_search import fake_quantize, searched_scale
 from halfbyte.errors import UnsupportedError
 from halfbyte.formats import E4M3, BlockFormat
 from halfbyte.methods import Method

@@ -12,8 +12,8 @@ import dataclasses
 from halfbyte.contracts import exponents, expressions
 from halfbyte.contracts.options import changed, check_choice, check_name, listing_options
 from halfbyte.contracts.peers.modelopt_cast import CLOSED_FORM, THROUGH_BF16
+from halfbyte.contracts.searches.static import search_block_amax
 from halfbyte.contracts.spec import Contract, MXRule, NVFP4Rule, Rounding, ScaleByte
-from halfbyte.contracts.static_search import search_block_amax
 from halfbyte.methods import Amax, FourSix, Method, Sweep
 
 FOUR_OVER_SIX = FourSix("mse", 256)

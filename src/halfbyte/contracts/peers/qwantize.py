@@ -1,4 +1,4 @@
-"""qwantize: single-level scales, ties to the smaller magnitude; naive, or searched (contracts/qwantize_search.py).
+"""qwantize: single-level scales, ties to the smaller magnitude; naive, or searched (contracts/searches/qwantize.py).
 
 Codes are magnitudes times sign(x), so zeros of either sign are code 0 whatever the scale, and a NaN element is code 0.
 A block whose E4M3 scale rounds to 0 stores ±6. An MXFP4 block with a NaN has byte 0 and ±6 for its finite elements; a
@@ -12,7 +12,7 @@ from typing import Literal
 
 from halfbyte.contracts import exponents, expressions
 from halfbyte.contracts.options import changed, check_name, listing_options
-from halfbyte.contracts.qwantize_search import search_e4m3, search_e8m0
+from halfbyte.contracts.searches.qwantize import search_e4m3, search_e8m0
 from halfbyte.contracts.spec import Contract, MXRule, NVFP4Rule, Rounding, ScaleByte
 from halfbyte.methods import Amax, Method, Optimal
 

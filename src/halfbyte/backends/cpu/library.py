@@ -1,0 +1,222 @@
+"""The compiled kernels: found, loaded with ctypes, run on threads over ranges. No numerics here."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import operator
+import os
+import sys
+import sysconfig
+import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from halfbyte.errors import InputError, unknown_name
+
+ISAS = {"portable": 0, "avx2": 1, "avx512": 2}
+DTYPE_CODES = {"bf16": 0, "fp16": 1, "fp32": 2}
+
+RANGE_BYTES = 1 << 18
+"""Least input of a thread's range: below this a second thread costs more than it saves."""
+
+
+class Tables(ctypes.Structure):
+    """common.h: Tables."""
+
+    _fields_ = [
+        ("lut", ctypes.c_uint8 * 32768),
+        ("starts", ctypes.c_uint32 * 257),
+        ("written", ctypes.c_uint8 * 256),
+        ("zero_below", ctypes.c_uint32),
+        ("zero_byte", ctypes.c_uint32),
+        ("threshold", ctypes.c_int32 * 8 * 256),
+        ("positive_sign", ctypes.c_int32 * 256),
+        ("has_positive_sign", ctypes.c_int32),
+        ("scale", ctypes.c_float * 256),
+        ("first_segment", ctypes.c_int32),
+        ("last_segment", ctypes.c_int32),
+        ("segment_sign", ctypes.c_int32),
+        ("last_bounded", ctypes.c_int32),
+        ("segment", ctypes.c_uint8 * 32 * 256),
+        ("steps", ctypes.c_uint8 * 24),
+    ]
+
+
+class Rule(ctypes.Structure):
+    """common.h: Rule."""
+
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in ("pre_scale", "divides", "tie", "sign", "wraps", "for_zero_byte")),
+        ("statistics", ctypes.c_int32),
+        *((name, ctypes.c_float) for name in ("smallest", "for_zero", "factor", "largest", "top", "amax")),
+        ("constant", ctypes.c_float * 256),
+    ]
+
+
+class SearchTables(ctypes.Structure):
+    """kernels.h: SearchTables."""
+
+    _fields_ = [
+        ("multiplier", ctypes.c_float * 128),
+        ("scale", ctypes.c_float * 128),
+        ("divides", ctypes.c_int32),
+        ("first", ctypes.c_int32),
+        ("zero_byte", ctypes.c_int32),
+        *((name, ctypes.c_float) for name in ("prescale", "unit", "to_scale")),
+    ]
+
+
+class GeneralSearch(ctypes.Structure):
+    """searches.h: GeneralSearch."""
+
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in ("block", "dtype", "element", "objective", "divides", "first", "last")),
+        *((name, ctypes.c_int32) for name in ("by_block", "zero_byte", "per_row", "start")),
+        *((name, ctypes.c_float) for name in ("most_value", "zero_below")),
+        *((name, ctypes.c_void_p) for name in ("value", "constant", "prescale", "unit", "numbers", "bounds")),
+    ]
+
+
+class Grid(ctypes.Structure):
+    """searches.h: Grid."""
+
+    _fields_ = [
+        ("size", ctypes.c_int32),
+        ("code_bits", ctypes.c_int32),
+        ("value", ctypes.c_float * 256),
+        ("code", ctypes.c_uint8 * 256),
+        ("place", ctypes.c_uint8 * 256),
+    ]
+
+
+class SweepTables(ctypes.Structure):
+    """searches.h: SweepTables."""
+
+    _fields_ = [
+        ("scale", ctypes.c_float * 126),
+        ("byte", ctypes.c_uint8 * 128),
+        ("ascending", ctypes.c_int32),
+        ("regular", ctypes.c_int32),
+        ("unit", ctypes.c_float),
+    ]
+
+
+class PeerSearch(ctypes.Structure):
+    """searches.h: PeerSearch."""
+
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in ("block", "dtype", "last", "limit")),
+        ("value", ctypes.c_float * 256),
+        ("h", ctypes.c_void_p),
+    ]
+
+
+def library_path() -> Path | None:
+    """Where the compiled library lies: in the package, or where an editable install puts it."""
+    suffix = {"darwin": ".dylib", "win32": ".dll"}.get(sys.platform, ".so")
+    folders = [Path(__file__).parent, Path(sysconfig.get_path("platlib")) / "halfbyte" / "backends" / "cpu"]
+    found = [folder / f"libhalfbyte_cpu{suffix}" for folder in folders]
+    return next((path for path in found if path.exists()), None)
+
+
+@functools.cache
+def load_library() -> ctypes.CDLL | None:
+    """The compiled library, or None with one clear warning where the package was installed without a compiler."""
+    path = library_path()
+    if path is None:
+        warnings.warn(
+            "halfbyte runs its slow numpy reference: the compiled kernels are missing, because no C++ compiler was "
+            "there when it was installed. Install one (or a wheel) and reinstall halfbyte.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return None
+    library = ctypes.CDLL(str(path))
+    structures = {
+        "tables": Tables,
+        "rule": Rule,
+        "search": SearchTables,
+        "general": GeneralSearch,
+        "grid": Grid,
+        "sweep": SweepTables,
+        "peer": PeerSearch,
+    }
+    for name, structure in structures.items():
+        size = getattr(library, f"hb_sizeof_{name}", None)
+        if size is not None:
+            size.restype = ctypes.c_int64
+        if size is None or size() != ctypes.sizeof(structure):
+            raise ImportError(f"{path} was built from other sources than this package; reinstall halfbyte")
+    for name in ("hb_plain", "hb_mxfp8", "hb_mx_search", "hb_cast", "hb_plain_tiles", "hb_general"):
+        getattr(library, name).restype = ctypes.c_int64
+    library.hb_amax.restype = library.hb_four_six.restype = ctypes.c_uint32
+    library.hb_build_flags.restype = ctypes.c_char_p
+    library.hb_multiply_add.restype = ctypes.c_float
+    return library
+
+
+def choose_isa(library: ctypes.CDLL) -> int:
+    """The widest instruction set of this machine, or the one that HALFBYTE_ISA names. It never changes a bit."""
+    best = int(library.hb_best_isa())
+    wanted = os.environ.get("HALFBYTE_ISA")
+    if wanted is None:
+        return best
+    if wanted not in ISAS:
+        raise unknown_name("instruction set in HALFBYTE_ISA", wanted, ISAS)
+    if ISAS[wanted] > best:
+        raise InputError(f"HALFBYTE_ISA={wanted}, but this machine does not have it")
+    return ISAS[wanted]
+
+
+def native() -> tuple[ctypes.CDLL, int]:
+    """The library and the instruction set to use, for callers that know there is one (`supports` asked)."""
+    library = load_library()
+    if library is None:
+        raise ImportError("the compiled kernels are not installed")
+    return library, choose_isa(library)
+
+
+def thread_count(threads: int | None = None) -> int:
+    """The argument, or HALFBYTE_THREADS, or the processors that this process may use."""
+    given = threads if threads is not None else os.environ.get("HALFBYTE_THREADS")
+    if given is None:
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        count = int(given) if isinstance(given, str) else operator.index(given)
+    except (TypeError, ValueError):
+        count = 0
+    if count < 1 or isinstance(given, bool):
+        raise InputError(f"the number of threads must be a whole number of at least 1, not {given!r}")
+    return count
+
+
+@functools.cache
+def _pool(workers: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(workers, thread_name_prefix="halfbyte")
+
+
+def over_ranges(run: Callable[[int, int], Any], count: int, bytes_each: int, threads: int | None) -> list[Any]:
+    """Call run(start, stop) on ranges that cover count items, on threads; results in order. ctypes releases the GIL."""
+    workers = min(thread_count(threads), max(1, count * bytes_each // RANGE_BYTES), count)
+    if workers <= 1:
+        return [run(0, count)]
+    edges = [count * i // workers for i in range(workers + 1)]
+    return list(_pool(workers).map(run, edges[:-1], edges[1:]))
+
+
+def pointer(array: npt.NDArray[Any], offset: int = 0) -> ctypes.c_void_p:
+    """Address of a contiguous array, plus bytes. Strided arrays have no business here."""
+    if not array.flags.c_contiguous:
+        raise TypeError("only contiguous arrays go to a kernel")
+    return ctypes.c_void_p(array.ctypes.data + offset)
+
+
+def as_array(part: Any, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """A ctypes array as a numpy array of the same memory."""
+    return np.frombuffer(part, dtype=dtype)

@@ -1,0 +1,75 @@
+"""Kernels that only move bytes: packing, unpacking, and the verbatim cast of MXFP4 blocks to NVFP4 ones."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+
+from halfbyte.backends.cpu.library import load_library, native, over_ranges, pointer
+from halfbyte.codec.bits import U8
+
+
+def has_kernels() -> bool:
+    """Whether the package was installed with its kernels."""
+    return load_library() is not None
+
+
+def pack_codes(codes: U8, out: U8 | None = None, threads: int | None = None) -> U8:
+    """4-bit codes, one a byte, to two a byte along the last axis, which must be even. (codec.pack.pack)"""
+    library, isa = native()
+    codes = np.ascontiguousarray(codes)
+    shape = (*codes.shape[:-1], codes.shape[-1] // 2)
+    out = _output(out, shape)
+
+    def run(start: int, stop: int) -> None:
+        library.hb_pack(isa, pointer(codes, 2 * start), ctypes.c_int64(stop - start), pointer(out, start))
+
+    over_ranges(run, out.size, 2, threads)
+    return out
+
+
+def unpack_codes(packed: U8, out: U8 | None = None, threads: int | None = None) -> U8:
+    """Two 4-bit codes a byte to one a byte along the last axis. (codec.pack.unpack)"""
+    library, isa = native()
+    packed = np.ascontiguousarray(packed)
+    out = _output(out, (*packed.shape[:-1], packed.shape[-1] * 2))
+
+    def run(start: int, stop: int) -> None:
+        library.hb_unpack(isa, pointer(packed, start), ctypes.c_int64(stop - start), pointer(out, 2 * start))
+
+    over_ranges(run, packed.size, 2, threads)
+    return out
+
+
+def cast_blocks(
+    codes: U8, scales: U8, table: U8, out: tuple[U8, U8] | None = None, threads: int | None = None
+) -> tuple[U8, U8, int]:
+    """MXFP4 codes (blocks, 16) and scales (blocks,) to NVFP4 codes and scales (blocks, 2); how many blocks are zero.
+
+    table: the E4M3 byte that stands for each E8M0 byte. out: arrays of those shapes to write into.
+    """
+    library, isa = native()
+    codes, scales, table = (np.ascontiguousarray(part) for part in (codes, scales, table))
+    if codes.shape != (scales.size, 16) or table.shape != (256,):
+        raise TypeError(f"codes {codes.shape} and table {table.shape} do not fit {scales.size} blocks of 32")
+    new_codes = _output(None if out is None else out[0], codes.shape)
+    new_scales = _output(None if out is None else out[1], (scales.size, 2))
+
+    def run(start: int, stop: int) -> int:
+        return int(
+            library.hb_cast(
+                isa, pointer(codes, 16 * start), pointer(scales, start), ctypes.c_int64(stop - start), pointer(table),
+                pointer(new_codes, 16 * start), pointer(new_scales, 2 * start),
+            )
+        )  # fmt: skip
+
+    return new_codes, new_scales, sum(over_ranges(run, scales.size, 34, threads))
+
+
+def _output(out: U8 | None, shape: tuple[int, ...]) -> U8:
+    if out is None:
+        return np.empty(shape, np.uint8)
+    if out.shape != shape or out.dtype != np.uint8:
+        raise TypeError(f"out is {out.dtype} of shape {out.shape}, but the result is uint8 of {shape}")
+    return out

@@ -1,0 +1,1 @@
+"""The GPU backend: Triton and CUDA C++ kernels, and what launches them."""

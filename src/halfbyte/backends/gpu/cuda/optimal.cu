@@ -1,0 +1,328 @@
+// The scale of least squared error for bfloat16, by a table: the errors of nine scales for one element in sixteen bytes.
+//
+// Scales from 2M/7 up are left out by definition (docs/methods.md; M is the block's amax). Let L be the last byte below, s its
+// scale: M lies in (3.5, 3.95]·s, and L's significand, one of eight, says which table. Candidates are the bytes L, L − 1 …
+// L − 8; the next one is below M/7.4, where clipping M alone costs more than M²/28. Row r of a table stands for the magnitude
+// whose bits lie r above the table's base, 5.1 octaves up to the largest M. An entry holds (q·s' − x)² of each candidate:
+//     words 0, 1, 2   candidates 0 and 1, 2 and 5, 6 and 7: sixteen bits each, in units of 2^-16·s²
+//     word 3          candidates 3 and 4, rarely the best: eleven bits, 2^-11·s²; candidate 8: ten bits, 2^-10·s²
+// all rounded, and s² at most. Row 0 stands for everything smaller too: all codes are 0 there, so all candidates err alike, and
+// no more than it says. Sums of the words, and of the words shifted, hold the sums of all fields without carries.
+//
+// What the sums prove, in units of 2^-16·s². Sixteen entries are off by at most 8.3; candidates 3 and 4 by 256.3, candidate 8 by
+// 512.3. float32, which the objective is computed in, is off by 84u of s² with u = 2^-24 (exact.inc): by 0.4. P of a candidate
+// is its sum less 8, 256 or 512, plus 512: its error is at least P − 512.3, saturated entries or not, and at most P − 495.7,
+// or, for the coarse ones, P + 512.3. So the best is clear if
+// - the second smallest P is larger by MARGIN_UNITS (COARSE_MARGIN) or more,
+// - the smallest is less than what the byte L − 9 and all below cost at least, and no entry is saturated (`limit`), and
+// - no element comes to 7 under it, as the amax may under candidates 7 and 8: the short rounding does not end at 6 there.
+// Otherwise the objective itself decides: among the candidates that can still win, or, if there may be others, among all.
+#ifndef MARGIN_UNITS
+#define MARGIN_UNITS 18
+#endif
+#include "common.cuh"
+
+constexpr int CANDIDATES = 9, ROW_COUNT = 656;   // M up to 3.95·s, codes 0 below 0.25·s/2: 4.99 octaves, and 0.09
+constexpr u32 FIRST_LAST = 20, LAST_LAST = 133;  // L within these: all candidates are normal; above 126 some are none
+constexpr u32 COARSE_MARGIN = 1026, SATURATED = 65000;
+constexpr u32 SMALLER = 1 << CANDIDATES;  // beside a mask of candidates: smaller scales can win too
+
+// What belongs to a table beside its rows.
+struct Head {
+    uint2 info[128];                    // by the significand of the amax
+    float multiplier[128], scale[128];  // by byte: what elements are multiplied by, s'
+    u32 zero;                           // the amax of a block of zeros, or no amax at all
+};
+
+struct Tables {
+    uint4 entry[8 * ROW_COUNT];
+    Head head;
+};
+
+// In shared memory rows lie COPIES times, side by side, one for even lanes and one for odd ones: of eight lanes, which
+// read at once, four meet in the four banks of their copy, not eight in eight. Fewer of them wait for each other.
+constexpr int HEAD_AT = 8 * ROW_COUNT * COPIES;
+
+static_assert(sizeof(Tables) <= TABLE_BYTES && HEAD_AT * 16 + sizeof(Head) <= SHARED_BYTES, "the launch sets this much aside");
+
+__device__ __forceinline__ void copy_rows(const Tables* tables) {
+    wait_for_kernel_before();
+    const uint4 *rows = tables->entry, *head = (const uint4*)&tables->head;
+#pragma unroll 6
+    for (u32 i = threadIdx.x; i < 8 * ROW_COUNT; i += blockDim.x) {
+        const uint4 row = rows[i];
+#pragma unroll
+        for (int copy = 0; copy < COPIES; ++copy) shared_memory[COPIES * i + copy] = row;
+    }
+    for (u32 i = threadIdx.x; i < (sizeof(Head) + 15) / 16; i += blockDim.x) shared_memory[HEAD_AT + i] = head[i];
+    __syncthreads();
+}
+
+// --- the objective (backends/reference/search.py) ---
+
+__device__ __forceinline__ float scaled_of(float x, const float* n) { return (x * n[PRESCALE]) * n[PRESCALE_AGAIN]; }
+
+__device__ __forceinline__ float square_of(float x, float multiplier, float scale, const float* n) {
+    const float r = round_signed(x * multiplier).value * scale - scaled_of(x, n);
+    return r * r;
+}
+
+__device__ __forceinline__ float objective(const Words& words, float multiplier, float scale, const float* n) {
+    float total = 0.0f;
+#pragma unroll 4
+    for (int i = 0; i < 8; ++i) {
+        total = total + square_of(words.first(i), multiplier, scale, n);
+        total = total + square_of(words.second(i), multiplier, scale, n);
+    }
+    return total;
+}
+
+// Half of it is a scale (odd bytes below 16 have none) and reaches the amax with 7: the half is no worse.
+__device__ __forceinline__ bool excluded(u32 byte, float most, float unit) {
+    return (byte > 15 || byte % 2 == 0) && 7.0f * ((value_of_e4m3(byte) * 0.5f) * unit) >= most;
+}
+
+struct Found {
+    float error;
+    u32 byte;
+
+    __device__ __forceinline__ void consider(u32 tried, const Words& words, const Head& t, const float* n) {
+        const float found = objective(words, t.multiplier[tried], t.scale[tried], n);
+        if (found < error || (found == error && tried < byte)) {  // the smaller scale of equals
+            error = found;
+            byte = tried;
+        }
+    }
+    // Bytes from `tried` down, until clipping the amax alone costs more than the best.
+    __device__ __forceinline__ void go_down(u32 tried, const Words& words, const Head& t, float most, const float* n) {
+#pragma unroll 1
+        for (; tried >= 1; --tried) {
+            const float d = most - 6.0f * t.scale[tried];
+            if (d > 0.0f && d * d * 0.99999f > error) break;
+            if (!excluded(tried, most, n[UNIT])) consider(tried, words, t, n);
+        }
+    }
+};
+
+// Any block: up from the byte nearest to M/6 until scales are excluded, then down.
+__device__ __forceinline__ u32 search(const Words& words, const Head& t, float most, u32 start, const float* n) {
+    Found best = {FLOAT32_MAX, 255};
+    u32 cover = round_e4m3(most / (n[UNIT] * 6.0f)).byte;
+    cover = cover < 1 ? 1 : cover;
+#pragma unroll 1
+    for (u32 byte = cover; byte <= 126; ++byte) {
+        if (!excluded(byte, most, n[UNIT])) best.consider(byte, words, t, n);
+        else if (byte > 15) break;
+    }
+    best.go_down(cover - 1, words, t, most, n);
+    return best.byte == 255 ? start : best.byte;  // no error may be finite
+}
+
+// A block that the table left undecided; `mask`: the candidates that can win and, above them, whether smaller scales can;
+// 0 for all scales.
+__device__ __noinline__ void exact_block(const Operand& o, const Segment& s, const Head& t, i64 block, u32 mask) {
+    const Place at = place_of(o, block);
+    const Words words = {(const u32*)source(o, s, at)};
+    const float* n = s.numbers;
+    const u32 v = words.largest();
+    const float most = scaled_of(float_of_bf16(v), n);
+    const Scale start = round_e4m3(float_of_bf16(v) * n[FOLDED]);
+    u32 byte = start.byte;
+    if (mask != 0) {
+        const u32 last = (8 * (v >> 7) + t.info[v & 127].y) & 0xFF;
+        Found best = {FLOAT32_MAX, 255};
+#pragma unroll 1
+        for (u32 left = mask & (SMALLER - 1); left != 0; left &= left - 1) best.consider(last - (__ffs(left) - 1), words, t, n);
+        if (mask & SMALLER) best.go_down(last - CANDIDATES, words, t, most, n);
+        byte = best.byte;
+    } else if (v > 0 && v < 0x7F80 && n[SEARCHED] > 0) {
+        byte = search(words, t, most, start.byte, n);
+    }
+    o.codes[block] = words.codes(byte == 127 ? multiplier_of(start.value, n[INVERSE]) : t.multiplier[byte]);
+    o.scales[scale_place(o, at, block)] = (unsigned char)byte;
+}
+
+// --- building the table: every block of threads finds the octave's bytes, and writes some rows ---
+
+struct Octave {
+    u32 last[128];  // L, for amaxes of one octave
+    u32 end[8];     // by L's significand: the index of the last amax that has it
+    float multiplier[128], scale[128];
+};
+
+// The amax that an entry of `info` stands for, in an octave where x' is in [8, 16): scales are near 1 there.
+__device__ __forceinline__ u32 amax_of(u32 index, float prescale) { return ((257 - (__float_as_uint(prescale) >> 23)) << 7) + index; }
+
+// Last byte that is not excluded.
+__device__ __forceinline__ u32 last_of(float most, float unit) {
+    u32 byte = (__float_as_uint(most / (3.5f * unit)) >> 20) - 960;
+    while (excluded(byte, most, unit)) --byte;
+    while (!excluded(byte + 1, most, unit)) ++byte;
+    return byte;
+}
+
+// An octave on, L is larger by 8.
+__device__ __forceinline__ u32 last_at(const Octave& g, u32 index) { return g.last[index & 127] + (index >> 7) * 8; }
+
+__device__ __forceinline__ uint2 info_of(const Octave& g, u32 index, u32 amax, float prescale) {
+    const u32 last = g.last[index];
+    u32 end = index;
+    while (last_at(g, end + 1) == last) ++end;
+    const float clipped = float_of_bf16(amax) * prescale - 6.0f * g.scale[last - CANDIDATES];
+    const float cost = clipped * clipped * 0.9999f * (65536.0f / (g.scale[last] * g.scale[last]));
+    const u32 limit = (u32)(cost < (float)SATURATED ? cost : (float)SATURATED) + 500;
+    const u32 row = ROW_COUNT - 1 - (end - index);
+    return make_uint2((last & 7) * ROW_COUNT | row << 16, ((last - 8 * (amax >> 7)) & 0xFFFF) | limit << 16);
+}
+
+__device__ __forceinline__ bool is_coarse(int k) { return k == 3 || k == 4 || k == 8; }
+
+__device__ __forceinline__ uint4 table_entry(const Octave& g, u32 last, float x, float scaled) {
+    u32 error[CANDIDATES];
+    const float unit = 1.0f / (g.scale[last] * g.scale[last]);
+#pragma unroll
+    for (int k = 0; k < CANDIDATES; ++k) {
+        const float d = __fmaf_rn(round_e2m1(x * g.multiplier[last - k]).value, g.scale[last - k], -scaled);
+        const float steps = k == 8 ? 1024.0f : is_coarse(k) ? 2048.0f : 65536.0f, units = (d * d) * unit * steps;
+        error[k] = (u32)__float2int_rn(units < steps - 1.0f ? units : steps - 1.0f);
+    }
+    return make_uint4(error[0] | error[1] << 16, error[2] | error[5] << 16, error[6] | error[7] << 16,
+                      error[3] | error[4] << 11 | error[8] << 22);
+}
+
+extern "C" __global__ void __launch_bounds__(BUILD_THREADS) build_optimal(const float* numbers, uint4* tables) {
+    const float* n = numbers + blockIdx.y * NUMBERS;
+    Tables* t = (Tables*)(tables + blockIdx.y * (TABLE_BYTES / 16));
+    __shared__ Octave g;
+    let_next_kernel_begin();
+    const float unit = n[UNIT], prescale = n[PRESCALE] * n[PRESCALE_AGAIN];
+    const bool usable = n[NO_UNDERFLOW] > 0, writes = blockIdx.x == 0;
+    if (writes && threadIdx.x == 0) t->head.zero = usable ? 0 : 0xFFFFFFFF;
+    for (u32 i = threadIdx.x; i < 128; i += blockDim.x) {
+        g.multiplier[i] = multiplier_of(value_of_e4m3(i), n[INVERSE]);
+        g.scale[i] = value_of_e4m3(i) * unit;
+        if (usable) g.last[i] = last_of(float_of_bf16(amax_of(i, prescale)) * prescale, unit);
+        if (writes) t->head.multiplier[i] = g.multiplier[i];
+        if (writes) t->head.scale[i] = g.scale[i];
+        if (writes && !usable) t->head.info[i] = make_uint2(0, 0x8000);  // far below FIRST_LAST
+    }
+    if (!usable) return;
+    __syncthreads();
+    const u32 first = amax_of(0, prescale);
+    for (u32 i = threadIdx.x; i < 128; i += blockDim.x) {
+        if (last_at(g, i + 1) != g.last[i]) g.end[g.last[i] & 7] = i;
+        if (writes) t->head.info[i] = info_of(g, i, first + i, prescale);
+    }
+    __syncthreads();
+    for (u32 i = blockIdx.x * blockDim.x + threadIdx.x; i < 8 * ROW_COUNT; i += gridDim.x * blockDim.x) {
+        const u32 which = i / ROW_COUNT, end = g.end[which];
+        const float x = float_of_bf16(first + end - (ROW_COUNT - 1) + (i - which * ROW_COUNT));
+        t->entry[i] = table_entry(g, g.last[end], x, x * prescale);
+    }
+}
+
+// --- blocks ---
+
+struct Best {
+    u32 first, second;
+};
+
+__device__ __forceinline__ u32 smaller(u32 a, u32 b) { return a < b ? a : b; }
+__device__ __forceinline__ u32 larger(u32 a, u32 b) { return a > b ? a : b; }
+__device__ __forceinline__ Best ordered(u32 a, u32 b) { return {smaller(a, b), larger(a, b)}; }
+__device__ __forceinline__ Best merged(Best a, Best b) {
+    return {smaller(a.first, b.first), smaller(larger(a.first, b.first), smaller(a.second, b.second))};
+}
+
+// Eight codes, the first in the low nibble: noise above a code is shifted out, offsets are taken off together. No y is 7.
+__device__ __forceinline__ u32 pack(const u32* w, float multiplier) {
+    u32 raw[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        const float y = fabsf(__uint_as_float(i & 1 ? w[i >> 1] & 0xFFFF0000 : w[i >> 1] << 16)) * multiplier;
+        const u32 moved = __float_as_uint(__fmaf_rn(step_of(y), 524288.0f, y));
+        raw[i] = moved + (moved >> 22);
+    }
+    const u32 low = ((raw[3] * 16 + raw[2]) * 16 + raw[1]) * 16 + raw[0], high = ((raw[7] * 16 + raw[6]) * 16 + raw[5]) * 16 + raw[4];
+    return __byte_perm(low - 56778, high - 56778, 0x5410) | signs(w);
+}
+
+// P of every candidate times 16, plus its number; 8 is added to the numbers of the coarse ones.
+__device__ __forceinline__ void measure(const u32* magnitudes, u32 minus, u32 table, u32* p) {
+    u32 plain[4] = {}, upper[4] = {}, top = 0;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        const u32 rows = halves_above(magnitudes[i], minus);
+        const uint4 low = quad_at(__dp2a_lo(rows, 16u * COPIES, table));
+        const uint4 high = quad_at((rows >> (COPIES == 2 ? 11 : 12)) + table);  // rows are below 2**11
+        const u32 a[4] = {low.x, low.y, low.z, low.w}, c[4] = {high.x, high.y, high.z, high.w};
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            plain[j] += a[j] + c[j];
+            upper[j] = (a[j] >> (j < 3 ? 16 : 11)) + upper[j];
+            upper[j] = (c[j] >> (j < 3 ? 16 : 11)) + upper[j];
+        }
+        top = (a[3] >> 22) + top;
+        top = (c[3] >> 22) + top;
+    }
+#pragma unroll
+    for (int j = 0; j < 3; ++j) {
+        const int k = j == 2 ? 6 : 2 * j, l = j == 0 ? 1 : j == 1 ? 5 : 7;
+        p[k] = (plain[j] - (upper[j] << 16)) * 16 + (504 * 16 + k);
+        p[l] = upper[j] * 16 + (504 * 16 + l);
+    }
+    p[3] = (plain[3] - (upper[3] << 11)) * (32 * 16) + (256 * 16 + 8 + 3);
+    p[4] = (upper[3] - (top << 11)) * (32 * 16) + (256 * 16 + 8 + 4);
+    p[8] = top * (64 * 16) + 8;
+}
+
+// Whether the table decides; if it does, codes and scale are written, else `mask` says what is left.
+__device__ __forceinline__ bool decide(const Operand& o, const Head& t, u32 zero_amax, const Block& b, const Place& at, i64 block,
+                                       bool exists, u32* mask) {
+    u32 magnitudes[8], p[CANDIDATES];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) magnitudes[i] = b.w[i] & 0x7FFF7FFF;
+    const u32 v = largest(magnitudes);
+    const uint2 info = t.info[v & 127];
+    const u32 last = 8 * (v >> 7) + (u32)(int)(short)info.y;
+    const bool inside = last - FIRST_LAST <= LAST_LAST - FIRST_LAST, zero = v == zero_amax;
+    const u32 minus = __byte_perm(inside ? (info.x >> 16) - v : 0x8001u, 0, 0x1010);
+    measure(magnitudes, minus, address_of(shared_memory + threadIdx.x % COPIES) + (info.x & 0xFFFF) * (16 * COPIES), p);
+    if (__builtin_expect(last > 126 && inside, 0)) {  // these are no scales
+#pragma unroll
+        for (int k = 0; k < 7; ++k) p[k] = last - 126 > k ? 0x7FFFFFFF : p[k];
+    }
+    Best best = merged(merged(ordered(p[0], p[1]), ordered(p[2], p[3])), merged(ordered(p[4], p[5]), ordered(p[6], p[7])));
+    best = merged(best, {p[8], 0x7FFFFFFF});
+    const u32 winner = best.first & 15, reach = best.first + (winner & 8 ? COARSE_MARGIN : MARGIN_UNITS) * 16;
+    const bool within = reach >> 4 < info.y >> 16;
+    const u32 byte = zero ? 0 : last - (winner == 8 ? 8 : winner & 7);
+    const float multiplier = t.multiplier[byte & 127];
+    const bool clear = zero || (inside && within && best.second >= reach && float_of_bf16(v) * multiplier < 6.9999f);
+    if (clear && exists) {
+        o.codes[block] = make_uint2(pack(b.w, multiplier), pack(b.w + 4, multiplier));
+        o.scales[scale_place(o, at, block)] = (unsigned char)byte;
+    } else if (inside && reach >> 4 < SATURATED + 500) {
+        *mask = within ? 0 : SMALLER;
+#pragma unroll
+        for (int k = 0; k < CANDIDATES; ++k) *mask |= p[k] < reach + 16 ? 1u << k : 0;
+    }
+    return clear;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) quantize_optimal(const __grid_constant__ Operand o) {
+    const Head& t = *(const Head*)(shared_memory + HEAD_AT);
+    Queue queue((u64*)(shared_memory + SHARED_BYTES / 16));
+    for_all_segments(o, [&](const Segment& s) {
+        for_all_blocks(
+            o, s, queue,
+            [&] {
+                copy_rows((const Tables*)s.tables);
+                return t.zero;
+            },
+            [&](u32 zero, const Block& b, const Place& at, i64 block, bool exists, u32* mask) {
+                return decide(o, t, zero, b, at, block, exists, mask);
+            },
+            [&](i64 block, u32 mask) { exact_block(o, s, t, block, mask); });
+    });
+}

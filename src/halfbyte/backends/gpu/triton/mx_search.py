@@ -1,0 +1,210 @@
+"""The exact searches over power-of-two scales: MXFP4 and MXFP8. (backends/reference/search.py)
+
+    k = floor(log2 amax)     x' = x·2**-k     s' = 2**(byte−127)·2**-k     r = q·s' − x'
+    error = Σ r·r, Σ w·(r·r), or rᵀHr, in index order
+
+The plain kernel has written codes and bytes already; blocks for which a scale is found get theirs anew. A lane starts
+at the largest scale that can win and goes down. Squared errors: scales above 2**(k−1) (E4M3 elements: 2**(k−7)) are
+excluded by the proof in docs/methods.md; below, once the clipped elements alone cost more than the best error, nothing
+can win. Hessian: where all codes are 0 all errors are equal, so the smallest such scale stands for all above it; the
+way down ends at a norm bound, as in gpu/triton/hessian.py.
+"""
+
+import triton
+import triton.language as tl
+
+from halfbyte.backends.gpu.triton.blocks import (
+    FLOAT32_MAX,
+    FP32,
+    bits_of,
+    float_of,
+    largest,
+    load_words,
+    pack_codes,
+    round_e4m3,
+    scale_place,
+    store_words,
+    unpack,
+)
+from halfbyte.backends.gpu.triton.hessian import quadratic
+from halfbyte.backends.gpu.triton.plain import encode_e4m3, first_nearest, four_bytes, round_element
+from halfbyte.backends.gpu.triton.scales import round_to
+from halfbyte.backends.gpu.triton.search import any_lane, value_of_code
+
+UNIFORM = tl.constexpr(0)
+WEIGHTED = tl.constexpr(1)
+HESSIAN = tl.constexpr(2)
+
+
+@triton.jit
+def place_column(rows, columns, row_quads, B: tl.constexpr, W: tl.constexpr):
+    """A program takes one column of blocks, a row a lane: index, first word, row, column, whether it exists."""
+    pid = tl.program_id(0).to(tl.int64)
+    column = pid % columns
+    row = (pid // columns) * B + tl.arange(0, B)
+    return row * columns + column, row * (row_quads * 4) + column * W, row, column, row < rows
+
+
+@triton.jit
+def power_of(byte):
+    """2**(byte − 127) of a byte from 0 on; Inf for 255."""
+    return tl.where(byte == 0, 5.877471754111438e-39, float_of(byte << 23))
+
+
+@triton.jit
+def exponent_of(v):
+    """floor(log2 v) of a positive finite number."""
+    small = v < 1.1754943508222875e-38
+    exponent = ((bits_of(tl.where(small, v * 1.8446744073709552e19, v)) >> 23) & 0xFF) - 127
+    return tl.where(small, exponent - 64, exponent)
+
+
+@triton.jit
+def by_exponent(x, exponent, N: tl.constexpr):
+    """x' of a block, and 2**-k, which may be Inf. Two factors upwards, because 2**-k alone may be too large."""
+    half = tl.where(exponent > 0, -exponent, (-exponent) // 2)
+    first = power_of(half + 127)
+    second = power_of(-exponent - half + 127)
+    values = ()
+    for i in tl.static_range(N):
+        values = values + ((x[i] * first) * second,)
+    return values, power_of(tl.minimum(127 - exponent, 255))
+
+
+@triton.jit
+def _quotient(x, byte, DTYPE: tl.constexpr, ROUNDED: tl.constexpr):
+    """y: dividing by a power of two is multiplying by its reciprocal."""
+    y = x * power_of(254 - byte)
+    if ROUNDED:
+        y = round_to(y, DTYPE)
+    return y
+
+
+@triton.jit
+def _code(
+    x, y, byte, WIDE: tl.constexpr, NEAREST: tl.constexpr, TIE: tl.constexpr, SIGN: tl.constexpr,
+    NAN_CODE: tl.constexpr, ZERO_INPUT: tl.constexpr,
+):  # fmt: skip
+    if WIDE:
+        return encode_e4m3(y, NAN_CODE)
+    elif NEAREST:
+        return first_nearest(x, power_of(byte))
+    else:
+        code, value = round_element(x, y, TIE, SIGN, NAN_CODE, ZERO_INPUT, False)
+        return code
+
+
+@triton.jit
+def _value(code, y, WIDE: tl.constexpr):
+    if WIDE:
+        byte, magnitude = round_e4m3(tl.abs(y))
+        return tl.where(y < 0, -magnitude, magnitude)
+    else:
+        return value_of_code(code)
+
+
+@triton.jit
+def _differences(
+    x, scaled, byte, unit, N: tl.constexpr, DTYPE: tl.constexpr, WIDE: tl.constexpr, NEAREST: tl.constexpr,
+    ROUNDED: tl.constexpr, TIE: tl.constexpr, SIGN: tl.constexpr, NAN_CODE: tl.constexpr, ZERO_INPUT: tl.constexpr,
+):  # fmt: skip
+    """r of every element under one scale, and y."""
+    by_scale = power_of(byte) * unit
+    errors = ()
+    quotients = ()
+    for i in tl.static_range(N):
+        y = _quotient(x[i], byte, DTYPE, ROUNDED)
+        code = _code(x[i], y, byte, WIDE, NEAREST, TIE, SIGN, NAN_CODE, ZERO_INPUT)
+        errors = errors + (_value(code, y, WIDE) * by_scale - scaled[i],)
+        quotients = quotients + (y,)
+    return errors, quotients
+
+
+@triton.jit
+def _sum(errors, quotients, weights_ptr, column, N: tl.constexpr, WIDE: tl.constexpr, OBJECTIVE: tl.constexpr):
+    """Error of a block, and the part of it that clipped elements cause: no smaller scale makes that part smaller."""
+    most: tl.constexpr = 448.0 if WIDE else 6.0
+    total = tl.zeros(errors[0].shape, tl.float32)
+    clipped = tl.zeros(errors[0].shape, tl.float32)
+    for i in tl.static_range(N):
+        term = errors[i] * errors[i]
+        if OBJECTIVE == WEIGHTED:
+            term = tl.load(weights_ptr + column * N + i) * term
+        clipped = clipped + tl.where(tl.abs(quotients[i]) >= most, term, 0.0)
+        total = total + term
+    return total, clipped
+
+
+@triton.jit(do_not_specialize=["bound_step", "rows", "columns", "row_quads"])
+def improve_mx(
+    x_ptr, codes_ptr, scales_ptr, matrices_ptr, bounds_ptr, bound_step, rows, columns, row_quads,
+    B: tl.constexpr, N: tl.constexpr, DTYPE: tl.constexpr, SWIZZLED: tl.constexpr, OBJECTIVE: tl.constexpr,
+    WIDE: tl.constexpr, NEAREST: tl.constexpr, ROUNDED: tl.constexpr, TIE: tl.constexpr, SIGN: tl.constexpr,
+    NAN_CODE: tl.constexpr, ZERO_INPUT: tl.constexpr,
+):  # fmt: skip
+    """Codes and scale bytes of the least error, where there is one. `matrices_ptr`: triangles, or weights."""
+    W: tl.constexpr = N if DTYPE == FP32 else N // 2
+    block, first, row, column, exists = place_column(rows, columns, row_quads, B, W)
+    x = unpack(load_words(x_ptr + first, exists, W), W, DTYPE)
+    v = largest(x, N)
+    searched = exists & (v > 0) & (v <= FLOAT32_MAX)
+    exponent = tl.where(searched, exponent_of(v), 0)
+    scaled, unit = by_exponent(x, exponent, N)
+    most = largest(scaled, N)
+    if OBJECTIVE == HESSIAN:
+        above: tl.constexpr = 138 if WIDE else 130  # y is at most half of the smallest element
+        reach: tl.constexpr = (448.0 if WIDE else 6.0) * (4.0 if N == 16 else 5.66)  # ‖q‖ of a whole block
+        matrix_ptr = matrices_ptr + column * (N * (N + 1) // 2)
+        root = tl.load(bounds_ptr + bound_step * column) + tl.zeros(v.shape, tl.float32)
+        slack = 8e-6 * tl.load(bounds_ptr + bound_step * column + 1)
+        squares = tl.zeros(v.shape, tl.float32)
+        for i in tl.static_range(N):
+            squares = squares + scaled[i] * scaled[i]
+        length = tl.sqrt(squares) * 1.0001
+        norm = tl.zeros(v.shape, tl.float32)
+    else:
+        above: tl.constexpr = 120 if WIDE else 126
+    tried = tl.minimum(tl.maximum(exponent + above, 0), 254)
+    best = tl.full(v.shape, float("inf"), tl.float32)
+    best_byte = tried
+    alive = searched
+    going = any_lane(alive)
+    while going:
+        errors, quotients = _differences(
+            x, scaled, tried, unit, N, DTYPE, WIDE, NEAREST, ROUNDED, TIE, SIGN, NAN_CODE, ZERO_INPUT
+        )
+        if OBJECTIVE == HESSIAN:
+            error = quadratic(errors, matrix_ptr, N)
+            # The first scale leaves nothing but zeros, so that its error is that of x itself.
+            squared = tl.maximum(error - slack * length * length, 0.0)
+            norm = tl.where(tried == exponent + above, tl.sqrt(squared) * 0.9999, norm)
+            better = alive & (error <= best) & (error <= FLOAT32_MAX)  # the smaller scale of equals
+            best = tl.where(better, error, best)
+            by_scale = power_of(tl.maximum(tried - 1, 0)) * unit
+            least = tl.maximum(norm - (reach * root) * by_scale, 0.0)
+            far = length + reach * by_scale
+            hopeless = (root >= 0) & (least * least * 0.9999 > best + slack * far * far)
+        else:
+            error, clipped = _sum(errors, quotients, matrices_ptr, column, N, WIDE, OBJECTIVE)
+            half = power_of(tl.maximum(tried - 1, 0)) * unit
+            excluded = (tried > 0) & ((464.0 if WIDE else 7.0) * half >= most)
+            better = alive & (excluded == 0) & (error <= best) & (error <= FLOAT32_MAX)
+            best = tl.where(better, error, best)
+            hopeless = clipped > best
+        best_byte = tl.where(better, tried, best_byte)
+        alive = alive & (tried > 0) & (hopeless == 0)
+        tried = tl.maximum(tried - 1, 0)
+        going = any_lane(alive)
+    found = searched & (best <= FLOAT32_MAX)
+    codes = ()
+    for i in tl.static_range(N):
+        y = _quotient(x[i], best_byte, DTYPE, ROUNDED)
+        codes = codes + (_code(x[i], y, best_byte, WIDE, NEAREST, TIE, SIGN, NAN_CODE, ZERO_INPUT),)
+    if WIDE:
+        out = ()
+        for i in tl.static_range(N // 4):
+            out = out + (four_bytes(codes, 4 * i),)
+        store_words(codes_ptr + block * (N // 4), out, found, N // 4)
+    else:
+        store_words(codes_ptr + block * (N // 8), pack_codes(codes, N), found, N // 8)
+    tl.store(scales_ptr + scale_place(block, row, column, columns, SWIZZLED), best_byte.to(tl.uint8), mask=found)

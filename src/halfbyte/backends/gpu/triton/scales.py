@@ -1,0 +1,323 @@
+"""Tensor-level numbers and block scales: amax, what contracts make of it, block scale bytes, element constants.
+
+The numbered formulas are those of contracts/expressions.py, in the order of the lists in gpu/rules.py. All divisions
+are correctly rounded (`tl.div_rn`); minima and maxima keep NaN where numpy's do.
+"""
+
+import triton
+import triton.language as tl
+
+from halfbyte.backends.gpu.triton.blocks import (
+    AMAX,
+    BF16,
+    FACTOR,
+    FLOAT32_MAX,
+    FOLDED,
+    FP16,
+    FP32,
+    INVERSE,
+    NO_UNDERFLOW,
+    NUMBERS,
+    PRESCALE,
+    PRESCALE_AGAIN,
+    REGULAR,
+    SEARCHED,
+    SHARE_OF_AMAX,
+    SHARE_OF_TOP,
+    SIXTH,
+    UNIT,
+    bits_of,
+    float_of,
+    round_e4m3,
+)
+
+# --- amax ---
+
+
+@triton.jit
+def _largest_bits(word, DTYPE: tl.constexpr):
+    """Magnitude bits of the larger half of a word (16-bit dtypes), or of the word."""
+    if DTYPE == FP32:
+        return word & 0x7FFFFFFF
+    else:
+        return tl.maximum((word >> 16) & 0x7FFF, word & 0x7FFF)
+
+
+@triton.jit
+def _as_float32_bits(bits, DTYPE: tl.constexpr):
+    if DTYPE == BF16:
+        return bits << 16
+    elif DTYPE == FP16:
+        return bits_of(bits.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32))
+    else:
+        return bits
+
+
+@triton.jit(do_not_specialize=["span_quads", "stride_quads", "chunks", "programs", "slot_step"])
+def amax_spans(
+    x_ptr,
+    out_ptr,
+    span_quads,
+    stride_quads,
+    chunks,
+    programs,
+    slot_step,
+    DTYPE: tl.constexpr,
+    CHUNK: tl.constexpr,
+    DEPTH: tl.constexpr,
+):
+    """Largest magnitude of each span of words as float32 bits, by atomic maxima into out[span number · slot_step].
+
+    A span is a tensor, a row, or one tensor of several; its length and distance are given in four words. `programs`
+    work on a span, each on every so manieth chunk.
+    Integers order like magnitudes, NaN above Inf, so the order of the atomics does not matter.
+    """
+    pid = tl.program_id(0).to(tl.int64)
+    which = pid // programs
+    base = x_ptr + which * (stride_quads * 4)
+    span = span_quads * 4
+    lane = tl.arange(0, CHUNK)
+    most = tl.zeros((CHUNK,), tl.int32)
+    for chunk in range(pid % programs, chunks, programs):
+        start = chunk * (CHUNK * DEPTH)
+        for i in tl.static_range(DEPTH):
+            at = start + i * CHUNK + lane
+            word = tl.load(base + at, mask=at < span, other=0)
+            most = tl.maximum(most, _largest_bits(word, DTYPE))
+    tl.atomic_max(out_ptr + which * slot_step, _as_float32_bits(tl.max(most, axis=0), DTYPE))
+
+
+@triton.jit(do_not_specialize=["programs"])
+def amax_listed(table_ptr, out_ptr, programs, DTYPE: tl.constexpr, CHUNK: tl.constexpr, DEPTH: tl.constexpr):
+    """The same for tensors that lie anywhere: the table holds (address, words divided by four) of each."""
+    pid = tl.program_id(0).to(tl.int64)
+    which = pid // programs
+    base = tl.load(table_ptr + 2 * which).to(tl.pointer_type(tl.int32))
+    base = tl.multiple_of(base, 16)
+    span = tl.load(table_ptr + 2 * which + 1) * 4
+    lane = tl.arange(0, CHUNK)
+    most = tl.zeros((CHUNK,), tl.int32)
+    for start in range((pid % programs) * (CHUNK * DEPTH), span, programs * (CHUNK * DEPTH)):
+        for i in tl.static_range(DEPTH):
+            at = start + i * CHUNK + lane
+            word = tl.load(base + at, mask=at < span, other=0)
+            most = tl.maximum(most, _largest_bits(word, DTYPE))
+    tl.atomic_max(out_ptr + which, _as_float32_bits(tl.max(most, axis=0), DTYPE))
+
+
+# --- the tensor-level number ---
+
+
+@triton.jit
+def round_to(x, DTYPE: tl.constexpr):
+    """Round to the dtype, nearest even, and widen again."""
+    if DTYPE == FP16:
+        return x.to(tl.float16).to(tl.float32)
+    elif DTYPE == BF16:
+        bits = bits_of(x)
+        rounded = float_of((bits + 0x7FFF + ((bits >> 16) & 1)) & -65536)
+        return tl.where(x != x, x, rounded)
+    else:
+        return x
+
+
+@triton.jit
+def _factor(amax, TOP: tl.constexpr, KIND: tl.constexpr, STATISTICS: tl.constexpr, CONSTANT: tl.constexpr):
+    """Slot 1."""
+    if KIND == 0:  # clamped_ratio
+        ratio = tl.div_rn(TOP, amax)
+        ratio = tl.where(ratio > FLOAT32_MAX, FLOAT32_MAX, ratio)
+        return tl.where(ratio == 0, 1.0, ratio)
+    elif KIND == 1:  # ratio
+        return tl.div_rn(TOP, amax)
+    elif KIND == 2:  # reciprocal_product
+        return tl.div_rn(1.0, amax) * TOP
+    elif KIND == 3:  # reciprocal_product_or_max
+        return tl.where(amax == 0, FLOAT32_MAX, tl.div_rn(1.0, amax) * TOP)
+    elif KIND == 4:  # reciprocal_product_in_statistics
+        tiny: tl.constexpr = 6.103515625e-05 if STATISTICS == FP16 else 1.1754943508222875e-38
+        floored = tl.maximum(round_to(amax, STATISTICS), tiny, propagate_nan=tl.PropagateNan.ALL)
+        factor = round_to(round_to(tl.div_rn(1.0, floored), STATISTICS) * TOP, STATISTICS)
+        return tl.where(tl.abs(factor) <= FLOAT32_MAX, factor, 1.0)
+    elif KIND == 5:  # quotient
+        return tl.div_rn(amax, TOP)
+    elif KIND == 6:  # no_factor
+        return tl.full(amax.shape, 1.0, tl.float32)
+    else:  # given with the contract
+        return tl.full(amax.shape, CONSTANT, tl.float32)
+
+
+@triton.jit(do_not_specialize=["groups"])
+def prepare(
+    amax_ptr, numbers_ptr, stored_ptr, multiplier_ptr, groups,
+    TOP: tl.constexpr, KIND: tl.constexpr, STATISTICS: tl.constexpr, CONSTANT: tl.constexpr, STORED: tl.constexpr,
+    MULTIPLIER: tl.constexpr, DTYPE: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
+    """What kernels need of each group's amax, and what is stored beside the blocks."""
+    group = tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)
+    exists = group < groups
+    bits = tl.load(amax_ptr + group, mask=exists, other=0)
+    bits = tl.where(bits > 0x7F800000, 0x7FC00000, bits)  # one NaN, whatever its payload was
+    amax = float_of(bits)
+    factor = _factor(amax, TOP, KIND, STATISTICS, CONSTANT)
+    inverse = tl.div_rn(1.0, factor)
+    if STORED == 0:  # store_amax
+        stored = amax
+    elif STORED == 1:  # store_factor
+        stored = factor
+    elif STORED == 2:  # store_reciprocal
+        stored = inverse
+    else:  # store_reciprocal_or_zero
+        stored = tl.where(amax == 0, 0.0, inverse)
+    if MULTIPLIER == 0:  # amax_over_top
+        multiplier = tl.div_rn(stored, TOP)
+    elif MULTIPLIER == 1:  # as_stored
+        multiplier = stored
+    elif MULTIPLIER == 2:  # reciprocal_of_stored
+        multiplier = tl.div_rn(1.0, stored)
+    else:  # one level of scales
+        multiplier = tl.full(amax.shape, 1.0, tl.float32)
+    if STORED >= 0:
+        tl.store(stored_ptr + group, stored, mask=exists)
+    tl.store(multiplier_ptr + group, multiplier, mask=exists)
+    at = numbers_ptr + group * NUMBERS
+    tl.store(at + AMAX, amax, mask=exists)
+    tl.store(at + FACTOR, factor, mask=exists)
+    tl.store(at + INVERSE, inverse, mask=exists)
+    tl.store(at + FOLDED, factor * SIXTH, mask=exists)
+    # Within these no product of the fast formulas under- or overflows.
+    regular = (amax >= 8.673617379884035e-19) & (amax <= 1.152921504606847e18)
+    tl.store(at + REGULAR, tl.where(regular, 1.0, 0.0), mask=exists)
+    # The smallest element times the smallest multiplier (6/A) is no zero, so that its sign bit says whether y < 0
+    # (signs of float32 are read off y).
+    bound: tl.constexpr = 131072.0 if DTYPE == BF16 else 1e38
+    tl.store(at + NO_UNDERFLOW, tl.where(regular & (amax <= bound), 1.0, 0.0), mask=exists)
+    tl.store(at + SHARE_OF_TOP, tl.div_rn(tl.full(amax.shape, TOP, tl.float32), 6.0), mask=exists)
+    tl.store(at + SHARE_OF_AMAX, tl.div_rn(amax, 6.0), mask=exists)
+    # 2**-k that brings the multiplier into [1, 2), in two factors: the first one alone where it makes numbers smaller.
+    searched = (multiplier > 0) & (multiplier <= FLOAT32_MAX)
+    normal = tl.where(multiplier < 1.1754943508222875e-38, multiplier * 1.8446744073709552e19, multiplier)
+    exponent = ((bits_of(normal) >> 23) & 0xFF) - 127
+    exponent = tl.where(multiplier < 1.1754943508222875e-38, exponent - 64, exponent)
+    exponent = tl.where(searched, exponent, 0)
+    first = tl.where(exponent > 0, -exponent, (-exponent) // 2)
+    second = -exponent - first
+    # 2**-127 is subnormal: half of 2**-126.
+    first_factor = tl.where(first == -127, 5.877471754111438e-39, float_of((tl.maximum(first, -126) + 127) << 23))
+    second_factor = float_of((second + 127) << 23)
+    tl.store(at + PRESCALE, first_factor, mask=exists)
+    tl.store(at + PRESCALE_AGAIN, second_factor, mask=exists)
+    tl.store(at + UNIT, (multiplier * first_factor) * second_factor, mask=exists)
+    tl.store(at + SEARCHED, tl.where(searched, 1.0, 0.0), mask=exists)
+
+
+@triton.jit
+def short_sixth(v, ASM: tl.constexpr):
+    """v/6, correctly rounded where it is a normal number: a product with 1/6 in two parts."""
+    if ASM:
+        return tl.fma(v, 0.1666666567325592, v * 9.934107758624577e-09)
+    else:
+        return tl.div_rn(v, 6.0)
+
+
+@triton.jit
+def short_reciprocal(x, ASM: tl.constexpr):
+    """1/x of a normal number, correctly rounded: the hardware's estimate and one step. (tests/gpu/checks.py tries all)
+
+    Zero gives the largest float32, to which TransformerEngine clamps.
+    """
+    if ASM:
+        estimate = tl.inline_asm_elementwise(
+            "rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+        refined = tl.fma(tl.fma(x, -estimate, 1.0), estimate, estimate)
+        return tl.where(x == 0, FLOAT32_MAX, refined)
+    else:
+        return tl.minimum(tl.div_rn(1.0, x), FLOAT32_MAX)
+
+
+@triton.jit
+def number(numbers_ptr, group, WHICH: tl.constexpr):
+    return tl.load(numbers_ptr + group * NUMBERS + WHICH)
+
+
+# --- block scales ---
+
+
+@triton.jit
+def pre_scale(v, numbers_ptr, group, PRE: tl.constexpr, STATISTICS: tl.constexpr, LARGEST: tl.constexpr):
+    """Slot 2."""
+    if PRE == 0:  # folded_sixth
+        return v * number(numbers_ptr, group, FOLDED)
+    elif PRE == 1:  # sixth_then_factor
+        return number(numbers_ptr, group, FACTOR) * (v * SIXTH)
+    elif PRE == 2:  # divided_then_factor_or_zero
+        scaled = tl.div_rn(v, LARGEST) * number(numbers_ptr, group, FACTOR)
+        return tl.where(number(numbers_ptr, group, AMAX) == 0, 0.0, scaled)
+    elif PRE == 3:  # over_product
+        return tl.div_rn(v, number(numbers_ptr, group, FACTOR) * 6.0)
+    elif PRE == 4:  # factor_times_divided
+        return number(numbers_ptr, group, FACTOR) * round_to(tl.div_rn(v, 6.0), STATISTICS)
+    elif PRE == 5:  # divided_twice
+        return tl.div_rn(tl.div_rn(v, 6.0), number(numbers_ptr, group, FACTOR))
+    elif PRE == 6:  # divided
+        return tl.div_rn(v, 6.0)
+    elif PRE == 7:  # divided_floored
+        return tl.maximum(tl.div_rn(v, 6.0), 9.999999960041972e-13, propagate_nan=tl.PropagateNan.ALL)
+    elif PRE == 8:  # static_scale
+        share = tl.div_rn(v, 6.0)
+        share = tl.where(share == 0, 1.0, share) * number(numbers_ptr, group, SHARE_OF_TOP)
+        return tl.div_rn(share, number(numbers_ptr, group, SHARE_OF_AMAX))
+    else:  # divided_then_factor
+        return tl.div_rn(v, 6.0) * number(numbers_ptr, group, FACTOR)
+
+
+@triton.jit
+def scale_byte(pre, SMALLEST: tl.constexpr, FOR_ZERO: tl.constexpr, FOR_ZERO_BYTE: tl.constexpr):
+    """Slot 3: byte and value; the options are negative where a contract has none."""
+    if FOR_ZERO >= 0:
+        pre = tl.where(pre == 0, FOR_ZERO, pre)
+    if SMALLEST > 0:
+        pre = tl.maximum(pre, SMALLEST, propagate_nan=tl.PropagateNan.ALL)
+    byte, scale = round_e4m3(pre)
+    if FOR_ZERO_BYTE >= 0:
+        scale = tl.where(byte == 0, 0.125, scale)
+        byte = tl.where(byte == 0, FOR_ZERO_BYTE, byte)
+    return byte, scale
+
+
+@triton.jit
+def element_constant(scale, numbers_ptr, group, ELEMENT: tl.constexpr):
+    """Slot 4: what an element is multiplied by (ELEMENT below 6) or divided by."""
+    if ELEMENT == 0:  # times_clamped_reciprocal
+        product = scale * number(numbers_ptr, group, INVERSE)
+        return tl.minimum(tl.div_rn(1.0, product), FLOAT32_MAX, propagate_nan=tl.PropagateNan.ALL)
+    elif ELEMENT == 1:  # times_reciprocal_or_zero
+        return tl.div_rn(1.0, number(numbers_ptr, group, INVERSE) * scale)
+    elif ELEMENT == 2:  # times_reciprocal_over_scale
+        return tl.div_rn(number(numbers_ptr, group, INVERSE), scale)
+    elif ELEMENT == 3:  # times_reciprocal_of_scale
+        return tl.div_rn(1.0, scale)
+    elif ELEMENT == 4:  # times_reciprocal_zeroed
+        combined = scale * number(numbers_ptr, group, INVERSE)
+        return tl.where(combined == 0, 0.0, tl.div_rn(1.0, combined))
+    elif ELEMENT == 5:  # times_reciprocal_shrunk
+        combined = scale * number(numbers_ptr, group, INVERSE)
+        return tl.div_rn(1.0, tl.where(combined == 0, 1e8, combined))
+    elif ELEMENT == 6:  # over_scale_product
+        return scale * number(numbers_ptr, group, FACTOR)
+    elif ELEMENT == 7:  # over_scale_quotient
+        return tl.div_rn(scale, number(numbers_ptr, group, FACTOR))
+    else:  # over_scale
+        return scale
+
+
+@triton.jit
+def element(x, constant, scale, ELEMENT: tl.constexpr):
+    """y of one element."""
+    if ELEMENT >= 6:
+        return tl.div_rn(x, constant)
+    elif ELEMENT == 1:
+        return tl.where(scale == 0, 0.0, x * constant)
+    else:
+        return x * constant

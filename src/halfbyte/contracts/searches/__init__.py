@@ -1,0 +1,1 @@
+"""Searches for scales that one peer defines for itself."""
