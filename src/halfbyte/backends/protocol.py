@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     import torch
 
 
+class Reason(str):
+    """Why a backend has no kernel for a request: a clause that completes "backend X cannot do this: …"."""
+
+
 @dataclass(frozen=True)
 class Request:
     """One quantization, checked and with every default filled in."""
