@@ -26,13 +26,14 @@ from halfbyte.backends.gpu.launch import (
 )
 from halfbyte.backends.gpu.mx_search import improve_mx
 from halfbyte.backends.gpu.rules import DECODES, DTYPE_NUMBERS, reason_against
-from halfbyte.backends.protocol import DeviceParts, Request
+from halfbyte.backends.protocol import Parts
 from halfbyte.codec.blocks import ceil_div
 from halfbyte.contracts import MXRule, NVFP4Rule
 from halfbyte.contracts.spec import DecodeRule
 from halfbyte.errors import InputError
 from halfbyte.formats import E4M3
 from halfbyte.methods import Hessian, Optimal
+from halfbyte.request import Request
 
 if TYPE_CHECKING:
     import torch
@@ -49,7 +50,8 @@ def interpreting() -> bool:
 class Triton:
     """The Triton kernels."""
 
-    name = "triton"
+    name = "gpu"
+    takes_tensors = True
 
     def supports(self, request: Request) -> str | None:
         return _device_reason(request.device) or reason_against(request)
@@ -65,7 +67,7 @@ class Triton:
         out: tuple[torch.Tensor, torch.Tensor] | None = None,
         group_rows: int | None = None,
         swizzled: bool = False,
-    ) -> DeviceParts:
+    ) -> Parts[torch.Tensor]:
         """Quantize a (rows, K) matrix on its device.
 
         amax: float32 amaxes to use in place of the operand's own, one for each group. group_rows: rows that share a
@@ -101,7 +103,7 @@ class Triton:
             if request.scaling == "row":
                 stored = None if stored is None else stored[:rows]
                 multiplier = None if multiplier is None else multiplier[:rows]
-        return DeviceParts(codes, scales, stored, multiplier)
+        return Parts(codes, scales, stored, multiplier)
 
     def dequantize(
         self,

@@ -20,11 +20,12 @@ from halfbyte.backends.gpu.launch import (
     short_name,
 )
 from halfbyte.backends.gpu.rules import DTYPE_NUMBERS
-from halfbyte.backends.protocol import DeviceParts, Request
+from halfbyte.backends.protocol import Parts
 from halfbyte.codec.blocks import ceil_div
 from halfbyte.contracts import NVFP4Rule
 from halfbyte.errors import InputError
 from halfbyte.methods import Hessian, Optimal
+from halfbyte.request import Request
 
 if TYPE_CHECKING:
     import torch
@@ -78,7 +79,7 @@ def _table(rows: tuple[tuple[int, ...], ...], device: str) -> torch.Tensor:
     return torch.tensor(rows, dtype=torch.int64).to(device)
 
 
-def quantize_list(tensors: list[torch.Tensor], request: Request, shared: bool) -> DeviceParts:
+def quantize_list(tensors: list[torch.Tensor], request: Request, shared: bool) -> Parts[torch.Tensor]:
     """Quantize tensors that lie anywhere. Codes and scales of all of them follow each other in two flat arrays."""
     import torch
 
@@ -113,7 +114,7 @@ def quantize_list(tensors: list[torch.Tensor], request: Request, shared: bool) -
         serving = rule.for_method(request.method)
         numbers, stored, multiplier = prepare(serving, request, bits)
         launch_blocks(source, serving, request, numbers, codes, scales)
-    return DeviceParts(codes, scales, stored, multiplier)
+    return Parts(codes, scales, stored, multiplier)
 
 
 def group_amaxes(x: torch.Tensor, group_rows: int) -> torch.Tensor:

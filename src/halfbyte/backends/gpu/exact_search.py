@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from halfbyte.backends.cpu.tables import exponent_of_largest
+from halfbyte.backends.derived import exponent_of_largest
 from halfbyte.backends.gpu.device_cache import kept_tensors
 from halfbyte.backends.gpu.rules import DTYPE_NUMBERS
-from halfbyte.backends.protocol import Request
 from halfbyte.codec.bits import F32
 from halfbyte.codec.blocks import ceil_div
 from halfbyte.contracts import NVFP4Rule
 from halfbyte.formats import E2M1, E4M3, E8M0
 from halfbyte.methods import Hessian, Optimal
+from halfbyte.request import Request
 
 if TYPE_CHECKING:
     import torch

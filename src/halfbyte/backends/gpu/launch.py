@@ -18,12 +18,12 @@ from halfbyte.backends.gpu.rules import (
     rounding_numbers,
     rule_numbers,
 )
-from halfbyte.backends.protocol import Request
 from halfbyte.codec.blocks import ceil_div
 from halfbyte.contracts import Contract, MXRule, NVFP4Rule, expressions
 from halfbyte.formats import E2M1, BlockFormat
 from halfbyte.formats.spec import ElementFormat
 from halfbyte.methods import FourSix, Hessian, Optimal
+from halfbyte.request import Request
 
 if TYPE_CHECKING:
     import torch

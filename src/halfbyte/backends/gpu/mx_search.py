@@ -8,11 +8,11 @@ from halfbyte.backends.gpu.exact_search import hessian_on, launch_descent, weigh
 from halfbyte.backends.gpu.launch import ROWS, SEARCH_LANES, assembly, options
 from halfbyte.backends.gpu.peer_searches import improve_as_qwantize
 from halfbyte.backends.gpu.rules import DTYPE_NUMBERS, rounding_numbers
-from halfbyte.backends.protocol import Request
 from halfbyte.codec.blocks import ceil_div
 from halfbyte.contracts import MXRule
 from halfbyte.formats import E2M1
 from halfbyte.methods import Hessian, Optimal
+from halfbyte.request import Request
 
 if TYPE_CHECKING:
     import torch

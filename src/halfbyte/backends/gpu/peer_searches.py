@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from halfbyte.backends.gpu.device_cache import kept_tensors
 from halfbyte.backends.gpu.rules import DTYPE_NUMBERS, adds_over_tiles, four_six_numbers
-from halfbyte.backends.protocol import Request
 from halfbyte.codec.blocks import ceil_div
 from halfbyte.contracts import NVFP4Rule
 from halfbyte.methods import FourSix, Hessian, Optimal, Sweep
+from halfbyte.request import Request
 
 if TYPE_CHECKING:
     import torch

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from halfbyte.backends.protocol import Request
 from halfbyte.codec.bits import DTYPES, F32, U8, widen
 from halfbyte.contracts import Contract, MXRule, NVFP4Rule, exponents, expressions, reductions
 from halfbyte.contracts.searches.qwantize import search_e4m3, search_e8m0
@@ -17,6 +16,7 @@ from halfbyte.contracts.spec import DecodeRule, FourSixRule, Rounding
 from halfbyte.formats import BlockFormat
 from halfbyte.formats.spec import ElementFormat
 from halfbyte.methods import Amax, FourSix, Hessian, Optimal
+from halfbyte.request import Request
 
 DTYPE_NUMBERS = {"bf16": 0, "fp16": 1, "fp32": 2}
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 from halfbyte.backends.gpu.cuda.compile import SOURCES, Function, functions_for, make_current, shared_memory_of
 from halfbyte.backends.gpu.rules import FACTORS, PRE_SCALES, four_six_numbers, rule_numbers
-from halfbyte.backends.protocol import Request
 from halfbyte.contracts import NVFP4Rule, expressions, reductions
 from halfbyte.errors import BackendError
 from halfbyte.methods import FourSix, Optimal
+from halfbyte.request import Request
 
 if TYPE_CHECKING:
     import torch
