@@ -60,7 +60,8 @@ def resolve(
     block_format = get_format(format, block)
     chosen = get_contract(contract, block_format)
     rule = chosen.rule(block_format)
-    _check_format(rule, chosen, block_format)
+    _check_scale(rule, chosen, block_format)
+    _check_block(rule, chosen, block_format)
     resolved = _resolve_method(method, chosen, rule, block_format)
     scaled = _resolve_scaling(scaling, chosen, rule, block_format)
     tiled = _resolve_tile(tile, chosen, rule, block_format, scaled)
@@ -74,7 +75,7 @@ def resolve_decoding(
     format: BlockFormat, contract: Contract, method: Method, threads: int | None = None, device: str = "numpy"
 ) -> Request:
     """The request for reading a tensor back: tiles and rows stand in its arrays already."""
-    _check_format(contract.rule(format), contract, format)
+    _check_scale(contract.rule(format), contract, format)
     return Request(format, contract, method, (1, format.block), "tensor", "fp32", threads, device)
 
 
@@ -115,7 +116,7 @@ def stores_scale(rule: Rule) -> bool:
 # --- a rule and a format ---
 
 
-def _check_format(rule: Rule, contract: Contract, format: BlockFormat) -> None:
+def _check_scale(rule: Rule, contract: Contract, format: BlockFormat) -> None:
     """Rules are looked up by the format's name; here it must also be what the rule was written for."""
     scale = E8M0 if isinstance(rule, MXRule) else E4M3 if isinstance(rule, NVFP4Rule) else format.scale
     if format.scale != scale:
@@ -123,6 +124,9 @@ def _check_format(rule: Rule, contract: Contract, format: BlockFormat) -> None:
             f"contract {contract.name} has {scale.name} scales for {format.name}, not {format.scale.name}; give the "
             "format another name and a contract that defines it"
         )
+
+
+def _check_block(rule: Rule, contract: Contract, format: BlockFormat) -> None:
     if isinstance(rule, MXRule) and rule.blocks is not None and format.block not in rule.blocks:
         listed = ", ".join(map(str, rule.blocks))
         raise UnsupportedError(f"contract {contract.name} has blocks of {listed}, not {format.block}")

@@ -15,7 +15,7 @@ import halfbyte as hb
 import halfbyte.gpu as gpu
 import halfbyte.torch_ops
 from halfbyte import contracts
-from halfbyte.backends import DEVICE_BACKENDS, choose_backend, choose_device_backend
+from halfbyte.backends import BACKENDS, choose_backend
 from halfbyte.backends.gpu.rules import mx_table, reason_against
 from halfbyte.codec.bits import F32, U8
 from halfbyte.contracts import MXRule, NVFP4Rule
@@ -35,7 +35,7 @@ REQUEST = hb.backends.Request(
     ("x", "message"), [(X, r"not on 'cpu'; move the tensor with \.cuda"), (X.numpy(), "not numpy arrays")]
 )
 def test_named_backend_refuses_what_is_not_on_a_card(x: torch.Tensor, message: str) -> None:
-    with pytest.raises(hb.UnsupportedError, match=f"backend triton cannot do this: .*{message}"):
+    with pytest.raises(hb.UnsupportedError, match=f"backend gpu cannot do this: .*{message}"):
         hb.quantize(x, "nvfp4", backend="triton")
 
 
@@ -46,10 +46,10 @@ def test_decoding_is_refused_likewise() -> None:
 
 
 def test_cuda_requests_go_to_the_gpu_and_others_do_not() -> None:
-    assert choose_device_backend("auto", REQUEST) is DEVICE_BACKENDS["triton"]
-    assert choose_device_backend("cpu", REQUEST) is None
-    assert choose_device_backend("auto", dataclasses.replace(REQUEST, device="cpu")) is None
-    assert choose_backend("auto", REQUEST).name in ("cpu", "reference")
+    for name in ("auto", "gpu", "triton"):
+        assert choose_backend(name, REQUEST) is BACKENDS["gpu"]
+    assert not choose_backend("cpu", REQUEST).takes_tensors
+    assert not choose_backend("auto", dataclasses.replace(REQUEST, device="cpu")).takes_tensors
     assert (device_of(X), device_of(X.numpy())) == ("cpu", "numpy")
 
 
