@@ -309,6 +309,8 @@ def _unserved_scale_search(request: Request, rule: NVFP4Rule | MXRule, search: C
         return _unknown("search", rule.scale_search)
     if isinstance(rule, NVFP4Rule) and (rule.factor is not expressions.no_factor or request.tile[0] != 1):
         return Reason("qwantize's search is compiled for one level of scales and blocks of one row")
+    if isinstance(rule, MXRule) and rule.scale is not exponents.floor_log2_floored:
+        return Reason("qwantize's search is compiled for its own exponent rule")
     if isinstance(method, Optimal) and method.weights is not None:
         return Reason("qwantize's search knows no weights")
     if isinstance(method, Hessian) and method.codes != "nearest":
