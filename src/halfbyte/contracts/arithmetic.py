@@ -15,7 +15,6 @@ from halfbyte.codec.blocks import over_tiles, repeat_rows
 from halfbyte.codec.element import encode
 from halfbyte.contracts.spec import FourSixRule, MXRule, NVFP4Rule, ScaleByte, Scaling, TensorScale
 from halfbyte.formats.elements import E4M3
-from halfbyte.formats.spec import ElementFormat
 from halfbyte.methods import FourSix, Method
 
 
@@ -62,16 +61,10 @@ def scale_byte(pre_scale: F32, policy: ScaleByte) -> U8:
     return byte.astype(np.uint8)
 
 
-def zero_block_byte(rule: NVFP4Rule, t: TensorScale) -> int:
+def zero_scale_byte(rule: NVFP4Rule, t: TensorScale) -> int:
     """The scale byte of an all-zero block under one tensor-level scale."""
     amax = np.zeros(np.broadcast(t.amax, t.factor).shape or (1,), np.float32)
     return int(scale_byte(rule.pre_scale(amax, t), rule.scale_byte).reshape(-1)[0])
-
-
-def mx_zero_block_byte(rule: MXRule, dtype: str, element: ElementFormat) -> int:
-    """The E8M0 byte of an all-zero block; 255 is NaN."""
-    byte, _ = rule.scale(np.zeros(1, np.float32), statistics_dtype(rule, dtype), element)
-    return int(byte[0])
 
 
 def first_scale_byte(rule: NVFP4Rule) -> int:

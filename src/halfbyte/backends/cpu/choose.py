@@ -126,6 +126,14 @@ MX_SCALES: tuple[object, ...] = (
     ceil_bits_of_factor,
 )
 """Exponent rules of which the tables know that each bucket of amaxes holds at most one step."""
+POWERS_OF_TWO: tuple[object, ...] = (
+    exponents.ocp_floor,
+    exponents.floor_field,
+    exponents.even_field,
+    exponents.ceil_field,
+    exponents.rceil_log2,
+)
+"""Those whose scale is a power of two for every byte, never 0: what the E4M3 kernel multiplies by one over."""
 MX_ELEMENTS: tuple[object, ...] = (
     exponents.over,
     exponents.times_reciprocal,
@@ -208,7 +216,8 @@ def _unserved_numbers(rule: NVFP4Rule) -> Reason | None:
 
 def _choose_nvfp4(request: Request, rule: NVFP4Rule) -> Kernel | Reason:
     method, kind = request.method, type(request.method)
-    if rule.block_search is not None and method in rule.searches:
+    takes_four_six = isinstance(method, FourSix) and rule.four_six is not None  # it comes before a peer's own search
+    if rule.block_search is not None and method in rule.searches and not takes_four_six:
         return _choose_static(request, rule)
     if request.scaling == "row" and not _is_transformer_engine(rule):
         return Reason("row scaling is compiled for TransformerEngine's formulas only")
@@ -345,7 +354,7 @@ def _unserved_mx(request: Request, rule: MXRule) -> Reason | None:
         return None
     plain = rule.element in (exponents.over, exponents.times_reciprocal) and rule.nearest is None
     rounds = (rounding.tie, rounding.sign, rounding.zero_input) == (SATURATING.tie, SATURATING.sign, False)
-    if not (plain and rounds) or rule.rounds_quotient or scale is ceil_bits_of_factor:
+    if not (plain and rounds) or rule.rounds_quotient or scale not in POWERS_OF_TWO:
         return Reason("e4m3 elements are compiled for x over a power of two, nearest even, with the sign bit of x")
     return None
 

@@ -16,10 +16,11 @@ import numpy.typing as npt
 from halfbyte.backends.cpu.call import Call, Listed, MXCall, NVFP4Call
 from halfbyte.backends.cpu.library import native, pointer
 from halfbyte.backends.cpu.structs import GeneralSearch, Grid, as_array
+from halfbyte.backends.cpu.tables_mx import zero_block_byte
 from halfbyte.backends.cpu.tables_nvfp4 import element_constants
 from halfbyte.backends.derived import quadratics, scaled_weights
 from halfbyte.codec.element import decode
-from halfbyte.contracts.arithmetic import first_scale_byte, mx_zero_block_byte, zero_block_byte
+from halfbyte.contracts.arithmetic import first_scale_byte, zero_scale_byte
 from halfbyte.contracts.spec import TensorScale
 from halfbyte.formats import E2M1, E4M3, E8M0
 from halfbyte.formats.spec import ElementFormat
@@ -99,7 +100,7 @@ def nvfp4_search(call: NVFP4Call) -> Search:
     own.element = ELEMENTS.index("wraps" if rule.rounding.wraps else rule.rounding.tie)
     own.divides, own.per_row = int(divides), int(call.by_row)
     own.first, own.last = first_scale_byte(rule), E4M3.magnitudes.size - 1
-    own.zero_byte = zero_block_byte(rule, by_row)
+    own.zero_byte = zero_scale_byte(rule, by_row)
     own.most_value, own.zero_below = E2M1.max, 0.25
     search.point("value", np.append(E4M3.magnitudes, np.zeros(129, np.float32)))
     search.point("constant", constant)
@@ -112,12 +113,11 @@ def nvfp4_search(call: NVFP4Call) -> Search:
 def mx_search(call: MXCall, element_name: str) -> Search:
     """Powers of two; k belongs to the block. Codes come from `tables_mx.search_tables`."""
     search, element = Search(call), call.request.format.element
-    zero = mx_zero_block_byte(call.rule, call.request.dtype, element)
     own = search.native
     own.element = ELEMENTS.index(element_name)
     own.first, own.last, own.by_block = 0, E8M0.magnitudes.size - 1, 1
     own.start = int(element.max_exponent)
-    own.zero_byte = -1 if zero == 255 else zero
+    own.zero_byte = zero_block_byte(call.rule, element, call.request.dtype)
     own.most_value, own.zero_below = element.max, element.smallest / 2
     values = np.append(E8M0.magnitudes, np.float32(1)).astype(np.float32)
     search.point("value", values)

@@ -13,9 +13,8 @@ from halfbyte.backends.cpu.general_search import mx_search
 from halfbyte.backends.cpu.library import native, pointer
 from halfbyte.backends.cpu.peer_searches import search_as_qwantize
 from halfbyte.backends.cpu.plain import run_tables
-from halfbyte.backends.cpu.tables_mx import ELEMENTS, IRREGULAR, build_mx_tables, element_number, search_tables
+from halfbyte.backends.cpu.tables_mx import ELEMENTS, build_mx_tables, element_number, search_tables, zero_block_byte
 from halfbyte.backends.derived import scaled_weights
-from halfbyte.contracts.arithmetic import mx_zero_block_byte
 from halfbyte.contracts.searches.qwantize import search_e8m0
 from halfbyte.formats import E2M1
 from halfbyte.methods import Optimal
@@ -33,15 +32,12 @@ def by_qwantize(call: MXCall) -> None:
     search_as_qwantize(call, search_e8m0, naive, tables)
 
 
-@np.errstate(all="ignore")
 def exact(call: MXCall) -> None:
     """Least squared or weighted error; blocks at the ends of the range by the reference."""
     library, isa = native()
     element, dtype, method = call.request.format.element, call.request.dtype, call.request.method
     tables, number = search_tables(call.rule, element, dtype), element_number(call.rule, element, dtype)
-    # An all-zero block keeps the contract's own byte and codes; a byte of NaN has no entry in the tables.
-    zero = mx_zero_block_byte(call.rule, dtype, element)
-    zero_byte = -1 if zero == IRREGULAR else zero
+    zero_byte = zero_block_byte(call.rule, element, dtype)  # it keeps the contract's own; −1: by the reference
     weights = scaled_weights(method, call.x.shape[1]) if isinstance(method, Optimal) else None
     columns, code_bytes = call.columns, call.codes.shape[1]
     irregular = np.empty(call.scales.size, np.int64)

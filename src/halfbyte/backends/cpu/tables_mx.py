@@ -86,6 +86,22 @@ def element_number(rule: MXRule, element: ElementFormat, dtype: str) -> int | No
     return same.index(True) if True in same else None
 
 
+@functools.lru_cache(maxsize=64)
+@np.errstate(all="ignore")
+def zero_block_byte(rule: MXRule, element: ElementFormat, dtype: str) -> int:
+    """The byte of an all-zero block; −1 where it is NaN, or its codes are not those that a scale of its value gives."""
+    statistics, zeros = statistics_dtype(rule, dtype), np.array([0.0, -0.0], np.float32)
+    (byte,), scale = rule.scale(np.zeros(1, np.float32), statistics, element)
+
+    def codes(under: F32) -> U8:
+        if rule.nearest is not None:
+            return rule.nearest(zeros, np.broadcast_to(under, zeros.shape))
+        return round_elements(zeros, rule.quotient(zeros, under, statistics), element, rule.rounding)[0]
+
+    as_read = E8M0.values[byte : byte + 1]
+    return int(byte) if byte != 255 and np.array_equal(codes(scale), codes(as_read)) else -1
+
+
 def _magnitude_thresholds(rule: MXRule, dtype: str) -> npt.NDArray[np.int32]:
     return as_array(search_tables(rule, E2M1, dtype).threshold, np.int32).reshape(256, 8)[:255, :7]
 

@@ -18,7 +18,7 @@ from halfbyte.backends.numbering import DTYPE_NUMBERS, PRE_SCALES, SIGNS, TIES
 from halfbyte.codec.bits import F32
 from halfbyte.codec.element import decode
 from halfbyte.contracts import NVFP4Rule, expressions
-from halfbyte.contracts.arithmetic import first_scale_byte, zero_block_byte
+from halfbyte.contracts.arithmetic import first_scale_byte, zero_scale_byte
 from halfbyte.contracts.spec import TensorScale
 from halfbyte.formats import E4M3
 
@@ -89,7 +89,7 @@ def build_search_tables(
     search = SearchTables(divides=divides, prescale=float(np.ldexp(np.float32(1), -exponent)), unit=float(unit))
     search.to_scale = float(np.float32(1) / (np.float32(6) * unit))
     search.first = first_scale_byte(rule)
-    search.zero_byte = zero_block_byte(rule, t)
+    search.zero_byte = zero_scale_byte(rule, t)
     # y = x·m = x'·(m·2**k), or x/d = x'/(d·2**-k): exact, because k is small (the caller checked the range of A).
     numbers = np.ldexp(constants, -exponent if divides else exponent).astype(np.float32)
     if divides or rule.rounding.tie != "even":
