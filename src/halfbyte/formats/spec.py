@@ -103,15 +103,15 @@ class BlockFormat:
         """Refuse what has no place in bytes: codes are stored two or one to a byte, scales one."""
         if not 4 <= self.element.bits <= 8:
             raise UnsupportedError(
-                f"format {self.name}: elements of {self.element.bits} bits do not pack; codes of 4 bits are stored two to "
-                "a byte, codes of 5 to 8 bits one to a byte"
+                f"format {self.name}: elements of {self.element.bits} bits do not pack; codes of 4 bits are stored two "
+                "to a byte, codes of 5 to 8 bits one to a byte"
             )
         if self.scale.bits > 8:
             raise UnsupportedError(f"format {self.name}: a scale of {self.scale.bits} bits does not fit into a byte")
         if self.block < 1 or self.block % self.codes_per_byte:
             raise UnsupportedError(
-                f"format {self.name}: blocks of {self.block} elements do not end at a byte; take a positive multiple of "
-                f"{self.codes_per_byte}"
+                f"format {self.name}: blocks of {self.block} elements do not end at a byte; take a positive multiple "
+                f"of {self.codes_per_byte}"
             )
 
     @property
