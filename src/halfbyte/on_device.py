@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from halfbyte.arrays import Array, is_torch
-from halfbyte.backends.protocol import Backend
+from halfbyte.backends.protocol import Backend, Parts
 from halfbyte.codec.bits import DTYPES, F32
 from halfbyte.errors import InputError
 from halfbyte.request import Request, check_takes_amax
@@ -83,7 +83,7 @@ def decode_tensor(
             _check_apart(out, part, "q")
         given = out.view(rows, width)
     values = engine.dequantize(
-        codes.reshape(rows, -1), scales.reshape(rows, -1), stored, (rows, width), request, wanted, given
+        Parts(codes.reshape(rows, -1), scales.reshape(rows, -1), stored), (rows, width), request, wanted, given
     )
     return out if out is not None and is_torch(out) else values.reshape(q.shape)
 

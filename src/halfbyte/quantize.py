@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from halfbyte.arrays import DTYPE_NAMES, Array, is_torch, like, output_dtype, to_numpy
-from halfbyte.backends import choose_backend
+from halfbyte.backends import Parts, choose_backend
 from halfbyte.codec.bits import F32, FLOAT32_MAX, U8, dtype_name
 from halfbyte.contracts import Contract
 from halfbyte.contracts.spec import Scaling
@@ -134,9 +134,7 @@ def dequantize(
     given = None if out is None else _check_decoded(out, q, wanted).reshape(rows, width)
     stored = None if q.stored_scale is None else to_numpy(q.stored_scale).reshape(-1)
     values = engine.dequantize(
-        to_numpy(q.codes).reshape(rows, -1),
-        to_numpy(q.scales).reshape(rows, -1),
-        stored,
+        Parts(to_numpy(q.codes).reshape(rows, -1), to_numpy(q.scales).reshape(rows, -1), stored),
         (rows, width),
         request,
         wanted,

@@ -13,7 +13,7 @@ from halfbyte.contracts.hadamard import GROUP
 from halfbyte.contracts.spec import Rule, Scaling, Tile, defined_methods
 from halfbyte.errors import InputError, UnsupportedError, unknown_name
 from halfbyte.formats import E2M1, E4M3, E8M0, BlockFormat, get_format
-from halfbyte.methods import Amax, FourSix, Hessian, Method, Optimal, check_method_name
+from halfbyte.methods import Amax, FourSix, Method, check_method_name
 
 SCALINGS = ("tensor", "row")
 
@@ -65,7 +65,7 @@ def resolve(
     resolved = _resolve_method(method, chosen, rule, block_format)
     scaled = _resolve_scaling(scaling, chosen, rule, block_format)
     tiled = _resolve_tile(tile, chosen, rule, block_format, scaled)
-    if isinstance(resolved, Optimal | Hessian) and tiled[0] != 1:
+    if resolved.one_row and tiled[0] != 1:
         raise UnsupportedError(f"method {resolved.name} searches blocks of one row; tile {tiled} spans several")
     _check_element(rule, chosen, block_format, resolved)
     return Request(block_format, chosen, resolved, tiled, scaled, dtype, threads, device)
@@ -95,7 +95,7 @@ def check_shape(request: Request, shape: tuple[int, ...]) -> tuple[int, ...]:
             f"shape {shape}: contract {contract.name} needs a last axis that is a multiple of {block}, not "
             f"{width}; pad the tensor, or choose a contract that pads ({', '.join(padding)})"
         )
-    _check_method_width(request.method, width, block)
+    request.method.check_width(width, block)
     return shape
 
 
@@ -141,7 +141,7 @@ def _check_element(rule: Rule, contract: Contract, format: BlockFormat, method: 
         of_e2m1 |= rule.nearest is not None
     else:
         of_e2m1 |= method in rule.for_method(method).searches
-    of_e2m1 |= isinstance(method, Optimal | Hessian) and rule.scale_search is not None
+    of_e2m1 |= method.one_row and rule.scale_search is not None
     if of_e2m1:
         raise UnsupportedError(
             f"contract {contract.name} defines method {method.name} for e2m1, not {format.element.name}"
@@ -156,20 +156,20 @@ def _resolve_method(method: str | Method | None, contract: Contract, rule: Rule,
     if isinstance(rule, DecodeRule):
         raise UnsupportedError(f"contract {contract.name} decodes {format.name} only: it has no quantizer for it")
     if method is None:  # presets such as 4over6 concern NVFP4; the MX formats of such a contract stay plain
-        preset_fits = isinstance(rule, NVFP4Rule) or isinstance(contract.method, Optimal | Hessian)
+        preset_fits = isinstance(rule, NVFP4Rule) or isinstance(contract.method, str) or contract.method.everywhere
         method = contract.method if preset_fits else Amax()
     known = defined_methods(rule)
     if isinstance(method, str):
         kind = check_method_name(method)
-        if kind is Hessian:
-            raise UnsupportedError("method 'hessian' needs its matrices: give hb.Hessian(h), h from activations")
+        if kind.needs:
+            raise UnsupportedError(f"method {method!r} needs {kind.needs}")
         named = [candidate for candidate in known if isinstance(candidate, kind)]
         if not named:
             raise _undefined(method, contract, format, known)
         return named[0]
     if not isinstance(method, Method):
         raise unknown_name("method", method, ["a name", "hb.Amax()", "hb.FourSix(...)", "hb.Optimal(...)"])
-    if isinstance(method, Optimal | Hessian):
+    if method.everywhere:
         return method
     if isinstance(method, FourSix) and isinstance(rule, NVFP4Rule) and rule.four_six is not None:
         four_six = rule.four_six
@@ -194,17 +194,6 @@ def _undefined(method: object, contract: Contract, format: BlockFormat, known: l
     return UnsupportedError(
         f"contract {contract.name} does not define method {method} for {format.name}; it has {listed}"
     )
-
-
-def _check_method_width(method: Method, width: int, block: int) -> None:
-    """Whether a method's weights or matrices are those of an operand of that width."""
-    if isinstance(method, Optimal) and method.channel_weights is not None and method.channel_weights.size != width:
-        raise InputError(f"Optimal has {method.channel_weights.size} weights, but the last axis has {width} elements")
-    if isinstance(method, Hessian) and (method.matrices.shape[0] * block != width or method.matrices.shape[1] != block):
-        raise InputError(
-            f"h has shape {method.matrices.shape}, but a last axis of {width} with blocks of {block} needs "
-            f"({width / block:g}, {block}, {block})"
-        )
 
 
 # --- scaling and tile ---

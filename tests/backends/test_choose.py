@@ -35,9 +35,7 @@ class Unable:
 
     def dequantize(
         self,
-        codes: U8,
-        scales: U8,
-        stored_scale: F32 | None,
+        parts: Parts[npt.NDArray[Any]],
         shape: tuple[int, int],
         request: Request,
         dtype: Any,

@@ -17,12 +17,13 @@ class Reason(str):
 
 @dataclass(frozen=True)
 class Parts(Generic[A]):
-    """What a backend returns: arrays of the request's logical (rows, K) matrix."""
+    """A quantized (rows, K) matrix: what a backend returns, and what it decodes."""
 
     codes: A
     scales: A
     stored_scale: A | None
-    global_scale: A | None
+    global_scale: A | None = None
+    """What code × scale is multiplied by. Decoding does not look at it: it follows from the stored scale."""
 
 
 class Backend(Protocol[A]):
@@ -46,14 +47,7 @@ class Backend(Protocol[A]):
         """
 
     def dequantize(
-        self,
-        codes: A,
-        scales: A,
-        stored_scale: A | None,
-        shape: tuple[int, int],
-        request: Request,
-        dtype: Any,
-        out: A | None = None,
+        self, parts: Parts[A], shape: tuple[int, int], request: Request, dtype: Any, out: A | None = None
     ) -> A:
         """Decode a (rows, K) matrix by the contract's formula in float32, rounded once to another dtype.
 

@@ -22,8 +22,7 @@ from halfbyte.backends.reference.quantize import Reference, quantize_matrix
 from halfbyte.codec.bits import F32, U8
 from halfbyte.codec.blocks import ceil_div
 from halfbyte.contracts import MXRule, NVFP4Rule
-from halfbyte.contracts.arithmetic import stored_scale as store
-from halfbyte.contracts.arithmetic import tensor_scale
+from halfbyte.contracts.arithmetic import stored_scale, tensor_scale
 from halfbyte.request import Request
 
 NVFP4_KERNELS: dict[Kernel, Callable[[NVFP4Call], bool]] = {
@@ -85,22 +84,22 @@ class Cpu:
 
     def dequantize(
         self,
-        codes: U8,
-        scales: U8,
-        stored_scale: F32 | None,
+        parts: Parts[npt.NDArray[Any]],
         shape: tuple[int, int],
         request: Request,
         dtype: Any,
         out: npt.NDArray[Any] | None = None,
     ) -> npt.NDArray[Any]:
         """Decode a (rows, K) matrix by a table of the contract's own values, straight to the output dtype."""
-        if (stored_scale is not None and stored_scale.size > 1) or shape[1] % request.format.block:
-            return Reference().dequantize(codes, scales, stored_scale, shape, request, dtype)
+        stored = parts.stored_scale
+        if (stored is not None and stored.size > 1) or shape[1] % request.format.block:
+            return Reference().dequantize(parts, shape, request, dtype)
         rule = request.rule
         top = rule.anchor(request.method) if isinstance(rule, NVFP4Rule) else np.float32(1)
-        stored = None if stored_scale is None else stored_scale.reshape(())
-        table = decode_table(request.contract, request.format, stored, top, dtype)
-        return decode_blocks(np.ascontiguousarray(codes), np.ascontiguousarray(scales), table, shape, request, out)
+        one = None if stored is None else stored.reshape(())
+        table = decode_table(request.contract, request.format, one, top, dtype)
+        codes, scales = np.ascontiguousarray(parts.codes), np.ascontiguousarray(parts.scales)
+        return decode_blocks(codes, scales, table, shape, request, out)
 
 
 def _quantize_nvfp4(
@@ -118,7 +117,7 @@ def _quantize_nvfp4(
         largest = float(amax.max())  # NaN wins
     with np.errstate(all="ignore"):
         t = tensor_scale(amax.reshape(-1, 1, 1), rule, request.method, request.dtype)
-        stored, multiplier = store(rule, t)
+        stored, multiplier = stored_scale(rule, t)
     call = NVFP4Call(
         x=x, request=request, codes=outputs[0], scales=outputs[1], amax=amax, rule=rule, t=t, multiplier=multiplier,
         largest=largest,

@@ -107,9 +107,7 @@ class Triton:
 
     def dequantize(
         self,
-        codes: torch.Tensor,
-        scales: torch.Tensor,
-        stored_scale: torch.Tensor | None,
+        parts: Parts[torch.Tensor],
         shape: tuple[int, int],
         request: Request,
         dtype: torch.dtype,
@@ -121,6 +119,7 @@ class Triton:
 
         from halfbyte.backends.gpu.triton import decode as kernels
 
+        codes, scales, stored_scale = parts.codes, parts.scales, parts.stored_scale
         check_device(codes)
         format, rule = request.format, request.contract.rule(request.format)
         block, (rows, width) = format.block, shape

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from halfbyte.backends.protocol import Parts
 from halfbyte.backends.reference.four_six import choose_four_six
-from halfbyte.backends.reference.search import Encode, ScaleGrid, exponent_of, search_scales
+from halfbyte.backends.reference.search import Encode, ScaleGrid, exponent_of, searcher_of
 from halfbyte.codec.bits import F32, U8, widen
 from halfbyte.codec.blocks import join, split
 from halfbyte.codec.element import decode
@@ -59,9 +59,7 @@ class Reference:
     @np.errstate(all="ignore")
     def dequantize(
         self,
-        codes: U8,
-        scales: U8,
-        stored_scale: F32 | None,
+        parts: Parts[npt.NDArray[Any]],
         shape: tuple[int, int],
         request: Request,
         dtype: Any,
@@ -69,14 +67,14 @@ class Reference:
     ) -> npt.NDArray[Any]:
         """Decode a (rows, K) matrix in the order of the contract's roundings; another dtype costs one more."""
         format, rule = request.format, request.contract.rule(request.format)
-        q = decode(unpack(codes, shape[1], format), format.element)
+        q = decode(unpack(parts.codes, shape[1], format), format.element)
         if not rule.negative_zero:
             q = np.where(q == 0, np.float32(0), q).astype(np.float32)
-        q_blocks, bytes_ = split(q, format.block), scales[..., None]
+        q_blocks, bytes_ = split(q, format.block), parts.scales[..., None]
         if isinstance(rule, MXRule | DecodeRule):
             values = rule.decode(q_blocks, bytes_)
         else:
-            stored = np.float32(1) if stored_scale is None else stored_scale.reshape(-1, 1, 1)
+            stored = np.float32(1) if parts.stored_scale is None else parts.stored_scale.reshape(-1, 1, 1)
             top = rule.for_method(request.method).anchor(request.method)
             values = rule.decode(q_blocks, decode(bytes_, E4M3), np.asarray(stored, np.float32), top)
         return join(values, shape).astype(dtype)
@@ -123,12 +121,13 @@ def _quantize_nvfp4(blocks: F32, amax: F32, rule: NVFP4Rule, request: Request) -
         byte = scale_byte(rule.pre_scale(v, t), rule.scale_byte)
         codes = encode_with(byte)
     stored, multiplier = stored_scale(rule, t)
-    if rule.scale_search is not None and isinstance(request.method, Optimal | Hessian):
+    search = searcher_of(request.method)
+    if search is not None and rule.scale_search is not None and isinstance(request.method, Optimal | Hessian):
         codes, byte = _search_as_peer(blocks, (codes, byte), rule.scale_search, encode_with, request.method)
-    elif isinstance(request.method, Optimal | Hessian):
+    elif search is not None:
         g = multiplier.reshape(-1, 1, 1)
         grid = ScaleGrid(first_scale_byte(rule), E4M3, g, exponent_of(g))
-        codes, byte = search_scales(blocks, (codes, byte), grid, encode_with, request.format.element, request.method)
+        codes, byte = search(blocks, (codes, byte), grid, encode_with, request.format.element, request.method)
     return codes, byte, stored, multiplier
 
 
@@ -147,11 +146,12 @@ def _quantize_mx(blocks: F32, rule: MXRule, request: Request) -> tuple[U8, U8]:
 
     byte, scale = rule.scale(v, statistics, element)
     codes = encode_with_scale(scale)
-    if rule.scale_search is not None and isinstance(request.method, Optimal | Hessian):
+    search = searcher_of(request.method)
+    if search is not None and rule.scale_search is not None and isinstance(request.method, Optimal | Hessian):
         codes, byte = _search_as_peer(blocks, (codes, byte), rule.scale_search, encode_with, request.method)
-    elif isinstance(request.method, Optimal | Hessian):
+    elif search is not None:
         grid = ScaleGrid(0, E8M0, np.ones((1, 1, 1), np.float32), exponent_of(v))
-        codes, byte = search_scales(blocks, (codes, byte), grid, encode_with, element, request.method)
+        codes, byte = search(blocks, (codes, byte), grid, encode_with, element, request.method)
     return codes, byte
 
 

@@ -53,6 +53,10 @@ class ScaleGrid:
     exponent: I32
 
 
+ScaleSearcher = Callable[[F32, tuple[U8, U8], ScaleGrid, Encode, ElementFormat, Method], tuple[U8, U8]]
+"""How a method that searches computes: as `search_scales` does, whose arguments it takes."""
+
+
 def search_scales(
     blocks: F32, start: tuple[U8, U8], grid: ScaleGrid, encode: Encode, element: ElementFormat, method: Method
 ) -> tuple[U8, U8]:
@@ -151,3 +155,12 @@ def descend(codes: U8, scale: F32, scaled: F32, measure: Callable[[F32], F32], e
 def _code_of(value: np.float32, element: ElementFormat) -> int:
     magnitude = int(np.searchsorted(element.magnitudes, abs(value)))
     return magnitude | (element.sign_code if value < 0 else 0)
+
+
+SEARCHES: dict[type[Method], ScaleSearcher] = {Optimal: search_scales, Hessian: search_scales}
+"""The methods that choose among all scales of the format, whatever the contract. Others leave the amax method's."""
+
+
+def searcher_of(method: Method) -> ScaleSearcher | None:
+    """The function that computes a method, or the one it derives from; None where there is nothing to search."""
+    return next((SEARCHES[kind] for kind in type(method).__mro__ if kind in SEARCHES), None)
