@@ -209,8 +209,9 @@ def _unserved_numbers(rule: NVFP4Rule) -> Reason | None:
         return Reason(f"no kernel was written for {policy}")
     if rounding.tie not in TIES or rounding.sign not in SIGNS or not 0 <= rounding.nan_code < 8:
         return Reason(f"no kernel was written for {rounding}")
-    if rounding.wraps and rounding != Rounding(wraps=True):
-        return Reason(f"codes that wrap are compiled for fouroversix's rounding, not for {rounding}")
+    as_fouroversix = rounding == Rounding(wraps=True) and rule.element is expressions.times_reciprocal_or_zero
+    if rounding.wraps and not as_fouroversix:
+        return Reason("codes that wrap are compiled for fouroversix's own rounding and element formula")
     return None
 
 
