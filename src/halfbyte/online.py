@@ -13,14 +13,14 @@ from typing import cast
 import numpy as np
 
 from halfbyte.arrays import Array, is_torch, like, to_numpy
-from halfbyte.checkpoint.engine import Engine
-from halfbyte.checkpoint.families import Stacking, find_family
-from halfbyte.checkpoint.plan import Options
-from halfbyte.checkpoint.select import Rules, Selector, layer_index, matches, share_scales
-from halfbyte.checkpoint.target import Target, activations_of, resolve_target
+from halfbyte.checkpoint.execute.engine import Engine
+from halfbyte.checkpoint.plan.select import Rules, Selector, layer_index, matches, share_scales
+from halfbyte.checkpoint.plan.target import Target, activations_of, resolve_target
+from halfbyte.checkpoint.plan.types import Options
 from halfbyte.codec.bits import F32, dtype_name, widen
 from halfbyte.errors import InputError, UnsupportedError
-from halfbyte.layouts.spec import Activations, Stack
+from halfbyte.layouts.description import Activations, Stack
+from halfbyte.models.families import Stacking, find_family
 from halfbyte.quantize import quantize
 from halfbyte.types import QuantizedTensor
 

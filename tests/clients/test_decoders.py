@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import load_file
 
 from conformance.peers.spec import quiet
-from halfbyte.checkpoint.index import open_checkpoint
+from halfbyte.checkpoint.io.index import open_checkpoint
 from halfbyte.testing import assert_same_bits
+from halfbyte.verify.stored import find_weights
 from halfbyte.verify.values import matrices
-from halfbyte.verify.weights import find_weights
 from tests.clients.converted import converted
 
 Tensors = dict[str, torch.Tensor]

@@ -9,8 +9,8 @@ import pytest
 from halfbyte.errors import InputError, UnknownNameError, UnsupportedError
 from halfbyte.formats import get_format
 from halfbyte.layouts import LAYOUTS, get_layout
+from halfbyte.layouts.description import Activations, Setting, Stack
 from halfbyte.layouts.exclude import clashes, exclude_list
-from halfbyte.layouts.spec import Activations, Setting, Stack
 
 NVFP4, MXFP4 = get_format("nvfp4"), get_format("mxfp4")
 

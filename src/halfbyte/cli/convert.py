@@ -11,9 +11,9 @@ import typer
 from typer.core import TyperCommand
 
 from halfbyte.checkpoint import Event, Options, Outcome, Plan, Resources, Rules, make_plan, run
-from halfbyte.checkpoint.destination import check_destination
-from halfbyte.checkpoint.engine import resolve_device
-from halfbyte.checkpoint.run import sizes_for
+from halfbyte.checkpoint.execute.conversion import sizes_for
+from halfbyte.checkpoint.execute.destination import check_destination
+from halfbyte.checkpoint.execute.engine import resolve_device
 from halfbyte.cli.app import app
 from halfbyte.cli.convert_output import JsonLog, Quiet, Reporter, Screen
 from halfbyte.errors import HalfbyteError, InputError

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from halfbyte.errors import unknown_name
 from halfbyte.layouts.compressed_tensors import CompressedTensors
+from halfbyte.layouts.description import Layout
 from halfbyte.layouts.gpt_oss import GptOss
 from halfbyte.layouts.modelopt import DeepSeekV4, ModelOpt
-from halfbyte.layouts.spec import Layout
 
 LAYOUTS: dict[str, Layout] = {
     layout.name: layout for layout in (ModelOpt(), CompressedTensors(), GptOss(), DeepSeekV4())

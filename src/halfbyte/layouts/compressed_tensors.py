@@ -9,7 +9,7 @@ from typing import Any
 
 from halfbyte.errors import UnsupportedError
 from halfbyte.formats import BlockFormat
-from halfbyte.layouts.spec import Activations, Part, Setting, Stack
+from halfbyte.layouts.description import Activations, Part, Setting, Stack
 
 VERSION = "0.20.0"
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from halfbyte.errors import UnsupportedError
 from halfbyte.formats import BlockFormat
-from halfbyte.layouts.spec import Activations, Part, Setting, Stack
+from halfbyte.layouts.description import Activations, Part, Setting, Stack
 
 KEPT = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
 """What the released checkpoints list. Readers take every linear layer outside the experts as unquantized anyway."""

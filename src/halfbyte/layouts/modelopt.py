@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from halfbyte.formats import BlockFormat
-from halfbyte.layouts.spec import Activations, Part, Setting, Stack
+from halfbyte.layouts.description import Activations, Part, Setting, Stack
 
 PRODUCER = {"name": "modelopt", "version": "0.47.0"}
 """Readers choose by this name; the version is the one whose layout this is."""

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from halfbyte.checkpoint.index import HF_QUANT_CONFIG, INDEX, Checkpoint, read_json
-from halfbyte.verify.report import Problem
-from halfbyte.verify.weights import Weights
+from halfbyte.checkpoint.io.index import HF_QUANT_CONFIG, INDEX, Checkpoint, read_json
+from halfbyte.verify.problems import Problem
+from halfbyte.verify.stored import Weights
 
 
 @dataclass(frozen=True)

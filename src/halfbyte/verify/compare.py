@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from halfbyte.checkpoint.index import Checkpoint, Tensor
+from halfbyte.checkpoint.io.index import Checkpoint, Tensor
 from halfbyte.codec.bits import F32
 from halfbyte.verify.diagnose import diagnose
-from halfbyte.verify.report import Problem, Report, WeightError
+from halfbyte.verify.problems import Problem, Report, WeightError
+from halfbyte.verify.stored import Weight, Weights, find_weights
 from halfbyte.verify.structure import structure_problems
 from halfbyte.verify.values import Matrix, matrices, pieces, view
-from halfbyte.verify.weights import Weight, Weights, find_weights
 
 CONSUMED = (".input_scale", ".input_global_scale", ".weight_shape", "_input_scale", ".k_scale", ".v_scale")
 """Tensors of a quantized source that describe activations or shapes; a conversion may leave them out."""

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from halfbyte.verify.report import Problem
+from halfbyte.verify.problems import Problem
+from halfbyte.verify.stored import Weight, Weights
 from halfbyte.verify.values import view
-from halfbyte.verify.weights import Weight, Weights
 
 FUSED_SETS = (
     ("q_proj", "k_proj", "v_proj"),

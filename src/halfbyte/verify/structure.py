@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from halfbyte.checkpoint.matrix import block_length, fp8_grid
+from halfbyte.checkpoint.io.decode import block_length, fp8_grid
 from halfbyte.errors import CheckpointError
-from halfbyte.verify.report import Problem
-from halfbyte.verify.weights import GPT_OSS, Kind, Weight, Weights
+from halfbyte.verify.problems import Problem
+from halfbyte.verify.stored import GPT_OSS, Kind, Weight, Weights
 
 ROW_PARALLEL = ("o_proj", "down_proj", "w2")
 

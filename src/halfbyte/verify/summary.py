@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from halfbyte.checkpoint.header import read_header
-from halfbyte.checkpoint.index import INDEX, Checkpoint, Tensor, open_checkpoint
+from halfbyte.checkpoint.io.header import read_header
+from halfbyte.checkpoint.io.index import INDEX, Checkpoint, Tensor, open_checkpoint
 from halfbyte.verify.claim import read_claim
-from halfbyte.verify.weights import find_weights
+from halfbyte.verify.stored import find_weights
 
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 

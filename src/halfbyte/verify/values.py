@@ -15,14 +15,14 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from halfbyte.checkpoint.index import Checkpoint, Tensor
-from halfbyte.checkpoint.matrix import block_length, fp8_grid
+from halfbyte.checkpoint.io.decode import block_length, fp8_grid
+from halfbyte.checkpoint.io.index import Checkpoint, Tensor
 from halfbyte.codec.bits import F32
 from halfbyte.contracts import get_contract
 from halfbyte.formats import get_format
 from halfbyte.quantize import dequantize
 from halfbyte.types import QuantizedTensor
-from halfbyte.verify.weights import FLOATS, GPT_OSS, MODELOPT_STACK, Weight, Weights
+from halfbyte.verify.stored import FLOATS, GPT_OSS, MODELOPT_STACK, Weight, Weights
 
 Raw = npt.NDArray[np.generic]
 
