@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from halfbyte.layouts.matching import compressed_tensors, served_name, sglang_modelopt, tensorrt_llm, vllm_modelopt
 from halfbyte.verify import Report, verify
 from tests.clients.converted import converted
 from tests.quantized import edit, load, write_quantized
@@ -93,48 +92,3 @@ def test_a_scale_that_is_none(tmp_path: Path, value: float) -> None:
     name = "model.layers.0.mlp.down_proj.input_scale"
     edit(path, {name: np.asarray(np.float32(value))})
     assert found(verify(path), "error", "scalar") == [name]
-
-
-# --- how readers match; vLLM and SGLang themselves are asked in make test-clients ---
-
-
-@pytest.mark.parametrize(
-    ("module", "served"),
-    [
-        ("model.layers.0.self_attn.k_proj", "model.layers.0.self_attn.qkv_proj"),
-        ("model.layers.0.mlp.up_proj", "model.layers.0.mlp.gate_up_proj"),
-        ("model.layers.0.mlp.experts.7.up_proj", "model.layers.0.mlp.experts"),
-        ("model.layers.0.mlp.shared_experts.up_proj", "model.layers.0.mlp.shared_experts.gate_up_proj"),
-        ("model.layers.0.self_attn.q_a_proj", "model.layers.0.self_attn.fused_qkv_a_proj"),
-        ("lm_head", "lm_head"),
-    ],
-)
-def test_names_as_servers_ask_for_them(module: str, served: str) -> None:
-    assert served_name(module) == served
-
-
-@pytest.mark.parametrize(
-    ("pattern", "name", "vllm", "sglang", "tensorrt"),
-    [
-        ("model.layers.1*", "model.layers.10.mlp.down_proj", True, True, True),
-        ("model.layers.1", "model.layers.10.mlp.down_proj", True, False, False),
-        ("model.layers.1.*", "model.layers.10.mlp.down_proj", False, False, False),
-        ("model.layers.0.mlp.gate", "model.layers.0.mlp.gate_up_proj", True, False, False),
-        ("*.mlp.gate.*", "model.layers.0.mlp.gate", False, False, False),
-        ("*.mlp.gate", "model.layers.0.mlp.gate", True, True, True),
-        ("mlp", "model.layers.0.mlp.down_proj", True, True, False),
-    ],
-)
-def test_three_readers_of_one_pattern(pattern: str, name: str, vllm: bool, sglang: bool, tensorrt: bool) -> None:
-    answers = (vllm_modelopt(name, [pattern]), sglang_modelopt(name, [pattern]), tensorrt_llm(name, [pattern]))
-    assert answers == (vllm, sglang, tensorrt)
-
-
-def test_expressions_of_compressed_tensors() -> None:
-    name = "model.layers.0.mlp.gate"
-    assert compressed_tensors(name, ["re:.*gate$"])
-    assert not compressed_tensors(name, ["re:gate$", "model.layers.0.mlp", "re:("])
-    assert compressed_tensors(
-        "model.layers.0.self_attn.qkv_proj", [f"model.layers.0.self_attn.{p}_proj" for p in "qkv"]
-    )
-    assert not compressed_tensors("model.layers.0.self_attn.qkv_proj", ["model.layers.0.self_attn.q_proj"])

@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from halfbyte.errors import InputError
-
-FUSED = {".q_proj": ".qkv_proj", ".gate_proj": ".gate_up_proj"}
-"""Names under which servers ask for modules that they fuse."""
+from halfbyte.models.partners import served_name
 
 
 def exclude_list(excluded: Iterable[str], quantized: Sequence[str]) -> list[str]:
@@ -34,10 +32,8 @@ def exclude_list(excluded: Iterable[str], quantized: Sequence[str]) -> list[str]
 def clashes(names: Sequence[str], quantized: Sequence[str]) -> list[tuple[str, str]]:
     """Pairs (listed name, quantized module) in which a plain substring match would swallow the module."""
     found = []
-    fused = {
-        module[: -len(part)] + whole for module in quantized for part, whole in FUSED.items() if module.endswith(part)
-    }
-    haystack = "\n".join([*quantized, *sorted(fused)])
+    served = {served_name(module) for module in quantized}
+    haystack = "\n".join([*quantized, *sorted(served - set(quantized))])
     for name in names:
         if name in haystack:
             at = haystack.index(name)

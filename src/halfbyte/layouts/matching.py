@@ -11,44 +11,18 @@ from collections.abc import Callable, Sequence
 from fnmatch import fnmatch, translate
 from functools import cache
 
+from halfbyte.models.partners import served_members
+
 Matcher = Callable[[str, Sequence[str]], bool]
 
-FUSED = {
-    "q_proj": ("qkv_proj", ("q_proj", "k_proj", "v_proj")),
-    "k_proj": ("qkv_proj", ("q_proj", "k_proj", "v_proj")),
-    "v_proj": ("qkv_proj", ("q_proj", "k_proj", "v_proj")),
-    "gate_proj": ("gate_up_proj", ("gate_proj", "up_proj")),
-    "up_proj": ("gate_up_proj", ("gate_proj", "up_proj")),
-    "q_a_proj": ("fused_qkv_a_proj", ("q_a_proj", "kv_a_proj_with_mqa")),
-    "kv_a_proj_with_mqa": ("fused_qkv_a_proj", ("q_a_proj", "kv_a_proj_with_mqa")),
-}
-"""Leaf → the name that servers ask for, and the leaves that it stands for."""
-
-MEMBERS = dict(FUSED.values())
-EXPERT = re.compile(r"^(.*\.experts)\.\d+\.[^.]+$")
 LATENT = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")
-
-
-def served_name(module: str) -> str:
-    """The module as a server asks for it: experts as a whole, projections fused."""
-    expert = EXPERT.match(module)
-    if expert:
-        return expert[1]
-    parent, _, leaf = module.rpartition(".")
-    return f"{parent}.{FUSED[leaf][0]}" if leaf in FUSED else module
-
-
-def members(served: str) -> list[str]:
-    """The modules that a fused name stands for."""
-    parent, _, leaf = served.rpartition(".")
-    return [f"{parent}.{part}" for part in MEMBERS.get(leaf, (leaf,))] if parent else [served]
 
 
 def vllm_modelopt(served: str, patterns: Sequence[str]) -> bool:
     """Exact, member by member; then plain substring; then file-name patterns."""
     patterns = [part for pattern in patterns for part in _split_star(pattern)]
     listed = set(patterns)
-    if served in listed or all(member in listed for member in members(served)):
+    if served in listed or all(member in listed for member in served_members(served)):
         return True
     if _is_experts(served) and any(served in pattern for pattern in patterns if "experts" in pattern):
         return True
@@ -66,7 +40,7 @@ def _split_star(pattern: str) -> tuple[str, ...]:
 def sglang_modelopt(served: str, patterns: Sequence[str]) -> bool:
     """Linear layers: dotted paths, member by member. All: patterns against the whole name and each dotted part."""
     if not _is_experts(served):
-        if all(any(_on_path(pattern, member) for pattern in patterns) for member in members(served)):
+        if all(any(_on_path(pattern, member) for pattern in patterns) for member in served_members(served)):
             return True
         if "experts" in served and any(served in pattern for pattern in patterns if "experts" in pattern):
             return True
@@ -139,7 +113,7 @@ def compressed_tensors(served: str, patterns: Sequence[str]) -> bool:
         return all(one(f"{served}.0.{leaf}") for leaf in ("gate_proj", "up_proj", "down_proj")) or all(
             one(f"{served}.0.{leaf}") for leaf in ("w1", "w2", "w3")
         )
-    return one(served) or all(one(member) for member in members(served))
+    return one(served) or all(one(member) for member in served_members(served))
 
 
 READERS: dict[str, dict[str, Matcher]] = {

@@ -1,4 +1,4 @@
-"""What is known about families of models: what stays unquantized, how stacked experts lie, which partners fuse.
+"""The table of model families: what stays unquantized, how stacked experts lie, which partners may be absent.
 
 Rules are (pattern, reason); a pattern is searched in the module's full name. A family adds to the baseline.
 """
@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal
+
+from halfbyte.models.experts import Stacking
 
 Rule = tuple[re.Pattern[str], str]
-Stacking = Literal["halves", "transposed", "interleaved"]
-"""How stacked experts lie. halves: [E, 2I, H], gate then up; transposed: [E, H, 2I], gate then up; interleaved:
-[E, H, 2I], gate and up in turns. down_proj is [E, H, I], or [E, I, H] when transposed or interleaved."""
 
 
 def _rules(**patterns: str) -> tuple[Rule, ...]:
@@ -29,16 +27,19 @@ def last(*names: str) -> str:
     return rf"(^|\.)({'|'.join(names)})$"
 
 
-TABLES: tuple[Rule, ...] = _rules(
+LOOKUP_TABLES: tuple[Rule, ...] = _rules(
     embedding=r"embed|" + last("wte", "wpe", "relative_attention_bias"),
 )
 """Never quantized, whatever is included: lookup tables are no linear layers."""
 
+NORM = r"norm[^.]*$|" + last(r"ln_\w+")
+ROUTER = last("gate", "router", "wg", "shared_expert_gate") + "|" + part("router")
+
 BASELINE: tuple[Rule, ...] = _rules(
     output_head=last("lm_head", "head", "output_layer", "score", "classifier", "qa_outputs"),
     pooler=part("pooler", "cls"),
-    norm=r"norm[^.]*$|" + last(r"ln_\w+"),
-    router=last("gate", "router", "wg", "shared_expert_gate") + "|" + part("router"),
+    norm=NORM,
+    router=ROUTER,
     convolution=r"conv1d|" + last("conv", "conv2d", "patch_embed"),
     small_linear_attention_projection=r"linear_attn\.in_proj_[ab]$",
     multi_token_prediction=part("mtp", "nextn", "mtp_layers", r"model_mtp"),
@@ -115,6 +116,19 @@ FAMILIES = (
 )
 
 UNKNOWN = Family("other", ())
+
+
+def is_lookup_table(module: str) -> bool:
+    """Whether the last part of a name is that of an embedding: no reader builds a linear layer of it."""
+    return any(pattern.search(module.rpartition(".")[2]) for pattern, _ in LOOKUP_TABLES)
+
+
+def is_norm(module: str) -> bool:
+    return re.search(NORM, module) is not None
+
+
+def is_router(module: str) -> bool:
+    return re.search(ROUTER, module) is not None
 
 
 def find_family(model_type: str) -> Family:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from halfbyte.layouts.matching import READERS, served_name, tensorrt_llm
+from halfbyte.layouts.matching import READERS, tensorrt_llm
+from halfbyte.models.experts import is_stack
+from halfbyte.models.families import is_lookup_table, is_norm, is_router
+from halfbyte.models.partners import served_name
 from halfbyte.verify.claim import Claim
 from halfbyte.verify.problems import Problem
 from halfbyte.verify.stored import FLOATS, Weights
-
-TABLES = ("embed", "wte", "wpe", "relative_attention_bias")
-"""What the last part of a lookup table's name contains: no reader tries to quantize one."""
-
-ROUTERS = (".mlp.gate", ".router", ".block_sparse_moe.gate", ".mixer.gate", ".shared_expert_gate", ".ffn.gate")
 
 
 def unquantized_modules(weights: Weights) -> list[str]:
@@ -22,9 +20,9 @@ def unquantized_modules(weights: Weights) -> list[str]:
         rank, floating = len(tensor.info.shape), tensor.info.dtype in FLOATS
         if rank == 2 and floating and name.endswith(".weight"):
             module = name.removesuffix(".weight")
-            if not any(part in module.rpartition(".")[2] for part in (*TABLES, "norm")):
+            if not is_lookup_table(module) and not is_norm(module):
                 found.append(module)
-        elif rank == 3 and floating and name.endswith((".experts.gate_up_proj", ".experts.down_proj")):
+        elif rank == 3 and floating and is_stack(name):
             found.append(name.rpartition(".")[0])
     return sorted(set(found))
 
@@ -49,7 +47,7 @@ def exclude_problems(weights: Weights, claim: Claim) -> Iterator[Problem]:
                 yield Problem("error", "swallowed", module, text)
         for module in plain:
             if not matches(served_name(module), claim.ignore):
-                what = "a router" if module.endswith(ROUTERS) else "unquantized"
+                what = "a router" if is_router(module) else "unquantized"
                 text = f"{what}, but not in the exclude list as {reader} reads it: {reader} expects FP4 tensors there"
                 yield Problem("error", "not-excluded", module, text)
     if claim.layout == "modelopt":

@@ -7,20 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
+from halfbyte.models.partners import fused_groups
 from halfbyte.verify.problems import Problem
 from halfbyte.verify.stored import Weight, Weights
 from halfbyte.verify.values import view
-
-FUSED_SETS = (
-    ("q_proj", "k_proj", "v_proj"),
-    ("query", "key", "value"),
-    ("gate_proj", "up_proj"),
-    ("w1", "w3"),
-    ("q_a_proj", "kv_a_proj_with_mqa"),
-    ("in_proj_qkv", "in_proj_z"),
-    ("in_proj_b", "in_proj_a"),
-)
-"""Modules of one parent that servers load as one matrix with one tensor scale."""
 
 CONSEQUENCE = "servers use one of them for the whole fused layer, which is then wrong by the ratio, or refuse"
 
@@ -62,22 +52,16 @@ def scalar_problems(path: Path, weights: Weights) -> Iterator[Problem]:
 
 def _groups(weights: Weights) -> Iterator[Mapping[str, Weight | None]]:
     """Leaf → quantized weight, or None for a member that is stored plain; only sets with two members or more."""
-    plain = {name.removesuffix(".weight") for name in weights.plain if name.endswith(".weight")}
-    seen = set()
-    for name in [*weights.quantized, *plain]:
-        parent, _, leaf = name.rpartition(".")
-        for fused in FUSED_SETS:
-            if leaf not in fused or (parent, fused) in seen:
-                continue
-            seen.add((parent, fused))
-            found: dict[str, Weight | None] = {}
-            for member in fused:
-                if f"{parent}.{member}" in weights.quantized:
-                    found[member] = weights.quantized[f"{parent}.{member}"]
-                elif f"{parent}.{member}" in plain:
-                    found[member] = None
-            if len(found) > 1:
-                yield found
+    plain = {name.removesuffix(".weight"): None for name in weights.plain if name.endswith(".weight")}
+    for parent, layer in fused_groups((*weights.quantized, *plain)):
+        found: dict[str, Weight | None] = {}
+        for member in layer.members:
+            if f"{parent}.{member}" in weights.quantized:
+                found[member] = weights.quantized[f"{parent}.{member}"]
+            elif f"{parent}.{member}" in plain:
+                found[member] = None
+        if len(found) > 1:
+            yield found
 
 
 def _equal(path: Path, role: str, members: list[Weight]) -> Iterator[Problem]:

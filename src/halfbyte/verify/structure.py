@@ -6,10 +6,9 @@ from collections.abc import Iterator
 
 from halfbyte.checkpoint.io.decode import block_length, fp8_grid
 from halfbyte.errors import CheckpointError
+from halfbyte.models.names import is_row_parallel
 from halfbyte.verify.problems import Problem
 from halfbyte.verify.stored import GPT_OSS, Kind, Weight, Weights
-
-ROW_PARALLEL = ("o_proj", "down_proj", "w2")
 
 
 def structure_problems(weights: Weights) -> Iterator[Problem]:
@@ -80,7 +79,7 @@ def _splits(weights: Weights) -> Iterator[Problem]:
     """Row-parallel layers are cut along their width; a cut within a block is refused by servers."""
     narrow = []
     for weight in weights.quantized.values():
-        if weight.leaf in ROW_PARALLEL and "codes" in weight.parts and weight.kind.block and not weight.kind.stack:
+        if is_row_parallel(weight.name) and "codes" in weight.parts and weight.kind.block and not weight.kind.stack:
             width = 2 * weight.parts["codes"].info.shape[-1]
             if width % (8 * weight.kind.block):
                 narrow.append((weight.name, width, weight.kind.block))

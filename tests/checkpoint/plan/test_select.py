@@ -1,4 +1,4 @@
-"""What is kept, by table and by word; who shares a scale."""
+"""What is kept: by what is known of the model, and by the caller's rules."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from halfbyte.checkpoint import Options, Rules, make_plan
-from halfbyte.checkpoint.plan.select import Selector, layer_index, matches, share_scales
+from halfbyte.checkpoint.plan.select import Selector, matches
 from halfbyte.errors import CheckpointError, InputError
-from halfbyte.models.families import FAMILIES, find_family
+from halfbyte.models import Model
+from halfbyte.models.families import find_family
 from tests.checkpoint.toy import llama, random, write_checkpoint
 
 KEPT = [
@@ -55,7 +56,7 @@ QUANTIZED = [
 
 
 def selector(model_type: str, rules: Rules | None = None) -> Selector:
-    return Selector(rules or Rules(), find_family(model_type), 4, tied=False)
+    return Selector(rules or Rules(), Model(find_family(model_type), 4))
 
 
 @pytest.mark.parametrize(("model_type", "module", "reason"), KEPT)
@@ -66,11 +67,6 @@ def test_kept_by_default(model_type: str, module: str, reason: str) -> None:
 @pytest.mark.parametrize(("model_type", "module"), QUANTIZED)
 def test_quantized_by_default(model_type: str, module: str) -> None:
     assert selector(model_type).reason(module, 64, 16) is None
-
-
-def test_no_model_type_is_in_two_families() -> None:
-    types = [model_type for family in FAMILIES for model_type in family.model_types]
-    assert len(types) == len(set(types))
 
 
 def test_include_overrides_the_table_but_not_lookup_tables() -> None:
@@ -99,7 +95,7 @@ def test_first_and_last_layers(layer: int, reason: str | None) -> None:
 
 
 def test_tied_heads_are_never_quantized() -> None:
-    tied = Selector(Rules(include=("lm_head",)), find_family("llama"), 4, tied=True)
+    tied = Selector(Rules(include=("lm_head",)), Model(layers=4, tied_head=True))
     assert tied.reason("lm_head", 64, 16) == "output head tied to the embedding"
     assert selector("llama", Rules(include=("lm_head",))).reason("lm_head", 64, 16) is None
 
@@ -128,12 +124,6 @@ def test_patterns(pattern: str, name: str, fits: bool) -> None:
     assert matches(name, pattern) is fits
 
 
-def test_layer_numbers() -> None:
-    assert layer_index("model.layers.12.mlp.up_proj") == 12
-    assert layer_index("module.module.decoder.layers.3.mlp.experts.linear_fc1.weight0") == 3
-    assert layer_index("lm_head") is None
-
-
 @pytest.mark.parametrize(
     "rules",
     [lambda: Rules(experts_only=True, include=("a",)), lambda: Rules(keep_first=-1), lambda: Rules(keep_last=-2)],
@@ -145,71 +135,10 @@ def test_rules_that_contradict_themselves(rules: type[Rules]) -> None:
 
 def test_layers_to_keep_need_a_number_of_layers() -> None:
     with pytest.raises(InputError, match="needs num_hidden_layers"):
-        Selector(Rules(keep_first=1), find_family("llama"), None, tied=False)
+        Selector(Rules(keep_first=1), Model())
 
 
-# --- shared scales ---
-
-
-def groups(*modules: str, kept: tuple[str, ...] = (), optional: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-    return share_scales(modules, lambda module: module not in kept, optional)[0]
-
-
-def test_partners_are_found() -> None:
-    qkv = tuple(f"l.0.self_attn.{name}_proj" for name in "qkv")
-    assert groups(*qkv) == [qkv]
-    assert groups("l.0.mlp.up_proj", "l.0.mlp.gate_proj", "l.0.mlp.down_proj") == [
-        ("l.0.mlp.gate_proj", "l.0.mlp.up_proj")
-    ]
-    assert groups("e.0.w1", "e.0.w2", "e.0.w3", "e.1.w1", "e.1.w2", "e.1.w3") == [
-        ("e.0.w1", "e.0.w3"),
-        ("e.1.w1", "e.1.w3"),
-    ]
-    assert groups("a.q_a_proj", "a.kv_a_proj_with_mqa", "a.q_b_proj") == [("a.q_a_proj", "a.kv_a_proj_with_mqa")]
-    assert groups("a.in_proj_qkv", "a.in_proj_z") == [("a.in_proj_qkv", "a.in_proj_z")]
-    assert groups("a.in_proj_qkvz", "a.o_proj") == []
-
-
-@pytest.mark.parametrize(
-    ("modules", "message"),
-    [
-        (("a.q_proj", "a.k_proj"), "a.q_proj shares its scale with a.v_proj, which is not in the checkpoint"),
-        (("a.k_proj", "a.v_proj"), "a.k_proj shares its scale with a.q_proj"),
-        (("a.gate_proj",), "a.gate_proj shares its scale with a.up_proj"),
-        (("l.0.up_proj", "l.1.up_proj", "l.1.gate_proj"), "l.0.up_proj shares its scale with l.0.gate_proj"),
-        (("e.0.w1",), "e.0.w1 shares its scale with e.0.w3"),
-        (("a.q_a_proj",), "a.q_a_proj shares its scale with a.kv_a_proj_with_mqa"),
-    ],
-)
-def test_a_missing_partner_is_named(modules: tuple[str, ...], message: str) -> None:
-    with pytest.raises(CheckpointError) as caught:
-        groups(*modules)
-    assert message in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "modules", [("a.q_proj", "a.k_proj", "a.v_proj", "a.qkv_proj"), ("a.gate_proj", "a.up_proj", "a.w1", "a.w3")]
-)
-def test_a_duplicate_partner_is_named(modules: tuple[str, ...]) -> None:
-    with pytest.raises(CheckpointError, match="are both in the checkpoint: one is a duplicate"):
-        groups(*modules)
-
-
-def test_models_that_lack_a_partner_by_design() -> None:
-    assert groups("l.0.up_proj", "l.0.down_proj", "l.1.up_proj") == []  # no gates anywhere
-    assert groups("a.q_proj", "a.kv_a_proj_with_mqa", "a.kv_b_proj") == []  # latent attention, plain query
-    assert groups("a.q_proj", "a.k_proj", optional=("v_proj",)) == [("a.q_proj", "a.k_proj")]
-
-
-def test_partners_are_kept_together() -> None:
-    modules = ("a.q_proj", "a.k_proj", "a.v_proj")
-    found, kept = share_scales(modules, lambda module: module != "a.k_proj")
-    assert found == []
-    assert kept == dict.fromkeys(("a.q_proj", "a.v_proj"), "its partner a.k_proj is kept")
-
-
-def test_kept_modules_need_no_partner() -> None:
-    assert groups("a.q_proj", kept=("a.q_proj",)) == []
+# --- whole checkpoints ---
 
 
 def test_the_missing_partner_of_a_checkpoint(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from halfbyte.checkpoint.io.header import Header, TensorInfo, encodable, read_header
 from halfbyte.errors import CheckpointError
+from halfbyte.models.model import setting
 
 INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
@@ -60,10 +61,7 @@ class Checkpoint:
 
     def setting(self, name: str) -> Any:
         """A value of config.json, or of its text_config."""
-        text = self.config.get("text_config")
-        if name not in self.config and isinstance(text, dict):
-            return text.get(name)
-        return self.config.get(name)
+        return setting(self.config, name)
 
 
 def open_checkpoint(path: Path, need_config: bool = True) -> Checkpoint:

@@ -10,14 +10,17 @@ from typing import Any
 
 from halfbyte.checkpoint.io.decode import Source, View
 from halfbyte.checkpoint.io.index import CONFIG, INDEX, Checkpoint, Tensor
-from halfbyte.checkpoint.plan.select import EXPERTS, Selector
+from halfbyte.checkpoint.plan.select import Selector
 from halfbyte.checkpoint.plan.source_weights import Weight
 from halfbyte.checkpoint.plan.target import MEANING, Target, activations_of, input_scales
 from halfbyte.checkpoint.plan.types import Action, Copy, Options, Plan, Shard, SourceFile, Unit, place
 from halfbyte.errors import CheckpointError
 from halfbyte.layouts.description import Activations, Part, Setting, Stack
 from halfbyte.layouts.exclude import exclude_list
-from halfbyte.models.families import TABLES, Family
+from halfbyte.models import Model
+from halfbyte.models.experts import expert_module
+from halfbyte.models.families import is_lookup_table
+from halfbyte.models.names import is_expert, is_row_parallel, routed_layer
 
 
 @dataclass
@@ -25,7 +28,7 @@ class Draft:
     """What is known of the outputs before they have places."""
 
     checkpoint: Checkpoint
-    family: Family
+    model: Model
     target: Target
     converted: list[Weight] = field(default_factory=list)
     decoded: list[Weight] = field(default_factory=list)
@@ -139,28 +142,22 @@ def _split_biases(draft: Draft) -> None:
     """Biases of stacked experts that were taken apart are taken apart as well."""
     stacks: dict[str, int] = {}
     for weight in draft.converted:
-        if not weight.stacked and EXPERTS.search(weight.module) and weight.tensor.name.endswith(("_blocks", "_proj")):
+        if not weight.stacked and is_expert(weight.module) and weight.tensor.name.endswith(("_blocks", "_proj")):
             stacks[weight.tensor.name.removesuffix("_blocks")] = 0
     for stack in stacks:
         tensor = draft.checkpoint.tensors.get(f"{stack}_bias")
         if tensor is None:
             continue
-        prefix, _, name = stack.rpartition(".")
         draft.owned[tensor.name] = stack
         count, width = tensor.info.shape
         size = tensor.info.bytes // (count * width)
-        interleaved = draft.family.stacking == "interleaved"
         for expert in range(count):
-            at = tensor.info.start + expert * width * size
-            if name == "down_proj":
-                places = {"down_proj": (at, width, 1)}
-            elif interleaved:
-                places = {"gate_proj": (at, width // 2, 2), "up_proj": (at + size, width // 2, 2)}
-            else:
-                places = {"gate_proj": (at, width // 2, 1), "up_proj": (at + width // 2 * size, width // 2, 1)}
-            for end, (offset, length, stride) in places.items():
-                view = View(tensor.name, tensor.file, tensor.info.dtype, offset, length, 1, stride)
-                part = Part(f"{prefix}.{expert}.{end}.bias", tensor.info.dtype, (length,), "values")
+            for projection, elements in draft.model.projections(stack, width).items():
+                offset = tensor.info.start + (expert * width + elements.start) * size
+                length = len(range(*elements.indices(width)))
+                view = View(tensor.name, tensor.file, tensor.info.dtype, offset, length, 1, elements.step)
+                name = f"{expert_module(stack, expert, projection)}.bias"
+                part = Part(name, tensor.info.dtype, (length,), "values")
                 draft.gathered.append((tensor, part, Source("float", length, 1, view)))
 
 
@@ -204,13 +201,11 @@ def _json_files(draft: Draft, activations: Activations, shards: Sequence[Shard])
 
 def _excluded(draft: Draft, quantized: Sequence[str]) -> list[str]:
     """Modules that a reader would take for quantized linear layers: all that are kept but lookup tables."""
-    excluded = [
-        module for module in draft.kept if not any(rule.search(module.rpartition(".")[2]) for rule, _ in TABLES)
-    ]
+    excluded = [module for module in draft.kept if not is_lookup_table(module)]
     for name, tensor in draft.checkpoint.tensors.items():  # convolutions
         if name.endswith(".weight") and len(tensor.info.shape) > 2 and name not in draft.owned:
             excluded.append(name.removesuffix(".weight"))
-    if draft.checkpoint.setting("tie_word_embeddings"):
+    if draft.model.tied_head:
         excluded.append("lm_head")
     excluded += _whole_experts(excluded, quantized)
     return exclude_list(excluded, quantized)
@@ -220,7 +215,7 @@ def _whole_experts(excluded: Sequence[str], quantized: Sequence[str]) -> list[st
     """Names of expert layers that are kept as a whole: SGLang asks for the layer, not for its experts."""
 
     def layers(modules: Sequence[str]) -> set[str]:
-        return {module.partition(".experts.")[0] + ".experts" for module in modules if ".experts." in module}
+        return {layer for layer in map(routed_layer, modules) if layer is not None}
 
     return sorted(layers(excluded) - layers(quantized))
 
@@ -233,7 +228,7 @@ def _notes(draft: Draft, selector: Selector) -> list[str]:
     narrow = [
         weight.module
         for weight in draft.converted
-        if weight.module.endswith((".o_proj", ".down_proj", ".w2")) and weight.sources[0].columns % (8 * format.block)
+        if is_row_parallel(weight.module) and weight.sources[0].columns % (8 * format.block)
     ]
     if narrow:
         notes.append(
@@ -248,12 +243,12 @@ def _notes(draft: Draft, selector: Selector) -> list[str]:
             f"{mixed[0]} is quantized and {mixed[1]} kept: servers want all experts of a layer alike and will not load "
             "this; keep or include them all"
         )
-    experts = any(EXPERTS.search(weight.module) or weight.stacked for weight in draft.converted)
+    experts = any(is_expert(weight.module) or weight.stacked for weight in draft.converted)
     if experts and layout == "compressed-tensors" and format.has_global:
         notes.append(
             "transformers (through 5.22) reads NVFP4 experts in this layout wrongly and silently; vLLM reads them"
         )
-    if draft.family.name == "gpt-oss" and format.has_global:
+    if draft.model.family.name == "gpt-oss" and format.has_global:
         notes.append(
             "no server reads gpt-oss in NVFP4 yet: its experts have biases, for which their kernels have no place"
         )
@@ -266,14 +261,9 @@ def _notes(draft: Draft, selector: Selector) -> list[str]:
 
 def _mixed_experts(draft: Draft) -> tuple[str, str] | None:
     """A routed expert's module that is quantized, and one of the same layer that is kept."""
-    quantized = {
-        weight.module.partition(ROUTED)[0]: weight.module for weight in draft.converted if ROUTED in weight.module
-    }
+    quantized = {routed_layer(weight.module): weight.module for weight in draft.converted}
     for module in draft.kept:
-        layer, routed, _ = module.partition(ROUTED)
-        if routed and layer in quantized:
+        layer = routed_layer(module)
+        if layer is not None and layer in quantized:
             return quantized[layer], module
     return None
-
-
-ROUTED = ".experts."

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from halfbyte.checkpoint.io.index import Checkpoint, open_checkpoint
+from halfbyte.checkpoint.io.index import open_checkpoint
 from halfbyte.checkpoint.plan.assemble import Draft, assemble
-from halfbyte.checkpoint.plan.select import Selector, share_scales
+from halfbyte.checkpoint.plan.select import Selector
 from halfbyte.checkpoint.plan.source_weights import Weight, find_weights
 from halfbyte.checkpoint.plan.target import resolve_target
 from halfbyte.checkpoint.plan.types import Options, Plan
 from halfbyte.checkpoint.plan.unstack import orient, split
 from halfbyte.errors import CheckpointError
-from halfbyte.models.families import find_family
+from halfbyte.models import model_of
+from halfbyte.models.partners import share_scales
 
 READ_METHODS = ("fp8", "compressed-tensors", "modelopt", "mxfp4", "quark")
 """quant_method of sources that can be read."""
@@ -22,21 +23,13 @@ READ_METHODS = ("fp8", "compressed-tensors", "modelopt", "mxfp4", "quark")
 def make_plan(source: Path, options: Options) -> Plan:
     """Plan a conversion from headers, index and config alone."""
     checkpoint = open_checkpoint(source)
-    text = checkpoint.config.get("text_config")
-    family = find_family(checkpoint.model_type)
-    if not family.model_types and isinstance(text, dict):
-        family = find_family(str(text.get("model_type", "")))
-    draft = Draft(checkpoint, family, resolve_target(options, family))
-    selector = Selector(options.rules, family, _layers(checkpoint), bool(checkpoint.setting("tie_word_embeddings")))
+    model = model_of(checkpoint.config)
+    draft = Draft(checkpoint, model, resolve_target(options, model.family))
+    selector = Selector(options.rules, model)
     _choose(draft, selector)
     if not draft.converted and not (draft.target.format is None and draft.decoded):
         raise CheckpointError(_nothing(draft))
     return assemble(draft, options, selector)
-
-
-def _layers(checkpoint: Checkpoint) -> int | None:
-    layers = checkpoint.setting("num_hidden_layers")
-    return layers if type(layers) is int and layers > 0 else None
 
 
 def _nothing(draft: Draft) -> str:
@@ -61,14 +54,14 @@ def _choose(draft: Draft, selector: Selector) -> None:
     for weight in weights:
         apart = _unstack(draft, weight)
         single += apart
-        if weight.stacked and draft.family.stacking is not None:
-            stacks[weight.tensor.name] = orient(weight, draft.family, draft.checkpoint)
+        if weight.stacked and draft.model.stacking is not None:
+            stacks[weight.tensor.name] = orient(weight, draft.model)
     reasons = {weight.module: _reason(draft, selector, weight, quantized_source) for weight in single}
     format = draft.target.format
     if format is not None and format.has_global:
         flat = [weight.module for weight in single if not weight.stacked]
         fresh = {weight.module for weight in single if weight.kind != "nvfp4" and reasons[weight.module] is None}
-        groups, partners = share_scales(flat, fresh.__contains__, draft.family.optional)
+        groups, partners = share_scales(flat, fresh.__contains__, draft.model.family.optional)
         reasons |= partners
         grouped = {module for group in groups for module in group}
         draft.groups = groups + [
@@ -83,7 +76,7 @@ def _choose(draft: Draft, selector: Selector) -> None:
             continue
         if reason:
             draft.kept[weight.module] = reason
-        if weight.kind != "float" and not draft.family.native_fp8 and weight.tensor.name not in draft.owned:
+        if weight.kind != "float" and not draft.model.family.native_fp8 and weight.tensor.name not in draft.owned:
             plain = stacks.get(weight.tensor.name, weight)  # experts that are kept stay stacked, as their biases do
             draft.claim(plain)
             draft.decoded.append(plain)
@@ -91,14 +84,14 @@ def _choose(draft: Draft, selector: Selector) -> None:
 
 def _unstack(draft: Draft, weight: Weight) -> list[Weight]:
     """A stacked weight as the layout wants it: in one piece, or one weight an expert."""
-    if not weight.stacked or draft.family.stacking is None:
+    if not weight.stacked or draft.model.stacking is None:
         return [weight]
-    weight = orient(weight, draft.family, draft.checkpoint)
+    weight = orient(weight, draft.model)
     layout = draft.target.layout.name
-    stays = layout == "gpt-oss" or (draft.family.stays_stacked and layout == "modelopt")
+    stays = layout == "gpt-oss" or (draft.model.family.stays_stacked and layout == "modelopt")
     if draft.target.format is None or stays:
         return [weight]
-    return split(weight, draft.family)
+    return split(weight, draft.model)
 
 
 def _reason(draft: Draft, selector: Selector, weight: Weight, quantized_source: bool) -> str | None:
@@ -106,12 +99,12 @@ def _reason(draft: Draft, selector: Selector, weight: Weight, quantized_source: 
     format = draft.target.format
     if format is None:
         return "" if weight.kind == "float" else None
-    if weight.stacked and draft.family.stacking is None and weight.kind == "float":
+    if weight.stacked and draft.model.stacking is None and weight.kind == "float":
         return "stacked experts of a family whose orientation is not known"
     if weight.kind == "float" and quantized_source:
         return "unquantized in the source"
     source = weight.sources[0]
-    defaults = weight.kind in ("float", "fp8", "int4") or draft.family.native_fp8
+    defaults = weight.kind in ("float", "fp8", "int4") or draft.model.family.native_fp8
     reason = selector.reason(weight.module, source.columns, format.block, defaults)
     if reason is None and draft.target.layout.name == "gpt-oss" and not weight.stacked:
         return "the gpt-oss layout holds stacked experts only"

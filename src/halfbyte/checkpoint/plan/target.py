@@ -18,6 +18,7 @@ from halfbyte.layouts import get_layout
 from halfbyte.layouts.description import Activations, Layout
 from halfbyte.methods import Method
 from halfbyte.models.families import Family
+from halfbyte.models.names import same_projection
 from halfbyte.quantize import quantize
 
 TARGETS = ("nvfp4", "mxfp4", "bf16")
@@ -112,13 +113,13 @@ def input_scales(kind: str, options: Options, groups: Sequence[Sequence[str]]) -
     given = _read_amaxes(Path(str(options.activations)))
     siblings: dict[str, float] = {}
     for module, value in given.items():
-        key = _expert_key(module)
+        key = same_projection(module)
         siblings[key] = max(siblings.get(key, 0.0), value)
     scales: dict[str, float] = {}
     for group in groups:
         amaxes = []
         for module in group:
-            amax = given[module] if module in given else siblings.get(_expert_key(module))
+            amax = given[module] if module in given else siblings.get(same_projection(module))
             if amax is None:
                 raise CheckpointError(f"{options.activations}: no amax for {module}, which is quantized")
             amaxes.append(amax)
@@ -129,13 +130,6 @@ def input_scales(kind: str, options: Options, groups: Sequence[Sequence[str]]) -
             )
         scales |= dict.fromkeys(group, float(np.float32(max(amaxes)) / np.float32(2688)))
     return scales
-
-
-def _expert_key(module: str) -> str:
-    """The module's name with the expert's number left out; itself for anything that is no routed expert."""
-    head, found, tail = module.partition(".experts.")
-    number, dot, rest = tail.partition(".")
-    return f"{head}{found}*.{rest}" if found and dot and number.isdigit() else module
 
 
 def _read_amaxes(path: Path) -> Mapping[str, float]:
