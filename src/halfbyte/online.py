@@ -19,7 +19,7 @@ from halfbyte.checkpoint.plan.target import Target, activations_of, resolve_targ
 from halfbyte.checkpoint.plan.types import Options
 from halfbyte.codec.bits import F32, dtype_name, widen
 from halfbyte.errors import InputError, UnsupportedError
-from halfbyte.layouts.description import Activations, Stack
+from halfbyte.layouts.description import Activations, LogicalWeight
 from halfbyte.models import Model
 from halfbyte.models.experts import expert_module, is_stack, is_transposed
 from halfbyte.models.families import find_family
@@ -138,7 +138,7 @@ def _quantized(
     scales = engine.tensor_scales(usable, cast("np.dtype[np.generic]", to_dtype(x))) if format.has_global else None
     one = np.float32(1)
     named: list[Named] = []
-    for part in target.layout.parts(Stack(module, x.shape[0], x.shape[1]), format, activations):
+    for part in target.layout.parts(LogicalWeight(module, x.shape[0], x.shape[1]), format, activations):
         match part.role:
             case "codes":
                 value: Array = q.codes

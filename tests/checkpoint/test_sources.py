@@ -103,7 +103,7 @@ def test_int4_is_decoded_and_quantized(tmp_path: Path, dtype: npt.DTypeLike) -> 
     ("extra", "scale", "message"),
     [
         ({"weight_zero_point": np.zeros(1, np.int32)}, (48, 2), "INT4 with zero points"),
-        ({}, (48, 3), "3 scales a row do not fit 64 elements"),
+        ({}, (48, 3), "3 scales per row do not fit 64 elements"),
         ({}, (47, 2), "are no scales of 48 rows"),
     ],
 )
@@ -159,7 +159,7 @@ def test_nan_in_fp8_is_refused(tmp_path: Path, value: int) -> None:
 
 def test_fp8_without_a_scale_is_refused(tmp_path: Path) -> None:
     source = write_checkpoint(tmp_path / "s", {f"{DOWN}.weight": fp8(0, 16, 16)})
-    with pytest.raises(CheckpointError, match=r"is FP8, but none of .*weight_scale_inv"):
+    with pytest.raises(CheckpointError, match=r"is quantized \(F8_E4M3\), but none of its .*weight_scale_inv"):
         make_plan(source, Options())
 
 
@@ -296,7 +296,10 @@ def test_a_quantized_module_that_is_kept_becomes_bf16(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("missing", "message"),
-    [("weight_scale", "weight_scale is not in the checkpoint"), ("weight_scale_2", "a form that no reader knows")],
+    [
+        ("weight_scale", "weight_scale is not in the checkpoint"),
+        ("weight_scale_2", "weight_scale_2 is not in the checkpoint"),
+    ],
 )
 def test_a_quantized_weight_that_lacks_a_part(tmp_path: Path, missing: str, message: str) -> None:
     tensors = {

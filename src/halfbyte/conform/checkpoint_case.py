@@ -13,8 +13,8 @@ import numpy.typing as npt
 from safetensors.numpy import save_file
 
 from halfbyte.checkpoint import Options, Resources, Rules, make_plan, run
-from halfbyte.checkpoint.io.decode import NUMPY
 from halfbyte.checkpoint.io.index import INDEX, open_checkpoint
+from halfbyte.checkpoint.io.views import NUMPY
 from halfbyte.conform.vectors import Case
 
 GIVEN, MADE = "in.", "out."

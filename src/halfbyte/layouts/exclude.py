@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from halfbyte.errors import InputError
+from halfbyte.layouts.description import Reader
 from halfbyte.models.partners import served_name
 
 
@@ -27,6 +28,14 @@ def exclude_list(excluded: Iterable[str], quantized: Sequence[str]) -> list[str]
             f"exclude lists by substring would take both. Keep {module} too (--keep)"
         )
     return names
+
+
+def asked_for(modules: Iterable[str], reader: Reader) -> dict[str, str]:
+    """Name that a reader asks for → the first of the modules that it stands for."""
+    asked: dict[str, str] = {}
+    for module in modules:
+        asked.setdefault(served_name(module) if reader.asks_for_fused else module, module)
+    return asked
 
 
 def clashes(names: Sequence[str], quantized: Sequence[str]) -> list[tuple[str, str]]:

@@ -7,13 +7,11 @@ switch off a quantized layer in another.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from fnmatch import fnmatch, translate
 from functools import cache
 
 from halfbyte.models.partners import served_members
-
-Matcher = Callable[[str, Sequence[str]], bool]
 
 LATENT = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")
 
@@ -114,10 +112,3 @@ def compressed_tensors(served: str, patterns: Sequence[str]) -> bool:
             one(f"{served}.0.{leaf}") for leaf in ("w1", "w2", "w3")
         )
     return one(served) or all(one(member) for member in served_members(served))
-
-
-READERS: dict[str, dict[str, Matcher]] = {
-    "modelopt": {"vLLM": vllm_modelopt, "SGLang": sglang_modelopt},
-    "compressed-tensors": {"vLLM": compressed_tensors},
-}
-"""Layout → the readers whose answer is checked under the names that they ask for."""

@@ -9,26 +9,30 @@ import numpy as np
 
 from halfbyte.checkpoint.execute.journal import read_manifest
 from halfbyte.verify.problems import Problem
-from halfbyte.verify.stored import GPT_OSS, Weight, Weights
-from halfbyte.verify.values import pieces, view
+from halfbyte.verify.stored import Contents, StoredTensors
+from halfbyte.verify.values import oriented, pieces
 
 ZERO_SCALES = ("miles", "transformer_engine")
 """Contracts by whose rules the scale of a block too small for E4M3 is 0."""
 
 
-def block_problems(path: Path, weights: Weights) -> Iterator[Problem]:
-    """Counts of bad scale bytes, one problem a weight and kind of badness."""
+ROWS = 256
+"""Rows of codes that are looked at together."""
+
+
+def block_problems(path: Path, contents: Contents) -> Iterator[Problem]:
+    """Counts of bad scale bytes, one problem per weight and kind of badness."""
     manifest = read_manifest(path) or {}
     zeros_expected = str(manifest.get("contract")).startswith(ZERO_SCALES)
-    for weight in weights.quantized.values():
+    for weight in contents.quantized.values():
         parts = weight.parts
-        if weight.kind.format in ("nvfp4", "mxfp4") and {"codes", "scales"} <= set(parts):
+        if weight.storage.format in ("nvfp4", "mxfp4") and {"codes", "scales"} <= set(parts):
             yield from _weight(path, weight, zeros_expected)
 
 
-def _weight(path: Path, weight: Weight, zeros_expected: bool) -> Iterator[Problem]:
+def _weight(path: Path, weight: StoredTensors, zeros_expected: bool) -> Iterator[Problem]:
     total, name = weight.parts["scales"].info.bytes, weight.parts["scales"].name
-    e4m3 = weight.kind.format == "nvfp4"
+    e4m3 = weight.storage.format == "nvfp4"
     nan = negative = zero = 0
     for piece in pieces(path, weight.parts["scales"]):
         part = piece.view(np.uint8)
@@ -53,22 +57,16 @@ def _weight(path: Path, weight: Weight, zeros_expected: bool) -> Iterator[Proble
             yield Problem("warning", "block-scale", name, text)
 
 
-def _lost_blocks(path: Path, weight: Weight) -> int:
+def _lost_blocks(path: Path, weight: StoredTensors) -> int:
     """Blocks with a zero scale whose codes are not all ±0."""
-    codes = view(path, weight.parts["codes"]).view(np.uint8)
-    scales = view(path, weight.parts["scales"]).view(np.uint8)
-    packed = weight.kind.block // 2
-    if weight.kind is GPT_OSS:
-        blocks = codes
-    elif weight.kind.stack:  # packed along the middle axis
-        blocks = np.moveaxis(codes.reshape(codes.shape[0], -1, packed, codes.shape[2]), 2, 3)
-    else:
-        blocks = codes.reshape(codes.shape[0], -1, packed)
-    if blocks.shape[:-1] != scales.shape:
-        return 0  # the shapes are reported elsewhere
-    rows = [np.argwhere(matrix & 0x7F == 0) for matrix in scales.reshape(scales.shape[0], -1)]
+    packed = weight.storage.block // weight.storage.packing
+    codes, scales = oriented(path, weight, "codes"), oriented(path, weight, "scales")
     lost = 0
-    for index, places in enumerate(rows):
-        flat = blocks[index].reshape(-1, packed)
-        lost += int((flat[places.reshape(-1)] & 0x77).any(axis=1).sum())
+    for expert in range(len(codes)):
+        for start in range(0, codes.shape[1], ROWS):
+            rows = slice(start, start + ROWS)
+            zero = (scales[expert, rows].view(np.uint8) & 0x7F) == 0
+            if zero.any():
+                blocks = np.ascontiguousarray(codes[expert, rows]).view(np.uint8).reshape(*zero.shape, packed)
+                lost += int((blocks[zero] & 0x77).any(axis=1).sum())
     return lost

@@ -7,14 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from halfbyte.checkpoint.io.index import open_checkpoint
+from halfbyte.layouts.storage import read_config
 from halfbyte.verify.block_scales import block_problems
-from halfbyte.verify.claim import claim_problems, read_claim
+from halfbyte.verify.claim import claim_problems
 from halfbyte.verify.compare import Progress, compare
 from halfbyte.verify.excluded import exclude_problems
 from halfbyte.verify.problems import Report
 from halfbyte.verify.recorded import recorded_problems
 from halfbyte.verify.sharing import scalar_problems, sharing_problems
-from halfbyte.verify.stored import find_weights
+from halfbyte.verify.stored import read_contents
 from halfbyte.verify.structure import structure_problems
 
 LIMIT = 0.25
@@ -40,26 +41,25 @@ def verify(
     """
     checkpoint = open_checkpoint(path)
     source = None if against is None else open_checkpoint(against)
-    weights = find_weights(checkpoint)
+    contents = read_contents(checkpoint)
     report = Report(
         path=str(path),
         against=None if against is None else str(against),
         tensors=len(checkpoint.tensors),
         bytes=sum(tensor.info.bytes for tensor in checkpoint.tensors.values()),
-        kinds=dict(Counter(weight.kind.name for weight in weights.quantized.values())),
+        kinds=dict(Counter(weight.storage.name for weight in contents.quantized.values())),
     )
-    claim = read_claim(checkpoint)
-    report.extend(structure_problems(weights))
+    claim = read_config(checkpoint.quantization)
+    report.extend(structure_problems(contents))
     broken = {problem.name for problem in report.problems if problem.level == "error"}
-    sound = weights.without(broken)  # the rest can be read
-    report.extend(claim_problems(checkpoint, weights, claim))
-    report.extend(exclude_problems(weights, claim))
+    sound = contents.without(broken)  # the rest can be read
+    report.extend(claim_problems(checkpoint, contents, claim))
+    report.extend(exclude_problems(contents, claim))
     report.extend(scalar_problems(checkpoint.path, sound))
     report.extend(sharing_problems(checkpoint.path, sound))
     report.extend(recorded_problems(checkpoint, headers_only))
     if not headers_only:
         report.extend(block_problems(checkpoint.path, sound))
     if source is not None:
-        unread = [weight for name, weight in weights.quantized.items() if name not in sound.quantized]
-        compare(checkpoint, sound, unread, source, limit, report, progress)
+        compare(checkpoint, sound, source, limit, report, progress)
     return report

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from halfbyte.checkpoint.io.buffers import Arena
-from halfbyte.checkpoint.io.decode import Files, View, block_length, read_rows
+from halfbyte.checkpoint.io.files import Files
+from halfbyte.checkpoint.io.views import View, read_rows
 from halfbyte.errors import CheckpointError
+from halfbyte.layouts.fp8 import block_length
 from halfbyte.testing import assert_same_bits
 
 STACK = np.arange(3 * 20 * 24, dtype=np.float32).reshape(3, 20, 24)

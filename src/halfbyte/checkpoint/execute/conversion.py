@@ -17,7 +17,7 @@ from halfbyte.checkpoint.execute.tasks import SLACK, Sizes, Task, Tasks, largest
 from halfbyte.checkpoint.execute.unit import Acts
 from halfbyte.checkpoint.execute.writer import ShardWriter, Stopped, disk_error
 from halfbyte.checkpoint.io.buffers import Arena
-from halfbyte.checkpoint.io.decode import Files
+from halfbyte.checkpoint.io.files import Files
 from halfbyte.checkpoint.plan.types import Plan, Shard
 from halfbyte.errors import CheckpointError, InputError
 

@@ -19,7 +19,8 @@ from halfbyte.casting.optimal import write
 from halfbyte.casting.scales import power
 from halfbyte.casting.verbatim import keep
 from halfbyte.checkpoint.io.buffers import Arena
-from halfbyte.checkpoint.io.decode import Files, View, read_rows
+from halfbyte.checkpoint.io.files import Files
+from halfbyte.checkpoint.io.views import View, read_rows
 from halfbyte.codec.bits import U8
 from halfbyte.contracts import get_contract
 from halfbyte.errors import CheckpointError

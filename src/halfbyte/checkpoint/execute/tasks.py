@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from halfbyte.checkpoint.execute.unit import Acts, Group, Piece, pieces_of
 from halfbyte.checkpoint.execute.writer import ShardWriter
 from halfbyte.checkpoint.io.buffers import Arena
-from halfbyte.checkpoint.io.decode import scratch_bytes
+from halfbyte.checkpoint.io.views import scratch_bytes
 from halfbyte.checkpoint.plan.types import Copy, Plan, Shard, Unit
 
 SLACK = 1 << 16

@@ -17,18 +17,9 @@ from halfbyte.checkpoint.execute import moves
 from halfbyte.checkpoint.execute.engine import Engine, TensorScales, bf16, scales_of_power
 from halfbyte.checkpoint.execute.writer import ShardWriter, Stopped
 from halfbyte.checkpoint.io.buffers import Arena
-from halfbyte.checkpoint.io.decode import (
-    NUMPY,
-    Files,
-    Scales,
-    Source,
-    decode_fp4,
-    decode_rows,
-    fp8_amax,
-    read_block_scales,
-    read_rows,
-    read_scales,
-)
+from halfbyte.checkpoint.io.decode import Scales, decode_fp4, decode_rows, fp8_amax, read_block_scales, read_scales
+from halfbyte.checkpoint.io.files import Files
+from halfbyte.checkpoint.io.views import NUMPY, SourceMatrix, read_rows
 from halfbyte.checkpoint.plan.types import Output, Unit
 from halfbyte.codec.bits import U8
 from halfbyte.errors import CheckpointError
@@ -207,7 +198,7 @@ class Acts:
         self.engine.quantize(values, None if group is None else group.amax, codes, out)
         return codes, out
 
-    def _scalar(self, unit: Unit, output: Output, source: Source, group: Group | None) -> npt.NDArray[np.float32]:
+    def _scalar(self, unit: Unit, output: Output, source: SourceMatrix, group: Group | None) -> npt.NDArray[np.float32]:
         """A tensor scale or an input scale, in the direction that the layout stores."""
         role = output.part.role
         one = np.float32(1)

@@ -37,6 +37,14 @@ class Tensor:
     def name(self) -> str:
         return self.info.name
 
+    @property
+    def dtype(self) -> str:
+        return self.info.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.info.shape
+
 
 @dataclass(frozen=True)
 class Checkpoint:

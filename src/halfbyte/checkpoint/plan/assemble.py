@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from halfbyte.checkpoint.io.decode import Source, View
 from halfbyte.checkpoint.io.index import CONFIG, INDEX, Checkpoint, Tensor
+from halfbyte.checkpoint.io.views import SourceMatrix, View
 from halfbyte.checkpoint.plan.select import Selector
-from halfbyte.checkpoint.plan.source_weights import Weight
+from halfbyte.checkpoint.plan.source_weights import SourceWeight
 from halfbyte.checkpoint.plan.target import MEANING, Target, activations_of, input_scales
 from halfbyte.checkpoint.plan.types import Action, Copy, Options, Plan, Shard, SourceFile, Unit, place
 from halfbyte.errors import CheckpointError
-from halfbyte.layouts.description import Activations, Part, Setting, Stack
+from halfbyte.layouts.description import Activations, LogicalWeight, Part, Setting
 from halfbyte.layouts.exclude import exclude_list
 from halfbyte.models import Model
 from halfbyte.models.experts import expert_module
@@ -30,16 +30,16 @@ class Draft:
     checkpoint: Checkpoint
     model: Model
     target: Target
-    converted: list[Weight] = field(default_factory=list)
-    decoded: list[Weight] = field(default_factory=list)
+    converted: list[SourceWeight] = field(default_factory=list)
+    decoded: list[SourceWeight] = field(default_factory=list)
     kept: dict[str, str] = field(default_factory=dict)
-    gathered: list[tuple[Tensor, Part, Source]] = field(default_factory=list)
+    gathered: list[tuple[Tensor, Part, SourceMatrix]] = field(default_factory=list)
     owned: dict[str, str] = field(default_factory=dict)
     """Source tensor → the module that takes it in."""
     dropped: dict[str, str] = field(default_factory=dict)
     groups: list[tuple[str, ...]] = field(default_factory=list)
 
-    def claim(self, weight: Weight) -> None:
+    def claim(self, weight: SourceWeight) -> None:
         for name in (weight.tensor.name, *weight.belongs):
             self.owned[name] = weight.module
         for name in weight.dropped:
@@ -56,7 +56,7 @@ def assemble(draft: Draft, options: Options, selector: Selector) -> Plan:
     group_of = {module: number for number, group in enumerate(draft.groups) for module in group}
     wanted: dict[str, list[Part]] = defaultdict(list)
     copied: dict[str, list[Tensor]] = defaultdict(list)
-    made: dict[str, list[tuple[str, Action, tuple[Source, ...], tuple[Part, ...]]]] = defaultdict(list)
+    made: dict[str, list[tuple[str, Action, tuple[SourceMatrix, ...], tuple[Part, ...]]]] = defaultdict(list)
     for tensor in checkpoint.tensors.values():
         if tensor.name not in draft.owned and tensor.name not in draft.dropped:
             copied[tensor.file].append(tensor)
@@ -112,7 +112,7 @@ def assemble(draft: Draft, options: Options, selector: Selector) -> Plan:
     )
 
 
-def _action(weight: Weight, target: Target) -> Action:
+def _action(weight: SourceWeight, target: Target) -> Action:
     if target.format is None:
         return "decode"
     if weight.kind == target.format.name:
@@ -120,15 +120,17 @@ def _action(weight: Weight, target: Target) -> Action:
     return "cast" if weight.kind == "mxfp4" else "quantize"
 
 
-def _parts(weight: Weight, target: Target, activations: Activations) -> tuple[Part, ...]:
+def _parts(weight: SourceWeight, target: Target, activations: Activations) -> tuple[Part, ...]:
     if target.format is None:
         return (_plain_part(weight),)
     source = weight.sources[0]
     count = len(weight.sources) if weight.stacked else 0
-    return target.layout.parts(Stack(weight.module, source.rows, source.columns, count), target.format, activations)
+    return target.layout.parts(
+        LogicalWeight(weight.module, source.rows, source.columns, count), target.format, activations
+    )
 
 
-def _plain_part(weight: Weight) -> Part:
+def _plain_part(weight: SourceWeight) -> Part:
     """The BF16 tensor of a weight. Stacked experts go back to the transposed form in which such models hold them."""
     source = weight.sources[0]
     if weight.stacked:
@@ -158,7 +160,7 @@ def _split_biases(draft: Draft) -> None:
                 view = View(tensor.name, tensor.file, tensor.info.dtype, offset, length, 1, elements.step)
                 name = f"{expert_module(stack, expert, projection)}.bias"
                 part = Part(name, tensor.info.dtype, (length,), "values")
-                draft.gathered.append((tensor, part, Source("float", length, 1, view)))
+                draft.gathered.append((tensor, part, SourceMatrix("float", length, 1, view)))
 
 
 def _check_names(shards: Sequence[Shard]) -> None:

@@ -8,16 +8,14 @@ from pathlib import Path
 from halfbyte.checkpoint.io.index import open_checkpoint
 from halfbyte.checkpoint.plan.assemble import Draft, assemble
 from halfbyte.checkpoint.plan.select import Selector
-from halfbyte.checkpoint.plan.source_weights import Weight, find_weights
+from halfbyte.checkpoint.plan.source_weights import SourceWeight, find_source_weights
 from halfbyte.checkpoint.plan.target import resolve_target
 from halfbyte.checkpoint.plan.types import Options, Plan
 from halfbyte.checkpoint.plan.unstack import orient, split
 from halfbyte.errors import CheckpointError
+from halfbyte.layouts.storage import known_methods
 from halfbyte.models import model_of
 from halfbyte.models.partners import share_scales
-
-READ_METHODS = ("fp8", "compressed-tensors", "modelopt", "mxfp4", "quark")
-"""quant_method of sources that can be read."""
 
 
 def make_plan(source: Path, options: Options) -> Plan:
@@ -43,14 +41,15 @@ def _nothing(draft: Draft) -> str:
 def _choose(draft: Draft, selector: Selector) -> None:
     """Sort every weight: converted, decoded to BF16, or kept as it is."""
     method = str(draft.checkpoint.quantization.get("quant_method", "modelopt"))
-    if not method.startswith(READ_METHODS):
+    if not method.startswith(known_methods()):
+        known = ", ".join(sorted(known_methods()))
         raise CheckpointError(
-            f"{draft.checkpoint.path}: quantized by {method!r}, which no reader knows; known: {', '.join(READ_METHODS)}"
+            f"{draft.checkpoint.path}: quantized by {method!r}, which no reader knows; known: {known}"
         )
-    weights = find_weights(draft.checkpoint).weights
+    weights = find_source_weights(draft.checkpoint).weights
     quantized_source = any(weight.kind != "float" for weight in weights)
-    single: list[Weight] = []
-    stacks: dict[str, Weight] = {}
+    single: list[SourceWeight] = []
+    stacks: dict[str, SourceWeight] = {}
     for weight in weights:
         apart = _unstack(draft, weight)
         single += apart
@@ -82,19 +81,19 @@ def _choose(draft: Draft, selector: Selector) -> None:
             draft.decoded.append(plain)
 
 
-def _unstack(draft: Draft, weight: Weight) -> list[Weight]:
+def _unstack(draft: Draft, weight: SourceWeight) -> list[SourceWeight]:
     """A stacked weight as the layout wants it: in one piece, or one weight an expert."""
     if not weight.stacked or draft.model.stacking is None:
         return [weight]
     weight = orient(weight, draft.model)
-    layout = draft.target.layout.name
-    stays = layout == "gpt-oss" or (draft.model.family.stays_stacked and layout == "modelopt")
+    stacks = draft.target.layout.stacks
+    stays = stacks == "always" or (stacks == "some families" and draft.model.family.stays_stacked)
     if draft.target.format is None or stays:
         return [weight]
     return split(weight, draft.model)
 
 
-def _reason(draft: Draft, selector: Selector, weight: Weight, quantized_source: bool) -> str | None:
+def _reason(draft: Draft, selector: Selector, weight: SourceWeight, quantized_source: bool) -> str | None:
     """Why a weight is not converted. None: it is; an empty text: it is plain already and the target is plain."""
     format = draft.target.format
     if format is None:
@@ -106,12 +105,12 @@ def _reason(draft: Draft, selector: Selector, weight: Weight, quantized_source: 
     source = weight.sources[0]
     defaults = weight.kind in ("float", "fp8", "int4") or draft.model.family.native_fp8
     reason = selector.reason(weight.module, source.columns, format.block, defaults)
-    if reason is None and draft.target.layout.name == "gpt-oss" and not weight.stacked:
-        return "the gpt-oss layout holds stacked experts only"
+    if reason is None and draft.target.layout.stacks == "always" and not weight.stacked:
+        return f"the {draft.target.layout.name} layout holds stacked experts only"
     return reason
 
 
-def _refuse_partial(weights: Iterable[Weight], reasons: Mapping[str, str | None]) -> None:
+def _refuse_partial(weights: Iterable[SourceWeight], reasons: Mapping[str, str | None]) -> None:
     """A tensor that several modules come from is converted as a whole or not at all."""
     seen: dict[str, tuple[str, bool]] = {}
     for weight in weights:

@@ -1,4 +1,4 @@
-"""Which weights a checkpoint holds and in which form: found from names, dtypes and shapes of the headers.
+"""Which weights a checkpoint holds and in which form: found from headers, by the tables of the layouts.
 
 A weight is one module's matrix with the small tensors that belong to it, or the stacked experts of a layer. What is no
 weight (biases, norms, positions) is copied as it is.
@@ -6,27 +6,34 @@ weight (biases, norms, positions) is copied as it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import prod
 
-from halfbyte.checkpoint.io.decode import Kind, Source, View, block_length, fp8_grid
-from halfbyte.checkpoint.io.header import DTYPE_BITS
 from halfbyte.checkpoint.io.index import Checkpoint, Tensor
+from halfbyte.checkpoint.io.views import NUMPY, Kind, SourceMatrix, View
 from halfbyte.errors import CheckpointError
+from halfbyte.layouts.description import FLOATS, PartRule
+from halfbyte.layouts.storage import StoredWeight, all_storages, code_suffixes, find_stored
+from halfbyte.models.experts import is_stack
 
-FLOATS = ("BF16", "F16", "F32")
+KINDS: Mapping[str, Kind] = {"nvfp4": "nvfp4", "mxfp4": "mxfp4", "fp8": "fp8", "int4": "int4"}
+"""Formats that can be decoded."""
+
+SCALARS = ((), (1,))
+"""Shapes of one number."""
 
 
 @dataclass(frozen=True, slots=True)
-class Weight:
+class SourceWeight:
     """A module's weight: one matrix, or several that are stacked in one tensor."""
 
     module: str
     kind: Kind
     tensor: Tensor
     """The tensor that holds the elements; its shard gets the output."""
-    sources: tuple[Source, ...]
-    """One matrix, or one an expert."""
+    sources: tuple[SourceMatrix, ...]
+    """One matrix, or one per expert."""
     belongs: tuple[str, ...] = ()
     """Other tensors that are part of it: scales."""
     dropped: tuple[str, ...] = ()
@@ -38,11 +45,11 @@ class Weight:
 class Found:
     """The weights of a checkpoint, and who owns each tensor that is part of one."""
 
-    weights: list[Weight] = field(default_factory=list)
+    weights: list[SourceWeight] = field(default_factory=list)
     owner: dict[str, str] = field(default_factory=dict)
     """Tensor → the module that it is part of."""
 
-    def add(self, weight: Weight) -> None:
+    def add(self, weight: SourceWeight) -> None:
         self.weights.append(weight)
         for name in (weight.tensor.name, *weight.belongs):
             if name in self.owner:
@@ -50,208 +57,153 @@ class Found:
             self.owner[name] = weight.module
 
 
-def find_weights(checkpoint: Checkpoint) -> Found:
+def find_source_weights(checkpoint: Checkpoint) -> Found:
     """Every weight of a checkpoint. A tensor that should have scales and has none is an error."""
     found = Found()
+    stored = {weight.codes.name: weight for weight in find_stored(checkpoint.tensors)}
+    packed = code_suffixes()
     for name, tensor in checkpoint.tensors.items():
-        for suffix, reader in READERS.items():
-            if name.endswith(suffix):
-                weight = reader(checkpoint.tensors, name[: -len(suffix)], tensor)
-                if weight is not None:
-                    found.add(weight)
-                break
-        else:
-            if tensor.info.dtype in FLOATS and len(tensor.info.shape) == 3 and name.endswith(STACKED):
-                found.add(_stacked(tensor))
+        dtype, shape = tensor.dtype, tensor.shape
+        if name in stored:
+            if len(shape) == 2 or not name.endswith(".weight"):  # other ranks are no linear layers
+                found.add(_quantized(stored[name]))
+        elif name.endswith(".weight") and len(shape) == 2 and 0 not in shape:
+            if dtype not in FLOATS:
+                raise CheckpointError(_unknown(tensor))
+            module = name.removesuffix(".weight")
+            found.add(SourceWeight(module, "float", tensor, (SourceMatrix("float", *shape, whole(tensor)),)))
+        elif name.endswith(packed):
+            raise CheckpointError(_unknown(tensor))
+        elif dtype in FLOATS and len(shape) == 3 and is_stack(name):
+            found.add(_stacked(tensor))
     return found
 
 
-STACKED = (".experts.gate_up_proj", ".experts.down_proj")
-
-
-def whole(tensor: Tensor, rows: int | None = None, columns: int | None = None, first: int = 0) -> View:
-    """A tensor, or consecutive rows of one from row `first` on, as a matrix; leading axes are joined into rows."""
-    shape = tensor.info.shape
-    width = columns if columns is not None else (shape[-1] if shape else 1)
-    height = rows if rows is not None else (tensor.info.bytes * 8 // DTYPE_BITS[tensor.info.dtype]) // max(1, width)
-    size = DTYPE_BITS[tensor.info.dtype] // 8
-    return View(
-        tensor.name, tensor.file, tensor.info.dtype, tensor.info.start + first * width * size, height, width, width
+def _unknown(tensor: Tensor) -> str:
+    """What to say of a tensor whose name is that of a weight, and that no table of a layout fits."""
+    needed = {
+        tensor.name.removesuffix(storage.codes.suffix) + storage.rules["scales"].suffix
+        for storage in all_storages()
+        if storage.codes.suffix and tensor.name.endswith(storage.codes.suffix) and tensor.dtype in storage.codes.dtypes
+    }
+    if needed:
+        listed = ", ".join(sorted(needed))
+        return f"{tensor.name} is quantized ({tensor.dtype}), but none of its possible scales is there: {listed}"
+    known = ", ".join(sorted(storage.name for storage in all_storages()))
+    return (
+        f"{tensor.name}: {tensor.dtype} of shape {list(tensor.shape)} is a weight in a form that no reader knows. "
+        f"Known: {', '.join(FLOATS)}, {known}"
     )
 
 
-Tensors = Mapping[str, Tensor]
+def whole(tensor: Tensor, rows: int | None = None, columns: int | None = None) -> View:
+    """A tensor as a matrix; leading axes are joined into rows."""
+    width = columns if columns is not None else (tensor.shape[-1] if tensor.shape else 1)
+    height = rows if rows is not None else prod(tensor.shape) // max(1, width)
+    return View(tensor.name, tensor.file, tensor.dtype, tensor.info.start, height, width, width)
 
 
-def _weight(tensors: Tensors, module: str, tensor: Tensor) -> Weight | None:
-    """`P.weight`: floats, FP8 with scales, NVFP4 in Model-Optimizer's names, DeepSeek-V4's MXFP4, Quark's MXFP4."""
-    dtype, shape = tensor.info.dtype, tensor.info.shape
-    if len(shape) != 2 or 0 in shape:
-        return None
-    if dtype in FLOATS:
-        return Weight(module, "float", tensor, (Source("float", *shape, whole(tensor)),))
-    if dtype == "F8_E4M3":
-        return _fp8(tensors, module, tensor)
-    if dtype == "U8" and f"{module}.weight_scale_2" in tensors:
-        scale, multiplier = _need(tensors, module, "weight_scale"), tensors[f"{module}.weight_scale_2"]
-        _fits(tensor, scale, "F8_E4M3", 16)
-        return _nvfp4(tensors, module, tensor, scale, multiplier, f"{module}.input_scale", divides=False)
-    if dtype in ("I8", "U8"):
-        for suffix in ("scale", "weight_scale"):
-            scale_tensor = tensors.get(f"{module}.{suffix}")
-            if scale_tensor is not None and scale_tensor.info.dtype in ("F8_E8M0", "U8"):
-                _fits(tensor, scale_tensor, scale_tensor.info.dtype, 32)
-                source = Source("mxfp4", shape[0], shape[1] * 2, whole(tensor), whole(scale_tensor))
-                return Weight(module, "mxfp4", tensor, (source,), (scale_tensor.name,))
-    raise CheckpointError(
-        f"{tensor.name}: {dtype} of shape {list(shape)} is a weight in a form that no reader knows. Known: BF16, F16, "
-        "F32, FP8 with scales, MXFP4 (compressed-tensors, gpt-oss, DeepSeek-V4), NVFP4 (modelopt, compressed-tensors)"
-    )
+def _matrices(tensor: Tensor, rule: PartRule) -> list[View]:
+    """The (rows, columns) matrices of bytes of a tensor, one per expert, by the axes of its rule."""
+    axes = ("rows", "columns") if callable(rule.shape) else rule.shape
+    strides = [prod(tensor.shape[i + 1 :]) for i in range(len(axes))]
+    length, stride = dict(zip(axes, tensor.shape, strict=True)), dict(zip(axes, strides, strict=True))
+    across = [axis for axis in axes if axis not in ("experts", "rows")]
+    size = NUMPY[tensor.dtype].itemsize
+    return [
+        View(
+            tensor.name,
+            tensor.file,
+            tensor.dtype,
+            tensor.info.start + expert * stride.get("experts", 0) * size,
+            length["rows"],
+            prod(length[axis] for axis in across),
+            stride["rows"],
+            stride[across[-1]],
+        )
+        for expert in range(length.get("experts", 1))
+    ]
 
 
-def _fp8(tensors: Tensors, module: str, tensor: Tensor) -> Weight:
-    rows, columns = tensor.info.shape
-    for suffix in ("weight_scale_inv", "weight_scale", "scale"):
-        scale = tensors.get(f"{module}.{suffix}")
-        if scale is None:
-            continue
-        if scale.info.dtype not in (*FLOATS, "F8_E8M0", "U8"):
-            raise CheckpointError(f"{scale.name}: scales of dtype {scale.info.dtype} are not known for FP8")
-        try:
-            grid = fp8_grid(scale.info.shape)
-            block_length(rows, grid[0]), block_length(columns, grid[1])
-        except CheckpointError as error:
-            raise CheckpointError(f"{scale.name}, shape {list(scale.info.shape)}, of {tensor.name}: {error}") from error
-        source = Source("fp8", rows, columns, whole(tensor), whole(scale, *grid))
-        dropped = _present(tensors, f"{module}.input_scale")
-        return Weight(module, "fp8", tensor, (source,), (scale.name,), dropped)
-    raise CheckpointError(
-        f"{tensor.name} is FP8, but none of {module}.weight_scale_inv, .weight_scale and .scale is in the checkpoint"
-    )
-
-
-def _weight_packed(tensors: Tensors, module: str, tensor: Tensor) -> Weight:
-    """`P.weight_packed`: NVFP4 or MXFP4 in compressed-tensors' names."""
-    dtype, shape = tensor.info.dtype, tensor.info.shape
-    scale = _need(tensors, module, "weight_scale")
-    if dtype == "I32" and len(shape) == 2 and 0 not in shape:
-        return _int4(tensors, module, tensor, scale)
-    if dtype != "U8" or len(shape) != 2 or 0 in shape:
+def _quantized(weight: StoredWeight[Tensor]) -> SourceWeight:
+    """A quantized weight, its tensors checked against the table of its layout."""
+    storage, parts, codes = weight.storage, weight.parts, weight.codes
+    if storage.format not in KINDS:
+        raise CheckpointError(f"{weight.name} is stored as {storage.name}, which no decoder knows")
+    for missing in weight.missing:
+        raise CheckpointError(f"{weight.name} is quantized ({storage.name}), but {missing} is not in the checkpoint")
+    for role, part in parts.items():
+        if storage.rules[role].refusal:
+            raise CheckpointError(f"{weight.name} ({part.name}): {storage.rules[role].refusal}")
+    sizes = storage.sizes(codes.shape)
+    if sizes is None or 0 in codes.shape:
         raise CheckpointError(
-            f"{tensor.name}: {dtype} of shape {list(shape)} is no packed weight: FP4 in uint8, or INT4 in int32"
+            f"{codes.name}: {codes.dtype} of shape {list(codes.shape)} is no weight of {storage.name}, whose codes are "
+            f"{storage.describe(storage.codes)}"
         )
-    rows, columns = shape[0], shape[1] * 2
-    divisor = tensors.get(f"{module}.weight_global_scale")
-    if divisor is None:
-        _fits(tensor, scale, "U8", 32)
-        return Weight(
-            module, "mxfp4", tensor, (Source("mxfp4", rows, columns, whole(tensor), whole(scale)),), (scale.name,)
-        )
-    _fits(tensor, scale, "F8_E4M3", 16)
-    return _nvfp4(tensors, module, tensor, scale, divisor, f"{module}.input_global_scale", divides=True)
-
-
-def _int4(tensors: Tensors, module: str, tensor: Tensor, scale: Tensor) -> Weight:
-    """Symmetric INT4 of compressed-tensors: eight codes an int32, the lowest bits first; a scale a group."""
-    rows, columns = tensor.info.shape[0], tensor.info.shape[1] * 8
-    if f"{module}.weight_zero_point" in tensors or f"{module}.weight_g_idx" in tensors:
-        raise CheckpointError(f"{tensor.name}: INT4 with zero points or permuted groups is not read")
-    if scale.info.dtype not in FLOATS or len(scale.info.shape) != 2 or scale.info.shape[0] != rows:
-        raise CheckpointError(f"{scale.name}: {scale.info.dtype} {list(scale.info.shape)} are no scales of {rows} rows")
-    if columns % scale.info.shape[1] or columns // scale.info.shape[1] not in (32, 64, 128, columns):
-        raise CheckpointError(
-            f"{scale.name}: {scale.info.shape[1]} scales a row do not fit {columns} elements: groups of 32, 64 or 128"
-        )
-    info = tensor.info
-    view = View(tensor.name, tensor.file, "U8", info.start, rows, columns // 2, columns // 2)
-    source = Source("int4", rows, columns, view, whole(scale))
-    belongs = (scale.name, *_present(tensors, f"{module}.weight_shape"))
-    return Weight(module, "int4", tensor, (source,), belongs)
-
-
-def _nvfp4(
-    tensors: Tensors, module: str, tensor: Tensor, scale: Tensor, stored: Tensor, input_name: str, divides: bool
-) -> Weight:
-    if f"{module}.pre_quant_scale" in tensors:
-        raise CheckpointError(
-            f"{module} was quantized with AWQ's pre_quant_scale, which no other layout has a place for"
-        )
-    given = tensors.get(input_name)
-    source = Source(
-        "nvfp4",
-        tensor.info.shape[0],
-        tensor.info.shape[1] * 2,
-        whole(tensor),
-        whole(scale),
-        _scalar(stored),
-        divides,
-        None if given is None else _scalar(given),
-    )
-    belongs = (scale.name, stored.name) if given is None else (scale.name, stored.name, given.name)
-    return Weight(module, "nvfp4", tensor, (source,), belongs)
-
-
-def _blocks(tensors: Tensors, module: str, tensor: Tensor) -> Weight:
-    """`P_blocks` and `P_scales`: gpt-oss' MXFP4 experts, [E, rows, groups, 16] and [E, rows, groups]."""
-    scale = tensors.get(f"{module}_scales")
-    shape = tensor.info.shape
-    if tensor.info.dtype != "U8" or len(shape) != 4 or shape[3] != 16:
-        raise CheckpointError(f"{tensor.name}: expected uint8 [experts, rows, groups, 16], got {list(shape)}")
-    if scale is None or scale.info.shape != shape[:3] or scale.info.dtype != "U8":
-        raise CheckpointError(f"{tensor.name}: needs {module}_scales, uint8 of shape {list(shape[:3])}")
-    count, rows, groups, _ = shape
+    _, rows, columns = sizes
+    kind = KINDS[storage.format]
+    scales = _scales(weight, sizes)
+    codes_views = _int4_bytes(codes, rows, columns) if kind == "int4" else _matrices(codes, storage.codes)
+    tensor_scale = _scalar(parts[storage.global_role]) if storage.has_tensor_scale else None
+    inputs = parts.get(storage.input_role) if storage.has_tensor_scale else None
     sources = tuple(
-        Source(
-            "mxfp4",
+        SourceMatrix(
+            kind,
             rows,
-            groups * 32,
-            whole(tensor, rows, groups * 16, expert * rows),
-            whole(scale, rows, groups, expert * rows),
+            columns,
+            codes_view,
+            scale_view,
+            tensor_scale,
+            storage.divides,
+            None if inputs is None else _scalar(inputs),
         )
-        for expert in range(count)
+        for codes_view, scale_view in zip(codes_views, scales, strict=True)
     )
-    return Weight(module, "mxfp4", tensor, sources, (scale.name,), stacked=True)
+    dropped = () if storage.has_tensor_scale else _names(parts.get(storage.input_role))
+    belongs = tuple(part.name for part in parts.values() if part is not codes and part.name not in dropped)
+    return SourceWeight(weight.name, kind, codes, sources, belongs, dropped, storage.stacked)
 
 
-def _stacked(tensor: Tensor) -> Weight:
-    """Float experts in one 3-D tensor, as they lie; `families` knows which axis is which."""
-    count, rows, columns = tensor.info.shape
-    sources = tuple(
-        Source("float", rows, columns, whole(tensor, rows, columns, expert * rows)) for expert in range(count)
-    )
-    return Weight(tensor.name, "float", tensor, sources, stacked=True)
+def _scales(weight: StoredWeight[Tensor], sizes: tuple[int, int, int]) -> list[View]:
+    """The block scales, one matrix per expert."""
+    storage, codes, scale = weight.storage, weight.codes, weight.parts["scales"]
+    rule = storage.rules["scales"]
+    if callable(rule.shape):
+        if scale.dtype not in rule.dtypes:
+            raise CheckpointError(f"{scale.name}: scales of dtype {scale.dtype} are not known for {storage.name}")
+        try:
+            grid = rule.shape(sizes[1], sizes[2], scale.shape)
+        except CheckpointError as error:
+            raise CheckpointError(f"{scale.name}, shape {list(scale.shape)}, of {codes.name}: {error}") from error
+        return [whole(scale, *grid)]
+    wanted = storage.shape_of(rule, *sizes)
+    if scale.shape != wanted or scale.dtype not in rule.dtypes:
+        raise CheckpointError(
+            f"{scale.name}: {codes.name} of shape {list(codes.shape)} needs {' or '.join(rule.dtypes)} scales of shape "
+            f"{list(wanted)}, got {scale.dtype} {list(scale.shape)}"
+        )
+    return _matrices(scale, rule)
 
 
-def _need(tensors: Tensors, module: str, suffix: str) -> Tensor:
-    found = tensors.get(f"{module}.{suffix}")
-    if found is None:
-        raise CheckpointError(f"{module} is quantized, but {module}.{suffix} is not in the checkpoint")
-    return found
+def _int4_bytes(codes: Tensor, rows: int, columns: int) -> list[View]:
+    """Eight codes per int32, the lowest bits first: in a little-endian file that is two codes per byte, in order."""
+    return [View(codes.name, codes.file, "U8", codes.info.start, rows, columns // 2, columns // 2)]
 
 
-def _present(tensors: Tensors, *names: str) -> tuple[str, ...]:
-    return tuple(name for name in names if name in tensors)
+def _stacked(tensor: Tensor) -> SourceWeight:
+    """Float experts in one 3-D tensor, as they lie; the model knows which axis is which."""
+    _, rows, columns = tensor.shape
+    views = _matrices(tensor, PartRule("values", "", FLOATS, ("experts", "rows", "columns")))
+    sources = tuple(SourceMatrix("float", rows, columns, view) for view in views)
+    return SourceWeight(tensor.name, "float", tensor, sources, stacked=True)
+
+
+def _names(tensor: Tensor | None) -> tuple[str, ...]:
+    return () if tensor is None else (tensor.name,)
 
 
 def _scalar(tensor: Tensor) -> View:
-    if tensor.info.dtype not in FLOATS or tensor.info.shape not in ((), (1,)):
-        raise CheckpointError(f"{tensor.name}: expected one float, got {tensor.info.dtype} {list(tensor.info.shape)}")
+    if tensor.dtype not in FLOATS or tensor.shape not in SCALARS:
+        raise CheckpointError(f"{tensor.name}: expected one float, got {tensor.dtype} {list(tensor.shape)}")
     return whole(tensor, 1, 1)
-
-
-def _fits(codes: Tensor, scale: Tensor, dtype: str, block: int) -> None:
-    rows, packed = codes.info.shape
-    wanted = (rows, packed * 2 // block)
-    if packed * 2 % block or scale.info.shape != wanted or scale.info.dtype != dtype:
-        raise CheckpointError(
-            f"{scale.name}: {codes.name} of shape {list(codes.info.shape)} needs {dtype} scales of shape "
-            f"{list(wanted)}, got {scale.info.dtype} {list(scale.info.shape)}"
-        )
-
-
-READERS: dict[str, Callable[[Tensors, str, Tensor], Weight | None]] = {
-    ".weight": _weight,
-    ".weight_packed": _weight_packed,
-    "_blocks": _blocks,
-}
-"""Ending of a tensor's name → who reads it."""

@@ -14,7 +14,7 @@ from halfbyte.checkpoint.plan.types import Options
 from halfbyte.contracts import Contract, NVFP4Rule, get_contract
 from halfbyte.errors import CheckpointError, UnsupportedError, unknown_name
 from halfbyte.formats import BlockFormat, get_format
-from halfbyte.layouts import get_layout
+from halfbyte.layouts import get_layout, writable_layouts
 from halfbyte.layouts.description import Activations, Layout
 from halfbyte.methods import Method
 from halfbyte.models.families import Family
@@ -54,19 +54,17 @@ def resolve_target(options: Options, family: Family) -> Target:
     if options.to == "bf16":
         return Target(None, layout, None, None, repairs=False)
     if options.to not in layout.formats:
-        listed = ", ".join(layout.formats)
-        raise UnsupportedError(f"layout {layout.name} holds {listed}, not {options.to}; layouts: modelopt (nvfp4), "
-                               "compressed-tensors (nvfp4, mxfp4), gpt-oss (mxfp4)")  # fmt: skip
-    if family.native_fp8 and layout.name != "modelopt":
+        named = [other for other in writable_layouts().values() if not other.replaces]
+        known = ", ".join(f"{other.name} ({', '.join(other.formats)})" for other in named)
         raise UnsupportedError(
-            f"{family.name} stays FP8 outside its experts, which no reader of layout {layout.name} expects; "
-            "use --to nvfp4 --layout modelopt"
+            f"layout {layout.name} holds {', '.join(layout.formats)}, not {options.to}; layouts: {known}"
         )
     if family.native_fp8:
-        layout = get_layout("deepseek-v4")
-    if layout.name == "gpt-oss" and family.stacking not in (None, "interleaved"):
+        layout = _beside_fp8(layout, family)
+    if layout.stacking is not None and family.stacking not in (None, layout.stacking):
         raise UnsupportedError(
-            f"layout gpt-oss is read for gpt-oss models only, not for {family.name}; use --layout compressed-tensors"
+            f"layout {layout.name} is read for gpt-oss models only, not for {family.name}; use --layout "
+            "compressed-tensors"
         )
     format = get_format(options.to)
     contract = get_contract(options.contract or DEFAULT_CONTRACT[options.to], format)
@@ -84,6 +82,17 @@ def resolve_target(options: Options, family: Family) -> Target:
     return Target(format, layout, contract, method, repairs)
 
 
+def _beside_fp8(layout: Layout, family: Family) -> Layout:
+    """The layout in place of the one that was named, for a family that stays FP8 where it is not converted."""
+    for other in writable_layouts().values():
+        if other.replaces == layout.name:
+            return other
+    raise UnsupportedError(
+        f"{family.name} stays FP8 outside its experts, which no reader of layout {layout.name} expects; "
+        "use --to nvfp4 --layout modelopt"
+    )
+
+
 def activations_of(options: Options, target: Target, sources_have: bool) -> tuple[str, Activations]:
     """Which kind of activations to write: (key of MEANING, what the layout is told)."""
     wanted = options.activations
@@ -91,7 +100,7 @@ def activations_of(options: Options, target: Target, sources_have: bool) -> tupl
         if sources_have:
             return "source", "static"
         is_miles = target.contract is not None and target.contract.name == "miles"
-        wanted = "unit" if is_miles or target.layout.name == "deepseek-v4" else "none"  # whose readers expect a scale
+        wanted = "unit" if is_miles or target.layout.needs_input_scales else "none"
     if wanted == "none":
         return "none", "none"
     if target.format is not None and not target.format.has_global:

@@ -14,8 +14,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from halfbyte.checkpoint.io.decode import Source
 from halfbyte.checkpoint.io.header import encode_header, tensor_bytes
+from halfbyte.checkpoint.io.views import SourceMatrix
 from halfbyte.checkpoint.plan.select import Rules
 from halfbyte.contracts import Contract
 from halfbyte.formats import BlockFormat
@@ -74,7 +74,7 @@ class Unit:
 
     module: str
     action: Action
-    sources: tuple[Source, ...]
+    sources: tuple[SourceMatrix, ...]
     outputs: tuple[Output, ...]
     group: int
     """Index into the plan's groups: who shares its tensor scale."""

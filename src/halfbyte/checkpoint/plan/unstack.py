@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from halfbyte.checkpoint.io.decode import NUMPY, Source, View
-from halfbyte.checkpoint.plan.source_weights import Weight
+from halfbyte.checkpoint.io.views import NUMPY, SourceMatrix, View
+from halfbyte.checkpoint.plan.source_weights import SourceWeight
 from halfbyte.errors import CheckpointError
 from halfbyte.models import Model
 from halfbyte.models.experts import expert_module, is_transposed
 
 
-def orient(weight: Weight, model: Model) -> Weight:
+def orient(weight: SourceWeight, model: Model) -> SourceWeight:
     """The stacked weight with sources of shape (outputs, inputs). Packed experts (MXFP4) lie that way already."""
     if weight.kind == "float" and model.stacking is not None and is_transposed(model.stacking):
         weight = replace(weight, sources=tuple(_transpose(source) for source in weight.sources))
@@ -22,10 +22,10 @@ def orient(weight: Weight, model: Model) -> Weight:
     return weight
 
 
-def split(weight: Weight, model: Model) -> list[Weight]:
+def split(weight: SourceWeight, model: Model) -> list[SourceWeight]:
     """One weight per expert and projection, under the names `experts.E.gate_proj` and so on. Takes an oriented one."""
     return [
-        Weight(
+        SourceWeight(
             expert_module(weight.module, expert, projection),
             weight.kind,
             weight.tensor,
@@ -37,7 +37,7 @@ def split(weight: Weight, model: Model) -> list[Weight]:
     ]
 
 
-def _transpose(source: Source) -> Source:
+def _transpose(source: SourceMatrix) -> SourceMatrix:
     view = source.weight
     turned = replace(
         view,
@@ -49,7 +49,7 @@ def _transpose(source: Source) -> Source:
     return replace(source, rows=source.columns, columns=source.rows, weight=turned)
 
 
-def _rows(source: Source, rows: slice) -> Source:
+def _rows(source: SourceMatrix, rows: slice) -> SourceMatrix:
     """Some rows of a source."""
     scale = None if source.scale is None else _view_rows(source.scale, rows)
     weight = _view_rows(source.weight, rows)
@@ -66,7 +66,7 @@ def _view_rows(view: View, rows: slice) -> View:
     )
 
 
-def _check_sizes(weight: Weight, model: Model) -> None:
+def _check_sizes(weight: SourceWeight, model: Model) -> None:
     """Rows and columns against hidden_size and the experts' intermediate size, where config.json has them."""
     source = weight.sources[0]
     wanted, given = model.stack_sizes(weight.module), (source.rows, source.columns)
