@@ -308,7 +308,7 @@ def test_a_quantized_weight_that_lacks_a_part(tmp_path: Path, missing: str, mess
         f"{DOWN}.weight_scale_2": np.ones((), np.float32),
     }
     del tensors[f"{DOWN}.{missing}"]
-    with pytest.raises(CheckpointError, match=message):
+    with pytest.raises(CheckpointError, match=f"{missing} is not in the checkpoint"):
         make_plan(write_checkpoint(tmp_path / "s", tensors), Options(layout="compressed-tensors"))
 
 

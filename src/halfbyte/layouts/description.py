@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Literal
 
 from halfbyte.errors import UnsupportedError
@@ -80,7 +80,7 @@ class PartRule:
     """Why a weight that has this tensor cannot be read."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Storage:
     """One way to store a quantized weight."""
 
@@ -174,23 +174,29 @@ class Storage:
 
     def written(self, weight: LogicalWeight, activations: Activations) -> tuple[Part, ...]:
         """The tensors of one weight, as they are written."""
-        with_inputs = activations == "static" and self.has_tensor_scale
+        sizes = weight.experts, weight.rows, weight.columns
         return tuple(
-            Part(
-                weight.module + rule.suffix,
-                rule.dtypes[0],
-                self.shape_of(rule, weight.experts, weight.rows, weight.columns),
-                rule.role,
-                is_transposed(rule),
-            )
-            for rule in self.parts
-            if not rule.optional or (with_inputs and rule.role == self.input_role)
+            Part(weight.module + rule.suffix, rule.dtypes[0], shape, rule.role, transposed)
+            for rule, shape, transposed in _written(self, sizes, activations)
         )
 
 
 def is_transposed(rule: PartRule) -> bool:
     """Whether the rows of each matrix are the last axis."""
     return not callable(rule.shape) and len(rule.shape) > 1 and rule.shape[-1] == "rows"
+
+
+@lru_cache(maxsize=256)
+def _written(
+    storage: Storage, sizes: tuple[int, int, int], activations: Activations
+) -> tuple[tuple[PartRule, tuple[int, ...], bool], ...]:
+    """(rule, shape, whether transposed) of the tensors of a weight. Kept, because a model has few different sizes."""
+    with_inputs = activations == "static" and storage.has_tensor_scale
+    return tuple(
+        (rule, storage.shape_of(rule, *sizes), is_transposed(rule))
+        for rule in storage.parts
+        if not rule.optional or (with_inputs and rule.role == storage.input_role)
+    )
 
 
 @dataclass(frozen=True)

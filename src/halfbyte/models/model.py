@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from halfbyte.models.experts import Stacking, projections
@@ -32,9 +33,16 @@ class Model:
         """How unquantized stacked experts lie; None where that is not known."""
         return self.family.stacking
 
+    @cached_property
+    def _rules(self) -> tuple[Rule, ...]:
+        return (*BASELINE, *self.family.keep)
+
     def lookup_table(self, module: str) -> str | None:
         """Why a module is no linear layer, whatever is asked for. None: it may be one."""
-        return _first(LOOKUP_TABLES, module)
+        for pattern, reason in LOOKUP_TABLES:
+            if pattern.search(module):
+                return reason
+        return None
 
     def tied(self, module: str) -> str | None:
         """Why readers never look at a module's weight. None: they do."""
@@ -42,8 +50,9 @@ class Model:
 
     def kept(self, module: str) -> str | None:
         """Why a module stays unquantized unless it is asked for by name. None: it is quantized."""
-        if (reason := _first((*BASELINE, *self.family.keep), module)) is not None:
-            return reason
+        for pattern, reason in self._rules:
+            if pattern.search(module):
+                return reason
         layer = layer_index(module)
         if layer is not None and self.layers is not None and layer >= self.layers:
             return "multi token prediction: beyond num_hidden_layers"
@@ -60,10 +69,6 @@ class Model:
         if stack.endswith("down_proj"):
             return self.hidden, self.expert_inner
         return None if self.expert_inner is None else 2 * self.expert_inner, self.hidden
-
-
-def _first(rules: tuple[Rule, ...], module: str) -> str | None:
-    return next((reason for pattern, reason in rules if pattern.search(module)), None)
 
 
 def setting(config: Mapping[str, Any], name: str) -> Any:

@@ -84,11 +84,13 @@ def share_scales(
     groups: list[tuple[str, ...]] = []
     kept: dict[str, str] = {}
     for parent, layer in fused_groups(modules):
-        present = [name for name in (_join(parent, member) for member in layer.members) if name in names]
+        before = f"{parent}." if parent else ""
+        present = [before + member for member in layer.members if before + member in names]
         wanted = [member for member in present if quantized(member)]
         if not wanted:
             continue
-        _refuse_duplicates(names, parent, wanted)
+        if before + layer.members[0] in wanted:
+            _refuse_duplicates(names, parent, layer)
         if len(present) < len(layer.members):
             missing = _missing(parent, layer, names, kinds, optional)
             if missing is not None:
@@ -108,15 +110,12 @@ def _join(parent: str, leaf: str) -> str:
     return f"{parent}.{leaf}" if parent else leaf
 
 
-def _refuse_duplicates(names: set[str], parent: str, wanted: Sequence[str]) -> None:
+def _refuse_duplicates(names: set[str], parent: str, layer: FusedLayer) -> None:
     """Raise if the first member of a fused layer stands beside the same layer fused already."""
-    for member in wanted:
-        layer = LAYER_OF[member.rpartition(".")[2]]
-        if member.rpartition(".")[2] != layer.members[0]:
-            continue
-        for other in layer.on_disk:
-            if f"{parent}.{other}" in names:
-                raise CheckpointError(f"{member} and {parent}.{other} are both in the checkpoint: one is a duplicate")
+    first = _join(parent, layer.members[0])
+    for other in layer.on_disk:
+        if f"{parent}.{other}" in names:
+            raise CheckpointError(f"{first} and {parent}.{other} are both in the checkpoint: one is a duplicate")
 
 
 def _missing(parent: str, layer: FusedLayer, names: set[str], kinds: set[str], optional: Collection[str]) -> str | None:

@@ -154,9 +154,7 @@ def test_packed_weights_of_another_format(tmp_path: Path) -> None:
         "a.weight_packed": np.ones((4, 4), np.int64),
         "a.weight_scale": np.ones((4, 1), np.float32),
     }
-    refused(
-        write_checkpoint(tmp_path / "source", packed), "I64 of shape [4, 4] is a weight in a form that no reader knows"
-    )
+    refused(write_checkpoint(tmp_path / "source", packed), "I64 of shape [4, 4] is a weight in a form that")
 
 
 def test_a_quantizer_that_no_reader_knows(tmp_path: Path) -> None:

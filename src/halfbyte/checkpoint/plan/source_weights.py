@@ -63,7 +63,7 @@ def find_source_weights(checkpoint: Checkpoint) -> Found:
     stored = {weight.codes.name: weight for weight in find_stored(checkpoint.tensors)}
     packed = code_suffixes()
     for name, tensor in checkpoint.tensors.items():
-        dtype, shape = tensor.dtype, tensor.shape
+        dtype, shape = tensor.info.dtype, tensor.info.shape
         if name in stored:
             if len(shape) == 2 or not name.endswith(".weight"):  # other ranks are no linear layers
                 found.add(_quantized(stored[name]))
@@ -98,9 +98,10 @@ def _unknown(tensor: Tensor) -> str:
 
 def whole(tensor: Tensor, rows: int | None = None, columns: int | None = None) -> View:
     """A tensor as a matrix; leading axes are joined into rows."""
-    width = columns if columns is not None else (tensor.shape[-1] if tensor.shape else 1)
-    height = rows if rows is not None else prod(tensor.shape) // max(1, width)
-    return View(tensor.name, tensor.file, tensor.dtype, tensor.info.start, height, width, width)
+    info = tensor.info
+    width = columns if columns is not None else (info.shape[-1] if info.shape else 1)
+    height = rows if rows is not None else prod(info.shape) // max(1, width)
+    return View(info.name, tensor.file, info.dtype, info.start, height, width, width)
 
 
 def _matrices(tensor: Tensor, rule: PartRule) -> list[View]:
