@@ -294,14 +294,8 @@ def test_a_quantized_module_that_is_kept_becomes_bf16(tmp_path: Path) -> None:
     assert read_checkpoint(tmp_path / "c")[f"{DOWN}.weight"].dtype == BF16
 
 
-@pytest.mark.parametrize(
-    ("missing", "message"),
-    [
-        ("weight_scale", "weight_scale is not in the checkpoint"),
-        ("weight_scale_2", "weight_scale_2 is not in the checkpoint"),
-    ],
-)
-def test_a_quantized_weight_that_lacks_a_part(tmp_path: Path, missing: str, message: str) -> None:
+@pytest.mark.parametrize("missing", ["weight_scale", "weight_scale_2"])
+def test_a_quantized_weight_that_lacks_a_part(tmp_path: Path, missing: str) -> None:
     tensors = {
         f"{DOWN}.weight": np.zeros((16, 16), np.uint8),
         f"{DOWN}.weight_scale": np.ones((16, 2), E4M3),
