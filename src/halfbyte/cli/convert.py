@@ -13,7 +13,7 @@ from typer.core import TyperCommand
 from halfbyte.checkpoint import Event, Options, Outcome, Plan, Resources, Rules, make_plan, run
 from halfbyte.checkpoint.execute.conversion import sizes_for
 from halfbyte.checkpoint.execute.destination import check_destination
-from halfbyte.checkpoint.execute.engine import resolve_device
+from halfbyte.checkpoint.execute.target_device import resolve_device
 from halfbyte.cli.app import app
 from halfbyte.cli.convert_output import JsonLog, Quiet, Reporter, Screen
 from halfbyte.errors import HalfbyteError, InputError

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from halfbyte.checkpoint.execute.journal import read_manifest
+from halfbyte.checkpoint.execute.manifest import read_manifest
 from halfbyte.verify.problems import Problem
 from halfbyte.verify.stored import Contents, StoredTensors
 from halfbyte.verify.values import oriented, pieces

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 
-from halfbyte.checkpoint.execute.journal import DIGITS, read_manifest
+from halfbyte.checkpoint.execute.manifest import DIGITS, read_manifest
 from halfbyte.checkpoint.io.index import MANIFEST, Checkpoint
 from halfbyte.verify.problems import Problem
 from halfbyte.verify.values import pieces

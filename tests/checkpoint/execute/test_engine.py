@@ -12,8 +12,10 @@ import pytest
 import torch
 
 import halfbyte as hb
-from halfbyte.checkpoint.execute import engine as engine_module
-from halfbyte.checkpoint.execute.engine import Engine, bf16, resolve_device, scales_of_power
+from halfbyte.checkpoint.execute import target_device
+from halfbyte.checkpoint.execute.engine import Engine, scales_of_power
+from halfbyte.checkpoint.execute.target_device import resolve_device
+from halfbyte.checkpoint.io.bfloat16 import bf16
 from halfbyte.contracts import get_contract
 from halfbyte.errors import CheckpointError, InputError, UnsupportedError
 from halfbyte.testing import assert_same_bits
@@ -132,7 +134,7 @@ def test_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     ("driver", "cuda", "found"), [(False, True, "cpu"), (True, False, "cpu"), (True, True, "cuda:0")]
 )
 def test_auto(monkeypatch: pytest.MonkeyPatch, driver: bool, cuda: bool, found: str) -> None:
-    monkeypatch.setattr(engine_module, "_driver_present", lambda: driver)
+    monkeypatch.setattr(target_device, "_driver_present", lambda: driver)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert resolve_device("auto") == found

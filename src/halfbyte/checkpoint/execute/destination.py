@@ -11,14 +11,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from halfbyte.checkpoint.execute.journal import (
-    JOURNAL,
-    Disk,
-    Journal,
-    manifest_of,
-    read_manifest,
-    work_folder,
-)
+from halfbyte.checkpoint.execute.disk import Disk
+from halfbyte.checkpoint.execute.journal import JOURNAL, Journal, work_folder
+from halfbyte.checkpoint.execute.manifest import manifest_of, read_manifest
 from halfbyte.checkpoint.io.index import CONFIG, MANIFEST, WORK
 from halfbyte.checkpoint.plan.types import Plan
 from halfbyte.errors import CheckpointError

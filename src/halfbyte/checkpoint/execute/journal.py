@@ -1,66 +1,18 @@
-"""What was done. The journal of an unfinished conversion, and the manifest of a finished one.
-
-Hashes are SHA-256, cut to 32 hex digits, one for each output tensor's bytes, taken while it is written. So a tensor can
-be checked alone.
-"""
+"""The journal of an unfinished conversion: which one it is, and which of its shards are whole."""
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from halfbyte.checkpoint.io.index import MANIFEST, WORK, read_json
+from halfbyte.checkpoint.execute.disk import Disk
+from halfbyte.checkpoint.io.index import WORK
 from halfbyte.checkpoint.plan.types import VERSION, Plan
 from halfbyte.errors import CheckpointError
 
-DIGITS = 32
-"""Hex digits of a SHA-256 that are kept."""
-
-PIECE = 1 << 20
-"""Bytes of a side file that are copied at a time."""
-
 JOURNAL = "journal.jsonl"
-
-
-class Disk:
-    """How sure a write has to be before the next step: on disk, or with the kernel, which is enough unless it dies."""
-
-    def __init__(self, sync: bool = True) -> None:
-        self.sync = sync
-
-    def write(self, path: Path, data: bytes) -> None:
-        """Write a file of its own."""
-        with path.open("wb") as file:
-            file.write(data)
-            self.flush(file)
-        self.folder(path.parent)
-
-    def copy(self, source: Path, path: Path) -> None:
-        """Copy a file's bytes and mode, whatever its size."""
-        with source.open("rb") as original, path.open("wb") as file:
-            shutil.copyfileobj(original, file, PIECE)
-            self.flush(file)
-        shutil.copymode(source, path)
-        self.folder(path.parent)
-
-    def flush(self, file: BinaryIO) -> None:
-        file.flush()
-        if self.sync:
-            os.fsync(file.fileno())
-
-    def folder(self, path: Path) -> None:
-        """Make renames and new names in a folder last."""
-        if not self.sync:
-            return
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 @dataclass(frozen=True)
@@ -156,33 +108,6 @@ class Journal:
                 f"{self.path.parent.parent} holds an unfinished conversion with other options ({what}). Give the same "
                 "options to continue, or --overwrite to begin anew"
             )
-
-
-def manifest_of(plan: Plan, finished: dict[str, Finished]) -> dict[str, Any]:
-    """The manifest of a whole conversion: what, from which files, and the hash of every tensor."""
-    return {
-        "halfbyte": VERSION,
-        "fingerprint": plan.fingerprint,
-        **plan.choices,
-        "source": [{"name": file.name, "size": file.size, "header": file.header} for file in plan.files],
-        "files": sorted([*plan.json_files, *plan.side_files]),
-        "hash": f"sha256, first {DIGITS} hex digits, of each tensor's bytes",
-        "shards": {shard.name: {"size": shard.size, "tensors": finished[shard.name].tensors} for shard in plan.shards},
-        "changed_blocks": {
-            module: count for done in finished.values() for module, count in done.changed_blocks.items()
-        },
-        "kept": dict(plan.kept),
-        "dropped": dict(plan.dropped),
-        "shared_scales": [list(group) for group in plan.shared],
-    }
-
-
-def read_manifest(path: Path) -> dict[str, Any] | None:
-    """The manifest of a finished conversion in that directory, if there is one."""
-    if not (path / MANIFEST).is_file():
-        return None
-    manifest = read_json(path / MANIFEST)
-    return manifest if "fingerprint" in manifest and isinstance(manifest.get("shards"), dict) else None
 
 
 def work_folder(destination: Path) -> Path:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from halfbyte.checkpoint.execute.unit import Acts, Group, Piece, pieces_of
+from halfbyte.checkpoint.execute.unit import Group, Piece, UnitWork, pieces_of
 from halfbyte.checkpoint.execute.writer import ShardWriter
 from halfbyte.checkpoint.io.buffers import Arena
 from halfbyte.checkpoint.io.views import scratch_bytes
@@ -85,7 +85,7 @@ def largest_piece(unit: Unit, chunk: int) -> int:
 class Tasks:
     """Makes the tasks of a plan, shard after shard."""
 
-    def __init__(self, plan: Plan, acts: Acts, sizes: Sizes) -> None:
+    def __init__(self, plan: Plan, acts: UnitWork, sizes: Sizes) -> None:
         self.plan, self.acts, self.sizes = plan, acts, sizes
         self.groups = [Group(group) for group in plan.groups]
         self._members: dict[int, list[Unit]] = {}

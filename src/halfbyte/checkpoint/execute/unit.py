@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from halfbyte.checkpoint.execute import moves
-from halfbyte.checkpoint.execute.engine import Engine, TensorScales, bf16, scales_of_power
+from halfbyte.checkpoint.execute.engine import Engine, TensorScales, scales_of_power
 from halfbyte.checkpoint.execute.writer import ShardWriter, Stopped
+from halfbyte.checkpoint.io.bfloat16 import bf16
 from halfbyte.checkpoint.io.buffers import Arena
 from halfbyte.checkpoint.io.decode import Scales, decode_fp4, decode_rows, fp8_amax, read_block_scales, read_scales
 from halfbyte.checkpoint.io.files import Files
@@ -74,7 +75,7 @@ class Group:
                 raise Stopped
 
 
-class Acts:
+class UnitWork:
     """Reads, computes and writes pieces for one run."""
 
     def __init__(self, files: Files, engine: Engine) -> None:

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from halfbyte.checkpoint.execute.journal import DIGITS, Finished
+from halfbyte.checkpoint.execute.journal import Finished
+from halfbyte.checkpoint.execute.manifest import DIGITS
 from halfbyte.checkpoint.plan.types import Output, Shard
 from halfbyte.errors import CheckpointError
 
@@ -72,7 +73,7 @@ class ShardWriter:
             raise
 
     def put(self, output: Output, data: npt.NDArray[Any], at: int = 0, piece: int = 0) -> None:
-        """Write contiguous bytes at a position within a tensor, as its piece number so and so."""
+        """Write contiguous bytes at a position within a tensor, as piece `piece`, which fixes the order of the hash."""
         flat = data.reshape(-1).view(np.uint8)
         if at < 0 or at + flat.size > output.bytes:
             raise CheckpointError(f"{output.part.name}: {flat.size} bytes at {at} leave the tensor's {output.bytes}")
