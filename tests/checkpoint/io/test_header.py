@@ -80,6 +80,14 @@ HOSTILE = {
 }
 
 
+@pytest.mark.parametrize("length", [640, 1152, 19280, 640 + 65536])
+def test_a_header_whose_length_begins_like_a_pickle(tmp_path: Path, length: int) -> None:
+    """Little-endian, 640 is 80 02 and 19280 is "PK"."""
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(raw_file(json.dumps({"a": entry()}).encode().ljust(length), bytes(8)))
+    assert list(read_header(path).tensors) == ["a"]
+
+
 @pytest.mark.parametrize("message", HOSTILE)
 def test_a_hostile_file_is_refused(tmp_path: Path, message: str) -> None:
     path = tmp_path / "bad.safetensors"

@@ -100,13 +100,13 @@ def read_header(path: Path) -> Header:
 
 def _read_raw(path: Path, file: BinaryIO, size: int) -> bytes:
     prefix = file.read(8)
-    if prefix[:2] in (b"PK", b"\x80\x02", b"\x80\x04"):
+    length = int.from_bytes(prefix, "little")
+    if prefix[:2] in (b"PK", b"\x80\x02", b"\x80\x04") and 8 + length > size:  # 640, 1152 and 19280 begin so too
         raise CheckpointError(
             f"{path}: this is a pickle (or zip) file, not safetensors; convert it to safetensors first"
         )
     if len(prefix) < 8:
         raise CheckpointError(f"{path}: {size} bytes are too short for a safetensors file")
-    (length,) = struct.unpack("<Q", prefix)
     if length > MAX_HEADER:
         raise CheckpointError(f"{path}: a header of {length} bytes exceeds the limit of {MAX_HEADER}; not safetensors?")
     if 8 + length > size:
