@@ -18,7 +18,6 @@ from conformance.cases import Recipe, make_case, shapes
 from conformance.peers import LIVE, get_peer
 from conformance.peers.spec import Offer
 from halfbyte.conform import Case, load_vectors, run_case, run_vectors
-from halfbyte.conform.runner import PENDING
 from halfbyte.conform.vectors import OPERANDS
 from halfbyte.testing import assert_same_bits, find_difference
 
@@ -27,12 +26,7 @@ GOLDEN = Path(__file__).parents[2] / "conformance" / "vectors.zip"
 SAMPLE = {"modelopt": 12}
 """Every n-th golden case is put to a driver: 4 for most, fewer where Triton's interpreter is slow."""
 
-OFFERS = [
-    pytest.param(name, offer, id=f"{name}-{offer.label}")
-    for name in LIVE
-    for offer in get_peer(name).offers
-    if (name, str(offer.config.get("mode"))) not in PENDING
-]
+OFFERS = [pytest.param(name, offer, id=f"{name}-{offer.label}") for name in LIVE for offer in get_peer(name).offers]
 
 SLOW = ("e4ties", "huge", "zero_block", "nan")
 """What slow offers are asked about; huge makes the tensor-level numbers of a search overflow."""

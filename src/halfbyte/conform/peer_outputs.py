@@ -1,6 +1,6 @@
 """How each peer hands its result over: padding, swizzle, columnwise operand, nibble order, extra outputs.
 
-One function a peer takes a case, quantizes its input through the public API, and rebuilds every tensor that the peer
+One function per peer takes a case, quantizes its input through the public API, and rebuilds every tensor that the peer
 returns. Config keys go to the contract's own function, which refuses those it does not know.
 """
 
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from halfbyte.arrays import Array, to_numpy
 from halfbyte.casting import cast
 from halfbyte.codec.element import decode
-from halfbyte.conform import peer_intermediates as extras
+from halfbyte.conform import peer_intermediates
 from halfbyte.conform.checkpoint_case import convert_case
 from halfbyte.conform.on_backend import placed, quantize
 from halfbyte.conform.vectors import Case
@@ -126,7 +126,7 @@ def modelopt(case: Case, backend: str) -> Outputs:
     q = quantize(x, format, contract, backend=backend)
     outputs = parts(q) | decoded(q, case)
     if "fake_quant" in case.tensors:
-        outputs |= extras.static_search(x, format, contract)
+        outputs |= peer_intermediates.static_search(x, format, contract)
     return outputs
 
 
@@ -141,7 +141,7 @@ def _modelopt_cast(case: Case, backend: str) -> Outputs:
     q, report = cast(source, "nvfp4", contract=contract, backend=backend)
     outputs = parts(q)
     if contract.cast is not None and contract.cast.block_amax is not None:
-        outputs |= extras.closed_form(source, contract.cast)
+        outputs |= peer_intermediates.closed_form(source, contract.cast)
     return outputs | {"n_blocks": np.array([report.blocks], np.int64)}
 
 
@@ -149,7 +149,7 @@ def compressed_tensors(case: Case, backend: str) -> Outputs:
     """Adds the block scale as a float, before it becomes a byte."""
     contract, format = contract_of(case), get_format(case.format)
     q = quantize(case.tensors["input"], format, contract, backend=backend)
-    return parts(q) | decoded(q, case) | {"scale_float": extras.float_scale(case.tensors["input"], q)}
+    return parts(q) | decoded(q, case) | {"scale_float": peer_intermediates.float_scale(case.tensors["input"], q)}
 
 
 def torchao(case: Case, backend: str) -> Outputs:
@@ -165,7 +165,7 @@ def qwantize(case: Case, backend: str) -> Outputs:
     if "activations" not in case.tensors:
         return simple(case, backend)
     contract, format = contract_of(case, leave_out=("act_dist", "act_seed", "tokens")), get_format(case.format)
-    method = Hessian(extras.fused_hessian(case.tensors["activations"], format.block))
+    method = Hessian(peer_intermediates.fused_hessian(case.tensors["activations"], format.block))
     q = quantize(case.tensors["input"], format, contract, method, backend=backend)
     return parts(q) | decoded(q, case)
 
@@ -178,7 +178,7 @@ def flashinfer(case: Case, backend: str) -> Outputs:
     if case.format == "mxfp4":
         outputs["tensor_scale"] = np.array([case.config.get("global_scale", 1.0)], np.float32)
     if case.config.get("mode") == "4over6":
-        outputs |= extras.four_six_choice(case.tensors["input"], q)
+        outputs |= peer_intermediates.four_six_choice(case.tensors["input"], q)
     return outputs
 
 
@@ -229,7 +229,7 @@ def transformers(case: Case, backend: str) -> Outputs:
     return {name: values.swapaxes(1, 2) for name, values in decoded(q, case).items()}
 
 
-EMISSIONS: dict[str, Callable[[Case, str], Outputs]] = {
+PEER_OUTPUTS: dict[str, Callable[[Case, str], Outputs]] = {
     "transformer_engine": transformer_engine,
     "fouroversix": fouroversix,
     "modelopt": modelopt,
@@ -249,6 +249,6 @@ DECODE_OPERANDS = {"transformers": ("codes", "scales"), "gguf": ("blocks",)}
 
 def emit(case: Case, backend: str) -> Outputs:
     """Every tensor that the peer returned for this case, as halfbyte computes it."""
-    if case.peer not in EMISSIONS:
-        raise VectorError(f"unknown peer {case.peer!r}; known: {', '.join(sorted(EMISSIONS))}")
-    return EMISSIONS[case.peer](case, backend)
+    if case.peer not in PEER_OUTPUTS:
+        raise VectorError(f"unknown peer {case.peer!r}; known: {', '.join(sorted(PEER_OUTPUTS))}")
+    return PEER_OUTPUTS[case.peer](case, backend)

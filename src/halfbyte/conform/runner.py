@@ -18,9 +18,6 @@ from halfbyte.testing import Difference, find_difference, hex_rows
 
 Status = Literal["agree", "differ", "pending"]
 
-PENDING: dict[tuple[str, str], str] = {}
-"""Cases that this version does not compute: (peer, mode) to what is missing. They never count as agreeing."""
-
 
 @dataclass(frozen=True)
 class Result:
@@ -33,7 +30,7 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Report:
+class ConformReport:
     """The outcome of a run."""
 
     backend: str
@@ -69,25 +66,21 @@ class Report:
 
 def run_vectors(
     vectors: Vectors, backend: str = "auto", progress: Callable[[Result], None] = lambda result: None
-) -> Report:
+) -> ConformReport:
     """Run every case; `progress` is called after each."""
     results = []
     for entry in vectors:
-        pending = PENDING.get((entry["peer"], str(entry["config"].get("mode"))))
-        if pending is not None:
-            result = Result(entry["name"], entry["peer"], "pending", f"waits for {pending}")
-        else:
-            try:
-                result = run_case(vectors.case(entry), backend)
-            except BackendError as error:  # nothing was computed, so nothing differs; and it does not agree either
-                result = Result(entry["name"], entry["peer"], "pending", str(error))
-            except (HalfbyteError, ArithmeticError, LookupError, TypeError, ValueError) as error:
-                # A case that cannot be computed is a case that does not agree: a config that no contract knows,
-                # tensors whose shapes do not fit. It must not stop the cases after it.
-                result = Result(entry["name"], entry["peer"], "differ", f"{type(error).__name__}: {error}")
+        try:
+            result = run_case(vectors.case(entry), backend)
+        except BackendError as error:  # nothing was computed, so nothing differs; and it does not agree either
+            result = Result(entry["name"], entry["peer"], "pending", str(error))
+        except (HalfbyteError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+            # A case that cannot be computed is a case that does not agree: a config that no contract knows,
+            # tensors whose shapes do not fit. It must not stop the cases after it.
+            result = Result(entry["name"], entry["peer"], "differ", f"{type(error).__name__}: {error}")
         results.append(result)
         progress(result)
-    return Report(backend, tuple(results))
+    return ConformReport(backend, tuple(results))
 
 
 def run_case(case: Case, backend: str = "auto") -> Result:
