@@ -149,8 +149,12 @@ def _quantized(
                 value = like(_scalar(word, part.shape), x)
             case _:
                 value = like(_scalar(one, part.shape), x)
-        named.append((part.name, value))
+        named.append((part.name, _transposed(value) if part.transposed else value))
     return named
+
+
+def _transposed(matrix: Array) -> Array:
+    return matrix.T.contiguous() if is_torch(matrix) else np.ascontiguousarray(matrix.T)
 
 
 def _scale_bytes(q: QuantizedTensor, dtype: str) -> Array:

@@ -248,7 +248,8 @@ class Reader:
     name: str
     excludes: Matcher
     asks_for_fused: bool = True
-    """Whether it asks for modules under the names that it fuses them to; otherwise under their own."""
+    """Whether it asks for modules under the names that it fuses them to. One that asks for them under their own is
+    checked for quantized modules that it would exclude, not for plain ones that it would miss."""
 
 
 def no_files(setting: Setting) -> dict[str, dict[str, Any]]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from halfbyte.layouts import LAYOUTS
-from halfbyte.layouts.description import Claim, Reader
-from halfbyte.layouts.exclude import asked_for
+from halfbyte.layouts.description import Claim
+from halfbyte.layouts.exclude import culprit, swallowed
 from halfbyte.models.experts import is_stack
 from halfbyte.models.families import is_lookup_table, is_norm, is_router
 from halfbyte.models.partners import served_name
@@ -39,11 +39,11 @@ def exclude_problems(contents: Contents, claim: Claim) -> Iterator[Problem]:
     quantized = [weight.name for weight in contents.quantized.values() if weight.storage.layout == claim.layout]
     plain = unquantized_modules(contents)
     for reader in readers:
-        for asked, module in asked_for(quantized, reader).items():
-            if reader.excludes(asked, claim.ignore):
-                culprit = _culprit(claim.ignore, asked, reader)
-                text = f"quantized, but {reader.name} asks for {asked} and finds it excluded{culprit}: it will not load"
-                yield Problem("error", "swallowed", module, text)
+        for module, asked in swallowed(quantized, claim.ignore, reader):
+            entry = culprit(asked, claim.ignore, reader)
+            by = "" if entry is None else f" by {entry!r}"
+            text = f"quantized, but {reader.name} asks for {asked} and finds it excluded{by}: it will not load"
+            yield Problem("error", "swallowed", module, text)
         for module in plain if reader.asks_for_fused else ():
             if not reader.excludes(served_name(module), claim.ignore):
                 what = "a router" if is_router(module) else "unquantized"
@@ -58,8 +58,3 @@ def _named_layers(contents: Contents, layers: Sequence[str]) -> Iterator[Problem
         yield Problem("error", "not-listed", module, text)
     for module in sorted(set(layers) - set(contents.quantized)):
         yield Problem("error", "not-listed", module, "named by quantized_layers, but not stored as quantized")
-
-
-def _culprit(patterns: Sequence[str], asked: str, reader: Reader) -> str:
-    """Which single entry does it, if one does."""
-    return next((f" by {pattern!r}" for pattern in patterns if reader.excludes(asked, [pattern])), "")

@@ -1,23 +1,16 @@
-"""The engine: chunks give the bits of the whole, on the CPU and through torch; devices that are there and are not."""
+"""The engine: chunks give the bits of the whole, on the CPU and through torch."""
 
 from __future__ import annotations
-
-import importlib.util
-from typing import Any
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import pytest
-import torch
 
 import halfbyte as hb
-from halfbyte.checkpoint.execute import target_device
 from halfbyte.checkpoint.execute.engine import Engine, scales_of_power
-from halfbyte.checkpoint.execute.target_device import resolve_device
-from halfbyte.checkpoint.io.bfloat16 import bf16
 from halfbyte.contracts import get_contract
-from halfbyte.errors import CheckpointError, InputError, UnsupportedError
+from halfbyte.errors import CheckpointError, UnsupportedError
 from halfbyte.testing import assert_same_bits
 from tests.checkpoint.toy import random
 
@@ -83,72 +76,6 @@ def test_tensor_scales_in_both_directions() -> None:
     theirs = make("compressed_tensors").tensor_scales(np.float32(3), np.float32)
     assert theirs.divisor == np.float32(1) / np.float32(3) * np.float32(2688)
     assert scales_of_power(-12).multiplier * 2.0**12 == 1 == scales_of_power(-12).divisor * 2.0**-12
-
-
-def test_bf16_rounds_once_and_keeps_what_is_special() -> None:
-    values = np.array([1.00390625, -0.0, np.inf, 3.4e38], np.float32)
-    assert bf16(values).astype(np.float32).tolist() == [1.0, -0.0, np.inf, np.inf]
-
-
-def test_bf16_equals_the_cast_of_the_dtype() -> None:
-    """Every upper half, with lower halves around the tie; NaN may have any bits."""
-    upper = np.arange(1 << 16, dtype=np.uint32) << np.uint32(16)
-    for lower in (0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF):
-        values = (upper | np.uint32(lower)).view(np.float32)
-        with np.errstate(over="ignore", invalid="ignore"):
-            expected = values.astype(ml_dtypes.bfloat16)
-        assert_same_bits(bf16(values), expected, any_nan=True)
-        assert (np.isnan(values) == np.isnan(bf16(values).astype(np.float32))).all()
-
-
-# --- devices ---
-
-
-def test_the_cpu_needs_nothing() -> None:
-    assert resolve_device("cpu") == "cpu"
-
-
-@pytest.mark.parametrize("name", ["tpu", "cpu:1", "cuda:-1", "cuda:x", "", "auto:0"])
-def test_unknown_devices(name: str) -> None:
-    with pytest.raises(InputError, match="unknown device"):
-        resolve_device(name)
-
-
-def without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = importlib.util.find_spec
-
-    def find_spec(name: str, package: str | None = None) -> Any:
-        return None if name == "torch" else real(name, package)
-
-    monkeypatch.setattr(importlib.util, "find_spec", find_spec)
-
-
-def test_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    without_torch(monkeypatch)
-    assert resolve_device("auto") == "cpu"
-    with pytest.raises(UnsupportedError, match="torch is not installed; use --device cpu"):
-        resolve_device("cuda")
-
-
-@pytest.mark.parametrize(
-    ("driver", "cuda", "found"), [(False, True, "cpu"), (True, False, "cpu"), (True, True, "cuda:0")]
-)
-def test_auto(monkeypatch: pytest.MonkeyPatch, driver: bool, cuda: bool, found: str) -> None:
-    monkeypatch.setattr(target_device, "_driver_present", lambda: driver)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert resolve_device("auto") == found
-
-
-def test_cuda_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert resolve_device("cuda:1") == "cuda:1"
-    with pytest.raises(UnsupportedError, match="this machine has 2 CUDA devices"):
-        resolve_device("cuda:2")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(UnsupportedError, match="torch finds no CUDA device"):
-        resolve_device("cuda")
 
 
 def test_decoding_has_no_scales() -> None:

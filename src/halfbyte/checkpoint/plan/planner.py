@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from halfbyte.checkpoint.io.index import open_checkpoint
-from halfbyte.checkpoint.plan.assemble import Draft, assemble
+from halfbyte.checkpoint.plan.assemble import assemble
+from halfbyte.checkpoint.plan.draft import Draft
 from halfbyte.checkpoint.plan.select import Selector
 from halfbyte.checkpoint.plan.source_weights import SourceWeight, find_source_weights
 from halfbyte.checkpoint.plan.target import resolve_target
