@@ -6,11 +6,10 @@ import json
 
 import pytest
 
-from halfbyte.errors import InputError, UnknownNameError, UnsupportedError
+from halfbyte.errors import UnknownNameError, UnsupportedError
 from halfbyte.formats import get_format
 from halfbyte.layouts import LAYOUTS, get_layout
 from halfbyte.layouts.description import Activations, LogicalWeight, Setting
-from halfbyte.layouts.exclude import clashes, exclude_list
 
 NVFP4, MXFP4 = get_format("nvfp4"), get_format("mxfp4")
 
@@ -162,37 +161,3 @@ def test_configs_are_json() -> None:
 def test_unknown_layouts_list_the_known() -> None:
     with pytest.raises(UnknownNameError, match="unknown layout 'awq'; known: compressed-tensors, deepseek-v4, gpt-oss"):
         get_layout("awq")
-
-
-def vllm_excludes(listed: list[str], module: str) -> bool:
-    """The rule of vLLM's reader of Model-Optimizer files: exact, then any substring."""
-    return any(name == module or name in module for name in listed)
-
-
-@pytest.mark.parametrize(
-    ("listed", "quantized", "clash"),
-    [
-        ("model.layers.0.mlp.gate", "model.layers.0.mlp.gate_up_proj", True),
-        ("model.layers.0.mlp.gate", "model.layers.0.mlp.gate_proj", True),
-        ("model.layers.1", "model.layers.10.mlp.up_proj", True),
-        ("model.layers.0.mlp.gate", "model.layers.0.mlp.experts.0.gate_proj", False),
-        ("model.layers.1.mlp.gate", "model.layers.11.mlp.up_proj", False),
-        ("lm_head", "model.layers.0.mlp.up_proj", False),
-    ],
-)
-def test_names_that_swallow_others(listed: str, quantized: str, clash: bool) -> None:
-    assert vllm_excludes([listed], quantized) is clash
-    assert bool(clashes([listed], [quantized])) is clash
-    if clash:
-        with pytest.raises(InputError, match=f"{listed} stays unquantized, but its name is part of {quantized}"):
-            exclude_list([listed], [quantized])
-    else:
-        assert exclude_list([listed], [quantized]) == [listed]
-
-
-def test_fused_names_count_too() -> None:
-    assert clashes(["a.qkv_proj"], ["a.q_proj", "a.k_proj", "a.v_proj"]) == [("a.qkv_proj", "a.qkv_proj")]
-
-
-def test_lists_are_sorted_and_have_no_doubles() -> None:
-    assert exclude_list(["b", "a", "b"], ["x"]) == ["a", "b"]
