@@ -31,6 +31,7 @@ LAYERS = [
     "search",
     "casting",
     "halfbyte",  # the package itself: its public names
+    "models",
     "layouts",
     "checkpoint",
     "online",
@@ -42,7 +43,11 @@ LAYERS = [
 ]
 """From left to right. A module imports only from its left or its own package."""
 
-NARROW = {"layouts": {"errors", "formats", "codec"}, "testing": {"errors", "arrays"}}
+NARROW = {
+    "models": {"errors"},
+    "layouts": {"errors", "formats", "codec", "models"},
+    "testing": {"errors", "arrays"},
+}
 """Layers that need less than all to their left, and should go on doing so."""
 
 FRAMEWORKS = ("torch", "triton", "ray", "plotly", "transformers", "typer", "rich")
