@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 
 import halfbyte as hb
-from halfbyte.casting.operand import Group, read
+from halfbyte.casting.rows import Group, read
 from halfbyte.casting.scales import hold, power
 from halfbyte.casting.tables import total_error
 from halfbyte.casting.verbatim import energy_by_exponent, midpoint, search, snapping_error

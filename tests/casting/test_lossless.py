@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 
 import halfbyte as hb
-from halfbyte.casting.exact import intervals
-from halfbyte.casting.move import power_bytes, power_scales
-from halfbyte.casting.operand import Group, Piece, read
+from halfbyte.casting.lossless import intervals
+from halfbyte.casting.rows import Group, Piece, read
+from halfbyte.casting.window import power_bytes, power_scales
 from halfbyte.formats import E4M3
 from halfbyte.testing import assert_same_bits
 from tests.casting.sources import Matrix, decoded, random_source, source, sources

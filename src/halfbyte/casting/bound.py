@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from halfbyte.casting.hybrid import values_of
-from halfbyte.casting.operand import F64, MAGNITUDES, Group
+from halfbyte.casting.rows import F64, MAGNITUDES, Group
 from halfbyte.casting.scales import GlobalScale, hold
 from halfbyte.casting.tables import FIRST_NORMAL, chunks, largest_value, least_sums, total_error
 from halfbyte.contracts import Contract

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from halfbyte.casting.move import HIGHEST, LOWEST
-from halfbyte.casting.operand import HALF, MAGNITUDES, Bools, Piece
+from halfbyte.casting.rows import HALF, MAGNITUDES, Bools, Piece
 from halfbyte.casting.verbatim import keep
+from halfbyte.casting.window import HIGHEST, LOWEST
 from halfbyte.codec.bits import F32, U8
 from halfbyte.codec.element import encode, encode_magnitude
 from halfbyte.formats import E2M1, E4M3

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from halfbyte.arrays import Array, to_numpy
-from halfbyte.casting.operand import Piece
 from halfbyte.casting.report import Tally, add
+from halfbyte.casting.rows import Piece
 from halfbyte.codec.bits import F32
 from halfbyte.codec.blocks import split
 from halfbyte.quantize import dequantize

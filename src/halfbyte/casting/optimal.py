@@ -15,13 +15,13 @@ from collections.abc import Iterable
 import numpy as np
 
 from halfbyte.casting.bound import Bounded, prove
-from halfbyte.casting.exact import find_lossless
 from halfbyte.casting.hybrid import outside, recode
-from halfbyte.casting.move import HIGHEST, LOWEST
-from halfbyte.casting.operand import Group, Piece
+from halfbyte.casting.lossless import find_lossless
+from halfbyte.casting.rows import Group, Piece
 from halfbyte.casting.scales import GlobalScale, hold, power
 from halfbyte.casting.tables import best_scales, largest_value, least_errors, make_table, total_error
 from halfbyte.casting.verbatim import keep
+from halfbyte.casting.window import HIGHEST, LOWEST
 from halfbyte.codec.bits import U8
 from halfbyte.contracts import Contract
 from halfbyte.errors import UnsupportedError

@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 
 from halfbyte.arrays import is_torch, like, to_numpy
+from halfbyte.casting.device import keep_on_device
 from halfbyte.casting.measure import rows_of
-from halfbyte.casting.on_device import keep_on_device
-from halfbyte.casting.operand import read
 from halfbyte.casting.report import CastReport, ShareCost, Tally, add, describe
+from halfbyte.casting.rows import read
 from halfbyte.casting.scales import NVFP4
 from halfbyte.casting.to_nvfp4 import Cast, Rows, Settings, assemble, cast_group
 from halfbyte.codec.bits import U8

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from halfbyte.casting.hybrid import values_of
-from halfbyte.casting.operand import F64, Group
+from halfbyte.casting.rows import F64, Group
 from halfbyte.casting.scales import GlobalScale
 from halfbyte.codec.bits import U8
 from halfbyte.formats import E4M3

@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from halfbyte.arrays import to_numpy
-from halfbyte.casting import hybrid, optimal, peer, verbatim
+from halfbyte.casting import closed_form, hybrid, optimal, verbatim
 from halfbyte.casting.measure import compare, exact_tally
-from halfbyte.casting.move import HIGHEST, LOWEST
-from halfbyte.casting.operand import Group, Piece
 from halfbyte.casting.report import Tally, add
+from halfbyte.casting.rows import Group, Piece
 from halfbyte.casting.scales import NVFP4, GlobalScale, hold, nvfp4_rule, power
+from halfbyte.casting.window import HIGHEST, LOWEST
 from halfbyte.codec.bits import U8
 from halfbyte.contracts import Contract
 from halfbyte.contracts.peers.modelopt_cast import largest_exponent
@@ -165,7 +165,7 @@ def _by_peer(members: Members, group: Group, settings: Settings) -> Cast:
     written = []
     for member in members:
         values = to_numpy(dequantize(member.tensor, "bfloat16", threads=settings.threads)).astype(np.float32)
-        written.append(peer.cast_by_rule(member.piece, values, settings.contract, rule, k_max))
+        written.append(closed_form.cast_by_rule(member.piece, values, settings.contract, rule, k_max))
     factor = written[0][2]
     scale = GlobalScale(factor, factor, settings.contract)
     return _measured(members, group, scale, tuple((codes, scales) for codes, scales, _ in written), settings)

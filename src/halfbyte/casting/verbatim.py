@@ -6,8 +6,8 @@ from typing import Literal
 
 import numpy as np
 
-from halfbyte.casting.move import HIGHEST, LOWEST, keep_blocks, power_scales
-from halfbyte.casting.operand import F64, HALF, MAGNITUDES, Group, Piece
+from halfbyte.casting.rows import F64, HALF, MAGNITUDES, Group, Piece
+from halfbyte.casting.window import HIGHEST, LOWEST, keep_blocks, power_scales
 from halfbyte.codec.bits import U8
 from halfbyte.errors import unknown_name
 

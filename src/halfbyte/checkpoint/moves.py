@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from halfbyte.casting.hybrid import outside
-from halfbyte.casting.move import HIGHEST, WINDOW
-from halfbyte.casting.operand import Group as CastGroup
-from halfbyte.casting.operand import Piece as CastPiece
 from halfbyte.casting.optimal import write
+from halfbyte.casting.rows import Group as CastGroup
+from halfbyte.casting.rows import Piece as CastPiece
 from halfbyte.casting.scales import power
 from halfbyte.casting.verbatim import keep
+from halfbyte.casting.window import HIGHEST, WINDOW
 from halfbyte.checkpoint.buffers import Arena
 from halfbyte.checkpoint.matrix import Files, View, read_rows
 from halfbyte.codec.bits import U8

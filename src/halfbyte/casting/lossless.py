@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from halfbyte.casting.move import HIGHEST, LOWEST
-from halfbyte.casting.operand import MAGNITUDES, Group
+from halfbyte.casting.rows import MAGNITUDES, Group
+from halfbyte.casting.window import HIGHEST, LOWEST
 from halfbyte.formats import E4M3
 
 I64 = npt.NDArray[np.int64]

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from halfbyte.arrays import to_numpy
-from halfbyte.casting.move import LOWEST, WINDOW, used_range, zero_blocks
+from halfbyte.casting.window import LOWEST, WINDOW, used_range, zero_blocks
 from halfbyte.codec.bits import U8
 from halfbyte.codec.blocks import ceil_div
 from halfbyte.errors import InputError, UnsupportedError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from halfbyte.backends.reference.quantize import scale_byte
-from halfbyte.casting.operand import Piece
+from halfbyte.casting.rows import Piece
 from halfbyte.casting.scales import nvfp4_rule
 from halfbyte.codec.bits import F32, U8, widen
 from halfbyte.codec.blocks import join, split

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from halfbyte.backends.cpu.repack import has_kernels
-from halfbyte.casting import move
+from halfbyte.casting import window
 from halfbyte.codec.bits import U8
 from halfbyte.testing import assert_same_bits
 
@@ -30,26 +30,26 @@ def test_the_kernel_moves_as_numpy_does(
 ) -> None:
     codes, scales = blocks(*shape, zero_share)
     assert has_kernels()
-    by_kernel = move.keep_blocks(codes, scales, m)
-    monkeypatch.setattr("halfbyte.casting.move.has_kernels", lambda: False)
-    by_numpy = move.keep_blocks(codes, scales, m)
+    by_kernel = window.keep_blocks(codes, scales, m)
+    monkeypatch.setattr("halfbyte.casting.window.has_kernels", lambda: False)
+    by_numpy = window.keep_blocks(codes, scales, m)
     assert_same_bits(by_kernel[0], by_numpy[0])
     assert_same_bits(by_kernel[1], by_numpy[1])
     assert by_kernel[2] == by_numpy[2] == int((codes.reshape(-1, 16) & 0x77 == 0).all(axis=1).sum())
 
 
 @pytest.mark.parametrize("zero_share", [0.0, 0.5, 0.999, 1.0])
-@pytest.mark.parametrize("count", [1, 100, 3 * move.CHUNK + 7])
+@pytest.mark.parametrize("count", [1, 100, 3 * window.CHUNK + 7])
 def test_the_range_of_used_scales(count: int, zero_share: float) -> None:
     codes, scales = blocks(1, count, zero_share)
     flat, bytes_ = codes.reshape(-1, 16), scales.reshape(-1)
     used = bytes_[(flat & 0x77 != 0).any(axis=1)]
     wanted = (int(used.min()), int(used.max())) if used.size else None
-    assert move.used_range(flat, bytes_) == wanted
+    assert window.used_range(flat, bytes_) == wanted
 
 
 def test_a_zero_block_with_the_largest_scale_does_not_count() -> None:
     codes = np.full((4, 16), 0x21, np.uint8)
     codes[2] = 0x88
     scales = np.array([100, 90, 250, 95], np.uint8)
-    assert move.used_range(codes, scales) == (90, 100)
+    assert window.used_range(codes, scales) == (90, 100)

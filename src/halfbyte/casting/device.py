@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 from halfbyte.arrays import is_torch
 from halfbyte.backends import Request, choose_device_backend
 from halfbyte.backends.gpu.batch import cast_scales
-from halfbyte.casting.move import HIGHEST, LOWEST, WINDOW
-from halfbyte.casting.operand import HALF
 from halfbyte.casting.report import CastReport, ShareCost, Tally, describe
+from halfbyte.casting.rows import HALF
 from halfbyte.casting.scales import NVFP4, GlobalScale, power
 from halfbyte.casting.to_nvfp4 import Settings
+from halfbyte.casting.window import HIGHEST, LOWEST, WINDOW
 from halfbyte.on_device import device_of
 from halfbyte.types import QuantizedTensor
 
