@@ -10,7 +10,7 @@ from hypothesis import given, settings
 
 import halfbyte as hb
 from halfbyte.casting.lossless import intervals
-from halfbyte.casting.rows import Group, Piece, read
+from halfbyte.casting.rows import Rows
 from halfbyte.casting.window import power_bytes, power_scales
 from halfbyte.formats import E4M3
 from halfbyte.testing import assert_same_bits
@@ -188,18 +188,16 @@ def test_blocks_of_16_become_one_block_each() -> None:
     assert_same_bits(hb.dequantize(result), hb.dequantize(q))
 
 
-def test_the_scales_alone_settle_the_common_case(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No code is looked at to know that a spread of 17 is kept; a spread of 18 asks for the codes."""
+def test_halves_are_counted_only_where_blocks_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A spread of 17 is kept without a look at the halves; a spread of 18 asks for them."""
 
-    def refuse(self: Piece) -> None:
-        raise AssertionError("a code was read")
+    def refuse(self: Rows) -> None:
+        raise AssertionError("halves were counted")
 
-    pieces = [read(random_source(np.random.default_rng(0), spread), "q") for spread in (17, 18)]
-    monkeypatch.setattr(Piece, "whole", property(refuse))
-    assert Group([pieces[0]]).settled
-    assert not Group([pieces[1]]).settled
-    with pytest.raises(AssertionError, match="a code was read"):
-        bool(Group([pieces[1]]).fits)
+    monkeypatch.setattr(Rows, "counts", property(refuse))
+    assert hb.cast(random_source(np.random.default_rng(0), 17), "nvfp4")[1].label == "bit-exact"
+    with pytest.raises(AssertionError, match="halves were counted"):
+        hb.cast(random_source(np.random.default_rng(0), 18), "nvfp4")
 
 
 @given(sources(widest=17))

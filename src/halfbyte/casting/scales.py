@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from halfbyte.arrays import to_numpy
 from halfbyte.codec.bits import F32, power_of_two
 from halfbyte.contracts import Contract, NVFP4Rule, get_contract
 from halfbyte.errors import UnsupportedError
@@ -83,6 +84,19 @@ def hold(multiplier: float | np.float32, contract: Contract) -> GlobalScale:
             f"{float(wanted):g}; choose a contract that stores the multiplier (modelopt, torchao)"
         )
     return GlobalScale(found, np.float32(stored), contract)
+
+
+def scale_of(quantized: QuantizedTensor, contract: Contract) -> GlobalScale:
+    """The global scale that a quantizer chose, under another contract: its own word where both store it alike."""
+    rule = nvfp4_rule(quantized.contract)
+    if quantized.global_scale is None or quantized.stored_scale is None:
+        raise UnsupportedError(f"contract {quantized.contract} returned no global scale")
+    multiplier, stored = (
+        np.float32(to_numpy(word).reshape(-1)[0]) for word in (quantized.global_scale, quantized.stored_scale)
+    )
+    if nvfp4_rule(contract).stored_as == rule.stored_as:
+        return GlobalScale(multiplier, stored, contract)
+    return hold(multiplier, contract)
 
 
 def power(m: int, contract: Contract) -> GlobalScale:

@@ -158,12 +158,6 @@ def _driver_present() -> bool:
     return any(Path(path).exists() for path in ("/dev/nvidiactl", "/dev/dxg", "/dev/nvidia0"))
 
 
-def scales_of_power(m: int) -> TensorScales:
-    """The tensor scale 2**m, exact both ways."""
-    multiplier = np.float32(np.ldexp(1.0, m))
-    return TensorScales(multiplier, np.float32(1) / multiplier)
-
-
 def bf16(values: F32) -> npt.NDArray[Any]:
     """Float32 rounded once to BF16, nearest even, on the bits: several times as fast as a cast of the dtype.
 
