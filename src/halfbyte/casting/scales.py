@@ -87,14 +87,15 @@ def hold(multiplier: float | np.float32, contract: Contract) -> GlobalScale:
 
 
 def scale_of(quantized: QuantizedTensor, contract: Contract) -> GlobalScale:
-    """The global scale that a quantizer chose, under another contract: its own word where both store it alike."""
-    rule = nvfp4_rule(quantized.contract)
-    if quantized.global_scale is None or quantized.stored_scale is None:
-        raise UnsupportedError(f"contract {quantized.contract} returned no global scale")
-    multiplier, stored = (
-        np.float32(to_numpy(word).reshape(-1)[0]) for word in (quantized.global_scale, quantized.stored_scale)
-    )
-    if nvfp4_rule(contract).stored_as == rule.stored_as:
+    """The global scale that a quantizer chose, under another contract: its own word where that means the same."""
+    nvfp4_rule(quantized.contract)
+    words = quantized.global_scale, quantized.stored_scale
+    if words[0] is None or words[1] is None or to_numpy(words[0]).size != 1:
+        raise UnsupportedError(f"contract {quantized.contract} gives every row a global scale; a cast tensor has one")
+    multiplier, stored = (np.float32(to_numpy(word).reshape(-1)[0]) for word in words if word is not None)
+    rule = nvfp4_rule(contract)
+    meant = np.float32(rule.multiplier(np.asarray(stored), rule.anchor(Amax())))
+    if meant == multiplier or np.isnan(multiplier):  # NaN: Model-Optimizer's scale of an all-zero tensor
         return GlobalScale(multiplier, stored, contract)
     return hold(multiplier, contract)
 

@@ -45,15 +45,22 @@ def make_table(k: int, scale: GlobalScale, decoded: F64) -> Table:
     values = values_of(k).astype(np.float64)
     first, last = _worth_a_try(k, float(scale.multiplier))
     offered = decoded[first - 1 : last]
-    with np.errstate(invalid="ignore", over="ignore"):
+    if np.isfinite(values[-1]) and np.isfinite(offered[-1, -1]):
         distance = np.abs(offered[:, None, :] - values[None, :, None])
-    same = offered[:, None, :] == values[None, :, None]  # Inf is equal to Inf, though their difference is NaN
-    distance = np.where(same, 0.0, np.where(np.isnan(distance), np.inf, distance))
-    codes = distance.argmin(axis=2)
-    nearest = np.take_along_axis(distance, codes[..., None], axis=2)[..., 0]
+    else:
+        distance = _distance_to_inf(offered, values)
     with np.errstate(over="ignore"):
-        errors = np.minimum(nearest**2, ABSURD)
+        errors = np.minimum(distance.min(axis=2) ** 2, ABSURD)
+    codes = distance.argmin(axis=2)
     return Table(first, np.ascontiguousarray(errors.T), codes.astype(np.uint8))
+
+
+def _distance_to_inf(offered: F64, values: F64) -> F64:
+    """(scales, 8, 8): how far each value is from what decodes. Inf is equal to Inf, and infinitely far from NaN."""
+    with np.errstate(invalid="ignore"):
+        distance = np.abs(offered[:, None, :] - values[None, :, None])
+    same = offered[:, None, :] == values[None, :, None]
+    return np.where(same, 0.0, np.where(np.isnan(distance), np.inf, distance))
 
 
 def _worth_a_try(k: int, multiplier: float) -> tuple[int, int]:
