@@ -64,19 +64,29 @@ def test_a_spread_of_18_that_cast_keeps_is_kept(tmp_path: Path, kind: str, layou
 
 def wanted_tensors(modules: dict[str, hb.QuantizedTensor], layout: str) -> tuple[dict[str, Array], dict[str, int]]:
     """What `hb.cast` gives for modules that share a scale, as the layout names it; and the blocks that it changes."""
-    contract = "modelopt" if layout == "modelopt" else "compressed_tensors"
-    results, _ = hb.cast(list(modules.values()), "nvfp4", contract=contract)
+    divides = layout == "compressed-tensors"
+    stacked = source(
+        np.concatenate([np.asarray(q.scales) for q in modules.values()]).astype(int) - 127,
+        np.concatenate([codes_of(np.asarray(q.codes)) for q in modules.values()]),
+    )
+    result, report = hb.cast(stacked, "nvfp4", contract="compressed_tensors" if divides else "modelopt")
+    before, after = np.asarray(hb.dequantize(stacked)), np.asarray(hb.dequantize(result))
     tensors: dict[str, Array] = {}
     changed = {}
-    for (module, q), result in zip(modules.items(), results, strict=True):
-        tensors[f"{module}.weight" if layout == "modelopt" else f"{module}.weight_packed"] = np.asarray(result.codes)
-        tensors[f"{module}.weight_scale"] = np.asarray(result.scales)
+    start = 0
+    for module, q in modules.items():
+        rows = slice(start, start + len(q.scales))
+        start = rows.stop
+        tensors[f"{module}.weight_packed" if divides else f"{module}.weight"] = np.asarray(result.codes)[rows]
+        tensors[f"{module}.weight_scale"] = np.asarray(result.scales)[rows]
         word = np.asarray(result.stored_scale)
-        name = "weight_scale_2" if layout == "modelopt" else "weight_global_scale"
-        tensors[f"{module}.{name}"] = word if layout == "modelopt" else word.reshape(1)
-        blocks = np.asarray(hb.dequantize(result) != hb.dequantize(q)).reshape(-1, 32).any(axis=1)
+        tensors[f"{module}.weight_global_scale" if divides else f"{module}.weight_scale_2"] = (
+            word.reshape(1) if divides else word
+        )
+        blocks = (before != after)[rows].reshape(-1, 32).any(axis=1)
         if blocks.any():
             changed[module] = int(blocks.sum())
+    assert sum(changed.values()) == report.requantized
     return tensors, changed
 
 
@@ -106,24 +116,23 @@ def pair(seed: int, spread: int, rows: int = 24) -> dict[str, hb.QuantizedTensor
     }
 
 
-@pytest.mark.parametrize("layout", ["modelopt", "compressed-tensors"])
 @pytest.mark.parametrize("spread", range(0, 41))
-def test_convert_is_cast_on_every_spread(tmp_path: Path, spread: int, layout: str) -> None:
-    """Alone and with a partner in another file; pieces of a few rows, two workers."""
-    q = random_source(np.random.default_rng(spread), spread, (32, 64), top=-2)
-    assert_converted(tmp_path, [{DOWN: q}, pair(1, spread)], layout, Resources(workers=2, sync=False, chunk=500))
+def test_convert_is_cast_on_every_spread(tmp_path: Path, spread: int) -> None:
+    """A partner in another file; pieces of a few rows, two workers; both layouts in turn."""
+    layout = ("modelopt", "compressed-tensors")[spread % 2]
+    assert_converted(tmp_path, [pair(1, spread)], layout, Resources(workers=2, sync=False, chunk=500))
 
 
 @given(st.integers(0, 1000), st.integers(14, 40), st.integers(60, 4000), st.integers(1, 3), st.booleans())
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_pieces_and_workers_change_nothing(seed: int, spread: int, chunk: int, workers: int, divides: bool) -> None:
-    groups = [pair(seed, spread), pair(seed + 1, 18), {DOWN: random_source(np.random.default_rng(seed), 19, (7, 64))}]
+    groups = [pair(seed, spread), {DOWN: random_source(np.random.default_rng(seed), 18, (7, 64))}]
     layout = "compressed-tensors" if divides else "modelopt"
     with tempfile.TemporaryDirectory() as folder:
         assert_converted(Path(folder), groups, layout, Resources(workers=workers, sync=False, chunk=chunk))
 
 
-@pytest.mark.parametrize("spread", [6, 18, 26])
+@pytest.mark.parametrize("spread", [6, 19])
 def test_stacked_experts_are_cast_as_one_tensor(tmp_path: Path, spread: int) -> None:
     """gpt-oss in Model-Optimizer's layout: one scale for all experts, every matrix transposed."""
     at = "model.layers.0.mlp.experts"
@@ -145,13 +154,13 @@ def test_stacked_experts_are_cast_as_one_tensor(tmp_path: Path, spread: int) -> 
     assert changed == ({f"{at}.gate_up_proj": report.requantized} if spread > 17 else {})
 
 
-@pytest.mark.parametrize("spread", [6, 18, 26])
+@pytest.mark.parametrize("spread", [6, 19])
 def test_experts_taken_apart_share_with_their_partner(tmp_path: Path, spread: int) -> None:
     """gpt-oss in compressed-tensors: gate and up of one expert are the even and odd rows of one matrix."""
     at = "model.layers.0.mlp.experts"
-    q = random_source(np.random.default_rng(spread), spread, (3, 64, 64))
+    q = random_source(np.random.default_rng(spread), spread, (2, 64, 64))
     tensors = {
-        f"{at}.gate_up_proj_blocks": np.asarray(q.codes).reshape(3, 64, 2, 16),
+        f"{at}.gate_up_proj_blocks": np.asarray(q.codes).reshape(2, 64, 2, 16),
         f"{at}.gate_up_proj_scales": np.asarray(q.scales),
     }
     config = {"model_type": "gpt_oss", "hidden_size": 64, "intermediate_size": 32}
@@ -159,7 +168,7 @@ def test_experts_taken_apart_share_with_their_partner(tmp_path: Path, spread: in
     plan = make_plan(made_of, Options(layout="compressed-tensors"))
     run(plan, tmp_path / "d", Resources(workers=2, sync=False, chunk=700))
     made = read_checkpoint(tmp_path / "d")
-    for expert in range(3):
+    for expert in range(2):
         codes, scales = np.asarray(q.codes)[expert], np.asarray(q.scales)[expert]
         parts = {
             f"{at}.{expert}.{name}": dataclasses.replace(
@@ -169,6 +178,17 @@ def test_experts_taken_apart_share_with_their_partner(tmp_path: Path, spread: in
         }
         for name, expected in wanted_tensors(parts, "compressed-tensors")[0].items():
             assert_same_bits(made[name], expected)
+
+
+def test_partners_given_as_a_list_are_cast_alike() -> None:
+    """The tests above stack partners into one tensor; `hb.cast` of a list gives the same bytes."""
+    modules = pair(3, 22)
+    stacked, _ = wanted_tensors(modules, "modelopt")
+    results, _ = hb.cast(list(modules.values()), "nvfp4", contract="modelopt")
+    for module, result in zip(modules, results, strict=True):
+        assert_same_bits(result.codes, stacked[f"{module}.weight"])
+        assert_same_bits(result.scales, stacked[f"{module}.weight_scale"])
+        assert_same_bits(np.asarray(result.stored_scale), stacked[f"{module}.weight_scale_2"])
 
 
 # --- what is stored, and what is refused ---
