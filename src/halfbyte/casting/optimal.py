@@ -19,7 +19,7 @@ import numpy as np
 
 from halfbyte.casting.bound import Bounded, prove
 from halfbyte.casting.lossless import find_lossless
-from halfbyte.casting.rows import Rows
+from halfbyte.casting.rows import Rows, by_exponent
 from halfbyte.casting.scales import NVFP4, GlobalScale, hold, power, scale_of
 from halfbyte.casting.survey import Halves, Survey
 from halfbyte.casting.tables import Table, best_scales, largest_value, least_error, make_table, total_error
@@ -120,13 +120,13 @@ def write(rows: Rows, choice: Choice, backend: str = "auto", threads: int | None
         exponents, counts = part.half_exponents[where], part.counts[where]
         byte, new = np.empty(len(counts), np.uint8), np.empty((len(counts), 8), np.uint8)
         wrong = np.zeros(len(counts), np.bool_)
-        for k in np.unique(exponents).tolist():
-            here = exponents == k
+        for k, here in by_exponent(exponents):
             table = tables[k]
-            columns = best_scales(counts[here], table)
+            found = counts[here]
+            columns = best_scales(found, table)
             byte[here] = columns + table.first
             new[here] = table.codes[columns]
-            wrong[here] = ((counts[here] > 0) & (table.errors.T[columns] > 0)).any(axis=1)
+            wrong[here] = ((found > 0) & (table.errors.T[columns] > 0)).any(axis=1)
         scales[start:stop][where] = byte
         part.recode(codes[start:stop], where, new)
         halves = np.zeros(where.shape, np.bool_)

@@ -150,6 +150,16 @@ def values_of(exponent: int) -> F32:
         return np.ldexp(MAGNITUDES, exponent).astype(np.float32)
 
 
+def by_exponent(exponents: I16) -> Iterator[tuple[int, npt.NDArray[np.intp]]]:
+    """(k, where it stands) for each exponent of some halves, the smallest first."""
+    if not exponents.size:
+        return
+    order = np.argsort(exponents, kind="stable")
+    values, starts = np.unique(exponents[order], return_index=True)
+    for k, start, stop in zip(values.tolist(), starts, [*starts[1:], len(order)], strict=True):
+        yield k, order[start:stop]
+
+
 def read(q: QuantizedTensor, name: str) -> Rows:
     """The bytes of an MXFP4 tensor as matrices, after the checks."""
     if q.format.name != "mxfp4":

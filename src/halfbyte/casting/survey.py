@@ -5,7 +5,7 @@ A half is known by its exponent k and by how often each of the eight magnitudes 
 any order and in chunks of any size: histograms add up, and the same rows give the same survey.
 
 Exponents far below the largest one need less. `DEPTH` octaves below it a half becomes zero under every global scale
-that is worth a try (docs/cast.md), so the sum of its squares is enough. That bounds the survey at 28 histograms.
+that is worth a try (docs/cast.md), so the sum of its squares is enough. That bounds the survey at 28 histograms, 55 MB.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from halfbyte.casting.rows import F64, HALF, MAGNITUDES, Rows
-from halfbyte.casting.window import Exponents
+from halfbyte.casting.rows import F64, HALF, MAGNITUDES, Rows, by_exponent
+from halfbyte.casting.window import BIAS, Exponents
 from halfbyte.codec.bits import U8
 
 I64 = npt.NDArray[np.int64]
@@ -74,15 +74,17 @@ class Surveyor:
     def __init__(self) -> None:
         self._histograms: dict[int, I64] = {}
         self._faint: dict[int, I64] = {}
+        self._top = -BIAS
+        """The largest exponent so far."""
 
     def add(self, rows: Rows) -> None:
         """Take in some rows."""
         for _, _, part in rows.slices():
             where = part.nonzero_half
             exponents, counts = part.half_exponents[where], part.counts[where]
-            for k in np.unique(exponents)[::-1].tolist():
-                self._count(k, counts[exponents == k])
-        self._fade()
+            self._fade(int(exponents.max(initial=self._top)))
+            for k, here in by_exponent(exponents):
+                self._count(k, counts[here])
 
     def survey(self) -> Survey:
         """The survey of all rows so far."""
@@ -93,7 +95,7 @@ class Surveyor:
         return Survey(found, dict(sorted(self._faint.items())))
 
     def _count(self, k: int, counts: U8) -> None:
-        if k <= max(self._histograms, default=k) - DEPTH:
+        if k <= self._top - DEPTH:
             self._add_faint(k, counts.sum(axis=0, dtype=np.int64))
             return
         if k not in self._histograms:
@@ -101,9 +103,10 @@ class Surveyor:
         present, number = np.unique(rank(counts), return_counts=True)
         self._histograms[k][present] += number
 
-    def _fade(self) -> None:
-        """Reduce the histograms that the largest exponent has left behind to their sums."""
-        for k in [k for k in self._histograms if k <= max(self._histograms) - DEPTH]:
+    def _fade(self, top: int) -> None:
+        """Reduce the histograms that a new largest exponent leaves behind to their sums."""
+        self._top = top
+        for k in [k for k in self._histograms if k <= top - DEPTH]:
             histogram = self._histograms.pop(k)
             present = np.flatnonzero(histogram)
             self._add_faint(k, histogram[present] @ multisets()[present].astype(np.int64))
