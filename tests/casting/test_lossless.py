@@ -143,6 +143,22 @@ def test_zero_blocks_do_not_count() -> None:
     assert_same_bits(hb.dequantize(result), hb.dequantize(q))
 
 
+@pytest.mark.parametrize("spread", [3, 19])
+@pytest.mark.parametrize("contract", ["modelopt", "torchao"])
+def test_bit_exact_means_the_sign_of_zeros_too(contract: str, spread: int) -> None:
+    """Model-Optimizer reads code 8 as +0.0; the source is OCP's, where it is -0.0. Without code 8 all bits are kept."""
+    sixes = np.resize(np.array([7, 15]), 32)
+    for zero in (8, 0):
+        codes = np.concatenate([np.append(np.arange(1, 32) % 8, zero), sixes])[None]
+        q = source(np.array([[0, -spread]]), codes)
+        result, report = hb.cast(q, "nvfp4", contract=contract)
+        before, after = np.asarray(hb.dequantize(q)), np.asarray(hb.dequantize(result))
+        same_bits = np.array_equal(before.view(np.uint32), after.view(np.uint32))
+        assert same_bits == (contract == "torchao" or zero == 0)
+        assert report.lossless
+        assert (report.label == "bit-exact") == (same_bits and spread == 3)
+
+
 def test_byte_0_with_nibbles_is_a_value() -> None:
     """Model-Optimizer takes byte 0 for an empty block; here it is 2^-127 times what the nibbles say."""
     q = source(np.full((1, 2), -127), np.arange(64)[None] % 16)

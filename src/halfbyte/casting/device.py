@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from halfbyte.arrays import is_torch
 from halfbyte.backends import Request, choose_device_backend
 from halfbyte.backends.blocks import cast_device_blocks
-from halfbyte.casting.report import CastReport, ShareCost, Tally
+from halfbyte.casting.measure import exact_tally, has_negative_zero, reads_zeros_alike
+from halfbyte.casting.report import CastReport, ShareCost
 from halfbyte.casting.rows import HALF
 from halfbyte.casting.scales import NVFP4, GlobalScale, power
 from halfbyte.casting.to_nvfp4 import Settings, describe_scaled
@@ -55,7 +56,8 @@ def keep_on_device(
     scale = power(m, settings.contract)
     new_codes, new_scales, _ = cast_device_blocks(codes, scales, BIAS + m)
     blocks = scales.numel()
-    tally = Tally(blocks, blocks - used, used, 0, 0, 0.0, 0.0, 0.0, blocks * 2 * HALF, True)
+    same_bits = reads_zeros_alike(source, settings.contract) or not has_negative_zero(codes)
+    tally = exact_tally(blocks, blocks - used, blocks * 2 * HALF, same_bits)
     report = describe_scaled(tally, source.shape, settings, exponents, [scale], 0.0)
     return _assemble(source, new_codes, new_scales, scale), replace(report, costs=_costs(source, blocks))
 

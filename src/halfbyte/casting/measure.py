@@ -9,9 +9,10 @@ import numpy.typing as npt
 
 from halfbyte.arrays import Array, to_numpy
 from halfbyte.casting.report import Tally, add
-from halfbyte.casting.rows import Rows
 from halfbyte.codec.bits import F32
 from halfbyte.codec.blocks import split
+from halfbyte.contracts import Contract
+from halfbyte.formats import get_format
 from halfbyte.quantize import dequantize
 from halfbyte.types import QuantizedTensor
 
@@ -19,13 +20,23 @@ CHUNK = 1 << 20
 """Elements that are compared at a time."""
 
 
-def exact_tally(rows: Rows, zeros: int) -> Tally:
+def exact_tally(blocks: int, zeros: int, elements: int, same_bits: bool) -> Tally:
     """The tally of rows whose blocks were all kept: no value has to be decoded to know that nothing changed.
 
-    zeros: how many of the blocks are zero.
+    zeros: how many of the blocks are zero. same_bits: whether zeros keep their sign.
     """
-    blocks = rows.scales.size
-    return Tally(blocks, zeros, blocks - zeros, 0, 0, 0.0, 0.0, 0.0, rows.scales.shape[0] * rows.width, True)
+    return Tally(blocks, zeros, blocks - zeros, 0, 0, 0.0, 0.0, 0.0, elements, same_bits)
+
+
+def reads_zeros_alike(source: QuantizedTensor, contract: Contract) -> bool:
+    """Whether code 8 decodes to the same zero, -0.0 or +0.0, in the source and in a result under that contract."""
+    before, after = source.contract.rule(source.format), contract.rule(get_format("nvfp4"))
+    return before.negative_zero == after.negative_zero
+
+
+def has_negative_zero(codes: Array) -> bool:
+    """Whether code 8 is among packed codes."""
+    return bool((((codes & 15) == 8) | ((codes >> 4) == 8)).any())
 
 
 def rows_of(q: QuantizedTensor, start: int, stop: int) -> QuantizedTensor:

@@ -11,7 +11,7 @@ import numpy as np
 from halfbyte.arrays import Array, to_numpy
 from halfbyte.backends.blocks import host_backend
 from halfbyte.casting import closed_form, hybrid, optimal, verbatim
-from halfbyte.casting.measure import compare, exact_tally
+from halfbyte.casting.measure import compare, exact_tally, has_negative_zero, reads_zeros_alike
 from halfbyte.casting.report import CastReport, Tally, add, describe
 from halfbyte.casting.rows import Rows
 from halfbyte.casting.scales import NVFP4, GlobalScale, power, scale_of
@@ -132,9 +132,18 @@ def _kept(sharers: Sharers, m: int, settings: Settings) -> Cast:
     kept = [verbatim.keep_and_count(part, m, out, settings.decoder, settings.threads) for part in rows]
     parts = tuple((codes, scales) for codes, scales, _ in kept)
     if sharers.exponents is None or sharers.exponents.fit_under(m):
-        tallies = [exact_tally(part, zeros) for part, (_, _, zeros) in zip(rows, kept, strict=True)]
+        tallies = [_exact(member, zeros, settings) for member, (_, _, zeros) in zip(sharers.members, kept, strict=True)]
         return Cast(scale, parts, add(tallies))
     return _measured(sharers, scale, parts, settings)
+
+
+def _exact(member: Member, zeros: int, settings: Settings) -> Tally:
+    """The tally of rows that keep every code."""
+    rows = member.rows
+    same_bits = reads_zeros_alike(member.tensor, settings.contract) or not any(
+        has_negative_zero(part.whole) for _, _, part in rows.slices()
+    )
+    return exact_tally(rows.scales.size, zeros, len(rows.scales) * rows.width, same_bits)
 
 
 def _hybrid(sharers: Sharers, settings: Settings) -> Cast:
