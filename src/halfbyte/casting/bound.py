@@ -17,7 +17,7 @@ import numpy as np
 
 from halfbyte.casting.rows import F64, MAGNITUDES, values_of
 from halfbyte.casting.scales import GlobalScale, hold
-from halfbyte.casting.survey import Survey
+from halfbyte.casting.survey import Halves, Survey
 from halfbyte.casting.tables import FIRST_NORMAL, largest_value, least_error, total_error
 from halfbyte.contracts import Contract
 from halfbyte.errors import UnsupportedError
@@ -117,12 +117,13 @@ class Bounds:
         self._front = {}
         for k, halves in survey.halves.items():
             first = np.argsort(-halves.number, kind="stable")[:FRONT]
-            self._front[k] = halves.counts[first].astype(np.float64), halves.number[first]
+            front = Halves(halves.ranks[first], halves.number[first])
+            self._front[k] = front.counts.astype(np.float64), front.number
 
     @property
     def size(self) -> int:
         """How many distinct halves there are."""
-        return sum(len(halves.counts) for halves in self._survey.halves.values())
+        return sum(len(halves.ranks) for halves in self._survey.halves.values())
 
     def from_front(self, intervals: F64, error: float) -> F64:
         """A bound for each interval from a few halves of each exponent; stops adding where it is enough."""
@@ -144,7 +145,7 @@ class Bounds:
         for k in self._exponents:
             halves = self._survey.halves[k]
             bound += least_error(halves, interval_errors(k, interval[None])[0])
-            looked_at += len(halves.counts)
+            looked_at += len(halves.ranks)
             if bound >= error * CLOSE:
                 break
         return bound, looked_at

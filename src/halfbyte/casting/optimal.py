@@ -251,5 +251,5 @@ def _sample(survey: Survey) -> dict[int, Halves]:
         total = int(behind[-1])
         places = (2 * np.arange(share, dtype=np.int64) + 1) * total // (2 * share)
         picked, times = np.unique(np.searchsorted(behind, places, side="right"), return_counts=True)
-        sample[k] = Halves(halves.counts[picked], times * np.float64(total / share))
+        sample[k] = Halves(halves.ranks[picked], times * np.float64(total / share))
     return sample

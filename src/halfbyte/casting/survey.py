@@ -5,7 +5,8 @@ A half is known by its exponent k and by how often each of the eight magnitudes 
 any order and in chunks of any size: histograms add up, and the same rows give the same survey.
 
 Exponents far below the largest one need less. `DEPTH` octaves below it a half becomes zero under every global scale
-that is worth a try (docs/cast.md), so the sum of its squares is enough. That bounds the survey at 28 histograms, 55 MB.
+that is worth a try (docs/cast.md), so the sum of its squares is enough. That bounds the survey at 28 histograms, and
+its memory at 90 MB.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +25,7 @@ from halfbyte.casting.window import BIAS, Exponents
 from halfbyte.codec.bits import U8
 
 I64 = npt.NDArray[np.int64]
+U32 = npt.NDArray[np.uint32]
 
 DEPTH = 28
 """Exponents below the largest one, itself included, of which every half is told apart."""
@@ -36,10 +38,20 @@ MULTISETS = math.comb(HALF + 7, 7)
 class Halves:
     """The distinct halves of one exponent."""
 
-    counts: U8
-    """(halves, 8): how often each magnitude occurs."""
+    ranks: U32
+    """(halves,): which multiset each is; the numbers of `rank`, ascending."""
     number: F64
     """(halves,): how many there are of each; in a sample, how many each stands for."""
+
+    @property
+    def counts(self) -> U8:
+        """(halves, 8): how often each magnitude occurs. Made anew each time, to keep the survey small."""
+        return multisets()[self.ranks]
+
+    def chunks(self, size: int) -> Iterator[Halves]:
+        """The halves a few at a time."""
+        for start in range(0, len(self.ranks), size):
+            yield Halves(self.ranks[start : start + size], self.number[start : start + size])
 
 
 @dataclass(frozen=True)
@@ -87,11 +99,12 @@ class Surveyor:
                 self._count(k, counts[here])
 
     def survey(self) -> Survey:
-        """The survey of all rows so far."""
+        """The survey of all rows. The histograms are given up on the way, so that memory is not taken twice."""
         found = {}
         for k in sorted(self._histograms):
-            present = np.flatnonzero(self._histograms[k])
-            found[k] = Halves(multisets()[present], self._histograms[k][present].astype(np.float64))
+            histogram = self._histograms.pop(k)
+            present = np.flatnonzero(histogram)
+            found[k] = Halves(present.astype(np.uint32), histogram[present].astype(np.float64))
         return Survey(found, dict(sorted(self._faint.items())))
 
     def _count(self, k: int, counts: U8) -> None:

@@ -98,10 +98,9 @@ def least_error(halves: Halves, errors: F64) -> float:
     By a matrix product: its last bit is the library's, so it decides between global scales, never between codes.
     """
     total = 0.0
-    for start in range(0, len(halves.counts), CHUNK):
-        counts = halves.counts[start : start + CHUNK].astype(np.float64)
-        least = (errors.T @ counts.T).min(axis=0)
-        total += float(least @ halves.number[start : start + CHUNK])
+    for part in halves.chunks(CHUNK):
+        least = (errors.T @ part.counts.astype(np.float64).T).min(axis=0)
+        total += float(least @ part.number)
     return total
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from halfbyte.casting.optimal import Choice, choose
 from halfbyte.casting.rows import Rows
 from halfbyte.casting.scales import nvfp4_rule
 from halfbyte.casting.survey import survey_of
-from halfbyte.casting.window import Exponents
+from halfbyte.casting.window import NO_BLOCKS, Exponents
 from halfbyte.checkpoint.engine import TensorScales
 from halfbyte.checkpoint.matrix import Source
 from halfbyte.checkpoint.plan import Unit
@@ -28,7 +29,7 @@ BLOCK = get_format("mxfp4").block
 NVFP4 = get_format("nvfp4")
 
 ONE_SURVEY = threading.Lock()
-"""A survey may take 60 MB, so there is one at a time."""
+"""A survey may take 90 MB, so there is one at a time."""
 
 
 def read_blocks(codes: U8, scales: U8, source: Source, module: str) -> Rows:
@@ -47,7 +48,7 @@ def decoding_contract(unit: Unit) -> Contract:
 def choose_scale(units: Sequence[Unit], exponents: Exponents | None, rows: Callable[[], Iterable[Rows]]) -> Choice:
     """The global scale that units share; `rows` reads all of them anew, piece by piece."""
     contract = decoding_contract(units[0])
-    with ONE_SURVEY:
+    with nullcontext() if (exponents or NO_BLOCKS).fit else ONE_SURVEY:
         try:
             return choose(exponents, lambda: survey_of(rows()), contract, contract)
         except UnsupportedError as error:
