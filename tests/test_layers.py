@@ -107,6 +107,18 @@ def test_imports_go_one_way(path: str) -> None:
     assert violations(Path(path).read_text(), MODULES[path]) == []
 
 
+OPEN_BACKENDS = {"halfbyte.backends", "halfbyte.backends.blocks", "halfbyte.backends.reference.quantize"}
+"""What the cast may import of the backends: the choice of one, and the kernels for blocks. (The last is contract
+arithmetic, which closed_form.py needs.)"""
+
+
+@pytest.mark.parametrize("path", [path for path, parts in MODULES.items() if parts[:1] == ("casting",)])
+def test_the_cast_imports_no_backend_from_inside(path: str) -> None:
+    tree = ast.parse(Path(path).read_text())
+    found = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert {name for name in found if name.startswith("halfbyte.backends")} <= OPEN_BACKENDS
+
+
 def test_every_layer_exists() -> None:
     assert {layer(parts) for parts in MODULES.values()} >= set(LAYERS)
     assert set(NARROW) <= set(LAYERS)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy.typing as npt
 
 from halfbyte.arrays import Array, like
-from halfbyte.backends import ALIASES, BACKENDS
+from halfbyte.backends import get_backend
 from halfbyte.backends.gpu.backend import interpreting
 from halfbyte.contracts import Contract
 from halfbyte.errors import BackendError
@@ -19,8 +19,7 @@ from halfbyte.types import QuantizedTensor
 
 def placed(x: npt.NDArray[Any], backend: str) -> Array:
     """The operand where the backend computes: as it is, or on a device."""
-    found = BACKENDS.get(ALIASES.get(backend, backend))
-    if found is None or not found.takes_tensors:
+    if backend == "auto" or not get_backend(backend).takes_tensors:
         return x
     try:
         import torch

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from halfbyte.arrays import to_numpy
-from halfbyte.casting.operand import read
-from halfbyte.casting.peer import closed_form_amax
+from halfbyte.casting.closed_form import closed_form_amax
+from halfbyte.casting.rows import read
 from halfbyte.codec.bits import F32, dtype_name, widen
 from halfbyte.codec.blocks import join, split
 from halfbyte.codec.element import decode

@@ -63,3 +63,39 @@ def test_peak_memory_stays_below_the_limit(
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < limit + 200_000_000
     assert 2 * math.prod(shape) > limit + 200_000_000
+
+
+def wide(folder: Path, rows: int, columns: int) -> None:
+    """One MXFP4 matrix in compressed-tensors' layout whose exponents spread over 40 octaves."""
+    folder.mkdir()
+    at = "model.layers.0.mlp.down_proj"
+    codes, scales = rows * columns // 2, rows * columns // 32
+    header = {
+        f"{at}.weight_packed": {"dtype": "U8", "shape": [rows, columns // 2], "data_offsets": [0, codes]},
+        f"{at}.weight_scale": {"dtype": "U8", "shape": [rows, columns // 32], "data_offsets": [codes, codes + scales]},
+    }
+    raw = json.dumps(header).encode()
+    rng = np.random.default_rng(0)
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(raw)) + raw)
+        piece = rng.integers(0, 256, 1 << 22, dtype=np.uint8)
+        piece[: 3 << 20] = 0  # zero blocks take space in the file, and little time
+        for start in range(0, codes, piece.size):
+            file.write(np.roll(piece, start // 7919)[: codes - start].data)
+        piece = rng.integers(90, 131, 1 << 20, dtype=np.uint8)
+        for start in range(0, scales, piece.size):
+            file.write(np.roll(piece, start // 104729)[: scales - start].data)
+    config = {"quantization_config": {"quant_method": "compressed-tensors", "format": "mxfp4-pack-quantized"}}
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def test_a_cast_that_no_window_holds_stays_below_the_limit(tmp_path: Path) -> None:
+    """The survey is bounded however many blocks there are: 288 MB of blocks in 32 MB, and 200 MB for the process."""
+    limit, rows, columns = 32_000_000, 65536, 8192
+    wide(tmp_path / "s", rows, columns)
+    assert (tmp_path / "s" / "model.safetensors").stat().st_size > limit + 200_000_000
+    arguments = [str(tmp_path / "s"), str(tmp_path / "d"), "nvfp4", "modelopt", str(limit)]
+    done = subprocess.run([sys.executable, "-c", PROGRAM, *arguments], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < limit + 200_000_000
+    assert json.loads((tmp_path / "d" / "halfbyte.json").read_text())["changed_blocks"]

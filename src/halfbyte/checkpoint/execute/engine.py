@@ -97,9 +97,3 @@ class Engine:
         import torch
 
         return like(x, torch.empty(0, device=self.device))
-
-
-def scales_of_power(m: int) -> TensorScales:
-    """The tensor scale 2**m, exact both ways."""
-    multiplier = np.float32(np.ldexp(1.0, m))
-    return TensorScales(multiplier, np.float32(1) / multiplier)

@@ -172,7 +172,7 @@ class Tasks:
                             held[unit.module, piece.number] = raw
                         else:
                             arena.release(mark)
-                acts.settle(job.units[0], group)
+                acts.settle(members, group, self.sizes.chunk, arena)
             elif group is not None:
                 group.wait(writer.stop)
             for unit in job.units:
@@ -189,7 +189,7 @@ class Tasks:
                 group.pending -= 1
                 last = group.pending == 0
             if last:
-                self.acts.settle(unit, group)
+                self.acts.settle(self._members[unit.group], group, self.sizes.chunk, arena)
 
         return Task(run, None, 0)
 

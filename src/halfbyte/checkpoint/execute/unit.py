@@ -6,21 +6,24 @@ A worker owns an arena; nothing here keeps memory between pieces but what the ca
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from halfbyte.checkpoint.execute import moves
-from halfbyte.checkpoint.execute.engine import Engine, TensorScales, scales_of_power
+from halfbyte.casting.optimal import Choice, write
+from halfbyte.casting.rows import Rows
+from halfbyte.casting.window import Exponents, join
+from halfbyte.checkpoint.execute.cast import choose_scale, read_blocks, stored_scales
+from halfbyte.checkpoint.execute.engine import Engine, TensorScales
 from halfbyte.checkpoint.execute.writer import ShardWriter, Stopped
 from halfbyte.checkpoint.io.bfloat16 import bf16
 from halfbyte.checkpoint.io.buffers import Arena
 from halfbyte.checkpoint.io.decode import Scales, decode_fp4, decode_rows, fp8_amax, read_block_scales, read_scales
 from halfbyte.checkpoint.io.files import Files
-from halfbyte.checkpoint.io.views import NUMPY, SourceMatrix, read_rows
+from halfbyte.checkpoint.io.views import NUMPY, SourceMatrix, View, read_rows
 from halfbyte.checkpoint.plan.types import Output, Unit
 from halfbyte.codec.bits import U8
 from halfbyte.errors import CheckpointError
@@ -59,15 +62,17 @@ class Group:
     pending: int = 0
     """Pieces whose amax is still to come."""
     amax: np.float32 = np.float32(0)
-    exponents: moves.Exponents | None = None
+    exponents: Exponents | None = None
     """MXFP4: those of the blocks that are not zero."""
+    choice: Choice | None = None
+    """MXFP4: the global scale that the cast chose."""
     scales: TensorScales | None = None
 
-    def add(self, amax: np.float32, exponents: moves.Exponents | None = None) -> None:
+    def add(self, amax: np.float32, exponents: Exponents | None = None) -> None:
         """Take in what one piece found. NaN stays NaN."""
         with self.lock:
             self.amax = np.maximum(self.amax, amax)
-            self.exponents = moves.join(self.exponents, exponents)
+            self.exponents = join([self.exponents, exponents])
 
     def wait(self, stop: threading.Event) -> None:
         while not self.ready.wait(0.2):
@@ -103,8 +108,7 @@ class UnitWork:
         raw = self.read(unit, piece, arena)
         mark = arena.mark()
         if unit.action == "cast":
-            scales = read_block_scales(self.files, source, piece.start, piece.stop, arena)
-            group.add(np.float32(0), moves.find_exponents(raw, scales, source.columns, unit.module))
+            group.add(np.float32(0), self._rows(unit, piece, raw, arena).exponents)
         elif source.kind == "fp8":
             group.add(fp8_amax(source, raw, piece.start, self.scales_for(unit, piece.source)))
         else:
@@ -112,16 +116,35 @@ class UnitWork:
         arena.release(mark)
         return raw
 
-    def settle(self, unit: Unit, group: Group) -> None:
-        """Between the passes: the tensor scale of a group from all that was found."""
+    def settle(self, units: Sequence[Unit], group: Group, chunk: int, arena: Arena) -> None:
+        """Between the passes: the tensor scale that `units` share, from all that was found."""
+        unit, modules = units[0], ", ".join(group.modules)
+        if len({unit.action for unit in units}) > 1:
+            raise CheckpointError(
+                f"{modules} share a tensor scale, but only some are MXFP4; --keep them, or convert to bf16 first"
+            )
         if unit.action == "cast":
-            group.exponents = group.exponents or moves.NO_BLOCKS
-            group.scales = scales_of_power(group.exponents.m)
+            group.choice = choose_scale(units, group.exponents, lambda: self._all_rows(units, chunk, arena))
+            group.scales = stored_scales(group.choice)
         else:
-            group.amax = self.engine.usable_amax(group.amax, ", ".join(group.modules))
+            group.amax = self.engine.usable_amax(group.amax, modules)
             dtype = NUMPY[unit.sources[0].weight.dtype] if unit.sources[0].kind == "float" else np.float32
             group.scales = self.engine.tensor_scales(group.amax, dtype)
         group.ready.set()
+
+    def _rows(self, unit: Unit, piece: Piece, raw: npt.NDArray[Any], arena: Arena) -> Rows:
+        """A piece of an MXFP4 source."""
+        source = unit.sources[piece.source]
+        scales = read_block_scales(self.files, source, piece.start, piece.stop, arena)
+        return read_blocks(raw, scales, source, unit.module)
+
+    def _all_rows(self, units: Sequence[Unit], chunk: int, arena: Arena) -> Iterator[Rows]:
+        """Every piece of MXFP4 units, read anew; each is gone when the next one comes."""
+        for unit in units:
+            for piece in pieces_of(unit, chunk):
+                mark = arena.mark()
+                yield self._rows(unit, piece, self.read(unit, piece, arena), arena)
+                arena.release(mark)
 
     def _values(self, unit: Unit, piece: Piece, raw: npt.NDArray[Any], arena: Arena) -> npt.NDArray[Any]:
         source = unit.sources[piece.source]
@@ -180,12 +203,11 @@ class UnitWork:
         if unit.action == "relayout":
             return raw, read_block_scales(self.files, source, piece.start, piece.stop, arena)
         if unit.action == "cast":
-            if group is None or group.exponents is None:
+            if group is None or group.choice is None:
                 raise CheckpointError(f"{unit.module} was planned without a group")
-            scales = read_block_scales(self.files, source, piece.start, piece.stop, arena)
-            codes, scales, outside = moves.cast_rows(raw, scales, source.columns, group.exponents)
-            writer.count(unit.module, outside)
-            return codes, scales
+            written = write(self._rows(unit, piece, raw, arena), group.choice, threads=1)
+            writer.count(unit.module, written.changed)
+            return written.codes, written.scales
         format = self.engine.format
         if format is None:
             raise CheckpointError(f"{unit.module} was planned without a format")
@@ -208,13 +230,19 @@ class UnitWork:
             if unit.input_scale is not None:
                 value = np.float32(unit.input_scale)
                 return np.array([one / value if divides else value], np.float32)
-            word = moves.stored_word(self.files, source.input_scale, unit.module)
+            word = self._stored_word(source.input_scale, unit.module)
         else:
             divides = role == "divisor"
             if group is not None and group.scales is not None:
                 return np.array([group.scales.divisor if divides else group.scales.multiplier], np.float32)
-            word = moves.stored_word(self.files, source.global_scale, unit.module)
+            word = self._stored_word(source.global_scale, unit.module)
         return np.array([word if source.divides == divides else one / word], np.float32)
+
+    def _stored_word(self, view: View | None, module: str) -> np.float32:
+        """A scalar as the source stores it."""
+        if view is None:
+            raise CheckpointError(f"{module} has no stored scale where one is needed")
+        return np.float32(read_rows(self.files, view, 0, 1, Arena(256)).astype(np.float32)[0, 0])
 
     def _put(self, writer: ShardWriter, output: Output, data: npt.NDArray[Any], first: int, piece: Piece) -> None:
         """Rows at their place; a transposed tensor takes a whole matrix at a time."""

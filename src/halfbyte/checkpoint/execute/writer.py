@@ -81,7 +81,7 @@ class ShardWriter:
         self._write(flat.data, output.start + at)
 
     def count(self, module: str, blocks: int) -> None:
-        """Add to the blocks of a module that a cast could not keep as they are."""
+        """Add to the blocks of a module of which a cast changed some value."""
         if blocks:
             with self._lock:
                 self._changed[module] = self._changed.get(module, 0) + blocks

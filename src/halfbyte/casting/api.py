@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, TypedDict, Unpack, overload
 
-from halfbyte.arrays import Array
+from halfbyte.arrays import Array, is_torch
+from halfbyte.backends.blocks import host_backend
 from halfbyte.casting.report import CastReport
 from halfbyte.casting.scales import NVFP4, nvfp4_rule, result_contract
 from halfbyte.casting.share import SHARES, cast_tensors
@@ -14,7 +15,7 @@ from halfbyte.casting.to_mxfp4 import cast_to_mxfp4
 from halfbyte.casting.to_nvfp4 import Settings
 from halfbyte.casting.verbatim import PLACEMENTS
 from halfbyte.contracts import Contract, get_contract
-from halfbyte.errors import InputError, UnsupportedError, unknown_name
+from halfbyte.errors import BackendError, InputError, UnsupportedError, unknown_name
 from halfbyte.formats import BlockFormat
 from halfbyte.types import QuantizedTensor
 
@@ -97,10 +98,11 @@ def cast(
     contract: whose way of storing the global scale and decoding the result has (default: q·(S·g), zeros keep their
         sign); "requantize" quantizes by it (default: modelopt). One that is a cast itself,
         `hb.contracts.modelopt(mode="quantize_mxfp4_to_nvfp4_lossless")`, gives that peer's bytes.
-    share: "tensor" for one global scale, "expert" for one an index of the first axis: more blocks become exact. Each
+    share: "tensor" for one global scale, "expert" for one per index of the first axis: more blocks become exact. Each
         row of the result then carries its expert's. `report.costs` says what each way costs.
     name: what error messages call the tensor.
-    backend, threads: as in `quantize`; neither changes a bit.
+    backend, threads: as in `quantize`; neither changes a bit. The backend moves, decodes and quantizes blocks. The
+        choice of scales is made in numpy under every backend.
     out: to NVFP4: a tensor of the same shape whose codes and scales are overwritten, which saves new memory.
 
     >>> import numpy as np, halfbyte as hb
@@ -111,14 +113,16 @@ def cast(
     """
     target = _target(format)
     tensors = [q] if isinstance(q, QuantizedTensor) else list(q)
-    _check(tensors, target, algorithm, m, share, name)
+    _check(tensors, target, share, name)
+    _check_algorithm(target, algorithm, m)
+    _check_backend(tensors, backend, name)
     if out is not None and target != "nvfp4":
         raise UnsupportedError(f"a cast to {target} takes no out")
     source = tensors[0]
     if target == "bfloat16":
-        return cast_to_bfloat16(source, threads)
+        return cast_to_bfloat16(source, host_backend(backend), threads)
     if target == "mxfp4":
-        return cast_to_mxfp4(source, algorithm or "optimal", contract, name, backend, threads)
+        return cast_to_mxfp4(source, algorithm or "optimal", contract, name, host_backend(backend), threads)
     settings = _settings(source, algorithm, m, contract, backend, threads)
     results, report = cast_tensors(tensors, name, share, settings, out)
     return (results[0] if isinstance(q, QuantizedTensor) else results), report
@@ -133,10 +137,8 @@ def _target(format: str | BlockFormat) -> str:
     return TARGETS[wanted]
 
 
-def _check(
-    tensors: list[QuantizedTensor], target: str, algorithm: str | None, m: str | None, share: str, name: str
-) -> None:
-    """Whether the arguments fit each other and the tensors."""
+def _check(tensors: list[QuantizedTensor], target: str, share: str, name: str) -> None:
+    """Whether the target fits the tensors."""
     if not tensors or not all(isinstance(tensor, QuantizedTensor) for tensor in tensors):
         raise InputError(f"{name}: cast takes a QuantizedTensor, or a list of them that is not empty")
     if share not in SHARES:
@@ -150,10 +152,21 @@ def _check(
         )
     if target != "nvfp4" and (len(tensors) > 1 or share != "tensor"):
         raise UnsupportedError(f"{target} has no global scale to share: cast the tensors one by one, without share")
+
+
+def _check_algorithm(target: str, algorithm: str | None, m: str | None) -> None:
     if target == "bfloat16" and algorithm is not None:
         raise UnsupportedError("a cast to bfloat16 decodes; it has no algorithm to choose")
     if m is not None and (target != "nvfp4" or algorithm != "verbatim"):
         raise UnsupportedError("m is chosen by the algorithm; only algorithm='verbatim' takes m")
+
+
+def _check_backend(tensors: list[QuantizedTensor], backend: str, name: str) -> None:
+    """Whether the backend is one, and takes the kind of array that the tensors have."""
+    if host_backend(backend) != backend and not all(is_torch(tensor.codes) for tensor in tensors):
+        raise BackendError(
+            f"{name}: backend {backend} takes torch tensors on a GPU, not numpy arrays; choose backend='auto'"
+        )
 
 
 def _settings(

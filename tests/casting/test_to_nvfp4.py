@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given, settings
 
 import halfbyte as hb
-from halfbyte.casting.operand import Group, read
+from halfbyte.casting.rows import read
 from halfbyte.casting.scales import hold, power
+from halfbyte.casting.survey import survey_of
 from halfbyte.casting.tables import total_error
-from halfbyte.casting.verbatim import energy_by_exponent, midpoint, search, snapping_error
+from halfbyte.casting.verbatim import midpoint, search, snapping_error
 from halfbyte.formats import E4M3
 from halfbyte.testing import assert_same_bits
 from tests.casting.sources import decoded, random_source, source, sources
@@ -123,14 +124,13 @@ def closed_form(q: hb.QuantizedTensor, m: int) -> float:
 @pytest.mark.parametrize("spread", [5, 18, 25, 40])
 def test_snapping_error_has_the_closed_form(spread: int) -> None:
     q = random_source(np.random.default_rng(spread), spread)
-    group = Group([read(q, "q")])
-    energy = energy_by_exponent(group)
+    survey = survey_of([read(q, "q")])
     for m in range(-spread - 12, 14):
-        assert snapping_error(energy, m) == pytest.approx(closed_form(q, m), rel=1e-12)
+        assert snapping_error(survey, m) == pytest.approx(closed_form(q, m), rel=1e-12)
     best = min(closed_form(q, m) for m in range(-100, 60))
-    assert closed_form(q, search(group)) == pytest.approx(best, rel=1e-12, abs=1e-300)
+    assert closed_form(q, search(survey)) == pytest.approx(best, rel=1e-12, abs=1e-300)
     result, report = run(q, "verbatim", "search")
-    assert report.m == search(group)
+    assert report.m == search(survey)
     assert report.squared_error == pytest.approx(best, rel=1e-12, abs=1e-300)
     assert_same_bits(result.codes, q.codes)
     assert run(q, "verbatim")[1] == report, "search is the default"
@@ -139,10 +139,9 @@ def test_snapping_error_has_the_closed_form(spread: int) -> None:
 def test_midpoint_centres_the_window() -> None:
     for spread in range(18):
         q = random_source(np.random.default_rng(spread), spread)
-        group = Group([read(q, "q")])
-        assert midpoint(group) in range(-8, 10 - spread)
+        assert midpoint(read(q, "q").exponents) in range(-8, 10 - spread)
         assert run(q, "verbatim", "midpoint")[1].label == "bit-exact"
-    assert midpoint(Group([read(source(np.array([[0, 0]]), np.zeros((1, 64))), "q")])) == 0
+    assert midpoint(read(source(np.array([[0, 0]]), np.zeros((1, 64))), "q").exponents) == 0
 
 
 # --- algorithm 3 ---
@@ -194,25 +193,25 @@ def test_every_half_gets_its_best_scale_and_codes(g: float) -> None:
     """Under a given global scale: against all 126 scales and all codes."""
     rng = np.random.default_rng(4)
     q = random_source(rng, 24, (2, 96))
-    group = Group([read(q, "q")])
+    survey = survey_of([read(q, "q")])
     scale = hold(g, hb.contracts.torchao())
     halves = np.abs(decoded(q)).reshape(-1, 16)
     expected = sum(best_half_error(half.tolist(), float(scale.multiplier)) for half in halves)
-    assert total_error(group, scale) == pytest.approx(expected, rel=1e-12)
+    assert total_error(survey, scale) == pytest.approx(expected, rel=1e-12)
 
 
 def test_no_power_of_two_is_better_than_the_chosen_one() -> None:
     for seed in range(4):
         q = random_source(np.random.default_rng(seed), 20, (4, 64))
-        group, contract = Group([read(q, "q")]), hb.contracts.torchao()
-        errors = [total_error(group, power(m, contract)) for m in range(-40, 10)]
+        survey, contract = survey_of([read(q, "q")]), hb.contracts.torchao()
+        errors = [total_error(survey, power(m, contract)) for m in range(-40, 10)]
         assert run(q, "optimal")[1].squared_error <= min(errors) * (1 + 1e-12)
 
 
 def test_no_global_scale_of_a_fine_grid_beats_the_bound() -> None:
     for seed in range(3):
         q = random_source(np.random.default_rng([9, seed]), 21, (4, 64))
-        group, contract = Group([read(q, "q")]), hb.contracts.torchao()
+        survey, contract = survey_of([read(q, "q")]), hb.contracts.torchao()
         report = run(q, "optimal")[1]
         assert report.bound is not None
         rng = np.random.default_rng(seed)
@@ -220,7 +219,7 @@ def test_no_global_scale_of_a_fine_grid_beats_the_bound() -> None:
             *(2.0 ** rng.uniform(-14, -2, 300)),
             *(2.0**-8 / s * 2.0**n for s in range(1, 16) for n in range(6)),
         ]
-        assert min(total_error(group, hold(g, contract)) for g in multipliers) >= report.bound
+        assert min(total_error(survey, hold(g, contract)) for g in multipliers) >= report.bound
 
 
 def test_a_wide_range_takes_a_global_scale_that_is_no_power_of_two() -> None:

@@ -15,14 +15,15 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from halfbyte.casting.move import HIGHEST, LOWEST
-from halfbyte.casting.operand import MAGNITUDES, Group
+from halfbyte.casting.rows import MAGNITUDES
+from halfbyte.casting.survey import Survey
+from halfbyte.casting.window import HIGHEST, LOWEST, NO_BLOCKS
 from halfbyte.formats import E4M3
 
 I64 = npt.NDArray[np.int64]
 
 NEVER = 1000
-"""An interval that no exponent meets starts here above k and ends here below it."""
+"""Sentinel for an empty interval: it starts this far above k and ends this far below."""
 
 
 @dataclass(frozen=True)
@@ -57,26 +58,29 @@ def intervals(odd: int) -> tuple[I64, I64]:
     return low, high
 
 
-def find_lossless(group: Group) -> Lossless | None:
+def find_lossless(survey: Survey) -> Lossless | None:
     """The lossless global scale that keeps the most halves as they are; None if there is none at all."""
+    if survey.faint:
+        return None  # no two halves that some scale keeps lie so far apart
     for odd in (1, 3):
         low, high = intervals(odd)
         least, most = -NEVER, NEVER
-        for k, counts in group.by_exponent.items():
-            sets = np.unique(np.packbits(counts[:, 1:] > 0, axis=1, bitorder="little"))
+        for k, halves in survey.halves.items():
+            sets = np.unique(np.packbits(halves.counts[:, 1:] > 0, axis=1, bitorder="little"))
             least = max(least, k + int(low[sets].max()))
             most = min(most, k + int(high[sets].min()))
         if least <= most:
-            return Lossless(odd, _most_kept(group, least, most) if odd == 1 else least)
+            return Lossless(odd, _most_kept(survey, least, most) if odd == 1 else least)
     return None
 
 
-def _most_kept(group: Group, least: int, most: int) -> int:
+def _most_kept(survey: Survey, least: int, most: int) -> int:
     """The m within bounds whose window holds the most halves; of equals the closed form's k_max - 8, then the least."""
-    sizes = {k: len(counts) for k, counts in group.by_exponent.items()}
+    sizes = {k: int(halves.number.sum()) for k, halves in survey.halves.items()}
+    closed_form = (survey.exponents or NO_BLOCKS).m
 
     def kept(m: int) -> int:
         return sum(size for k, size in sizes.items() if LOWEST <= k - m <= HIGHEST)
 
     candidates = range(least, min(most, least + 64) + 1)
-    return max(candidates, key=lambda m: (kept(m), m == group.closed_form, -m))
+    return max(candidates, key=lambda m: (kept(m), m == closed_form, -m))

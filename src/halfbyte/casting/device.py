@@ -1,6 +1,6 @@
 """Casts of tensors on a GPU that keep every code: the bytes stay there, and only five numbers come to the host.
 
-What takes more than that (blocks that do not fit one window, partners, a scale an expert) is cast on the host.
+What takes more than that (blocks that do not fit one window, partners, one scale per expert) is cast on the host.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING
 
 from halfbyte.arrays import is_torch
 from halfbyte.backends import choose_backend
-from halfbyte.backends.gpu.batch import cast_scales
-from halfbyte.casting.move import HIGHEST, LOWEST, WINDOW
-from halfbyte.casting.operand import HALF
-from halfbyte.casting.report import CastReport, ShareCost, Tally, describe
+from halfbyte.backends.blocks import cast_device_blocks
+from halfbyte.casting.measure import exact_tally, has_negative_zero, reads_zeros_alike
+from halfbyte.casting.report import CastReport, ShareCost
+from halfbyte.casting.rows import HALF
 from halfbyte.casting.scales import NVFP4, GlobalScale, power
-from halfbyte.casting.to_nvfp4 import Settings
+from halfbyte.casting.to_nvfp4 import Settings, describe_scaled
+from halfbyte.casting.verbatim import midpoint
+from halfbyte.casting.window import BIAS, NO_BLOCKS, Exponents
 from halfbyte.on_device import device_of
 from halfbyte.request import resolve_decoding
 from halfbyte.types import QuantizedTensor
@@ -28,7 +30,6 @@ KEEPING = ("optimal", "hybrid", "verbatim")
 """Algorithms that keep all codes where one window holds all blocks."""
 
 SIGNLESS = 0x7777777777777777
-BIAS = 127
 
 
 def keep_on_device(
@@ -47,28 +48,17 @@ def keep_on_device(
     if not choose_backend(settings.backend, request, decoding=True).takes_tensors:
         return None
     lowest, highest, least, most, used = _look(codes, scales)
-    exponents = (least - BIAS, most - BIAS) if used else None
-    m = _place(exponents, settings.algorithm)
-    window = range(BIAS + m + LOWEST, BIAS + m + HIGHEST + 1)
-    if highest == 255 or lowest not in window or highest not in window:
+    exponents = Exponents(least - BIAS, most - BIAS) if used else None
+    m = midpoint(exponents) if settings.algorithm == "verbatim" else (exponents or NO_BLOCKS).m
+    if highest == 255 or not Exponents(lowest - BIAS, highest - BIAS).fit_under(m):
         return None  # refused there, or snapped
     scale = power(m, settings.contract)
-    new_codes, new_scales, _ = cast_scales(codes, scales, BIAS + m)
+    new_codes, new_scales, _ = cast_device_blocks(codes, scales, BIAS + m)
     blocks = scales.numel()
-    tally = Tally(blocks, blocks - used, used, 0, 0, 0.0, 0.0, 0.0, blocks * 2 * HALF, True)
-    report = describe(
-        tally,
-        source="mxfp4",
-        target="nvfp4",
-        algorithm=settings.described,
-        shape=source.shape,
-        exponents=exponents,
-        m=scale.exponent,
-        global_scales=(float(scale.multiplier),),
-        bound=0.0,
-        costs=_costs(source, blocks),
-    )
-    return _assemble(source, new_codes, new_scales, scale), report
+    same_bits = reads_zeros_alike(source, settings.contract) or not has_negative_zero(codes)
+    tally = exact_tally(blocks, blocks - used, blocks * 2 * HALF, same_bits)
+    report = describe_scaled(tally, source.shape, settings, exponents, [scale], 0.0)
+    return _assemble(source, new_codes, new_scales, scale), replace(report, costs=_costs(source, blocks))
 
 
 def _look(codes: torch.Tensor, scales: torch.Tensor) -> tuple[int, int, int, int, int]:
@@ -84,16 +74,8 @@ def _look(codes: torch.Tensor, scales: torch.Tensor) -> tuple[int, int, int, int
     return found[0], found[1], found[2], found[3], found[4]
 
 
-def _place(exponents: tuple[int, int] | None, algorithm: str) -> int:
-    """m as the algorithms choose it where all blocks fit; too wide a range gives an m that some block does not fit."""
-    if exponents is None:
-        return 0
-    low, high = exponents
-    return (low + high + 1) // 2 if algorithm == "verbatim" else high - (LOWEST + WINDOW)
-
-
 def _costs(source: QuantizedTensor, blocks: int) -> tuple[ShareCost, ...]:
-    """A stack could have a scale an expert: what fits all fits a part."""
+    """A stack could have one scale per expert: what fits all fits a part."""
     if len(source.shape) < 3:
         return ()
     whole = ShareCost("tensor", 1, True, blocks, 0.0)

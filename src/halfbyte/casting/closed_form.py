@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from halfbyte.casting.operand import Piece
+from halfbyte.casting.rows import Rows
 from halfbyte.casting.scales import nvfp4_rule
 from halfbyte.codec.bits import F32, U8, widen
 from halfbyte.codec.blocks import join, split
@@ -20,32 +20,30 @@ from halfbyte.methods import Amax
 
 
 @np.errstate(over="ignore")  # 6·2^127 is Inf, in the peer too
-def closed_form_amax(piece: Piece, rule: CastRule) -> F32:
+def closed_form_amax(rows: Rows, rule: CastRule) -> F32:
     """(rows, blocks): the amax that the peer makes a block's scale from."""
     if rule.block_amax is None:
         raise UnsupportedError("this cast has no closed form: it goes through bfloat16")
-    magnitudes = np.maximum(piece.whole & 7, (piece.whole >> 4) & 7).max(axis=-1)
-    return rule.block_amax(E2M1.magnitudes[magnitudes], piece.scales)
+    magnitudes = np.maximum(rows.whole & 7, (rows.whole >> 4) & 7).max(axis=-1)
+    return rule.block_amax(E2M1.magnitudes[magnitudes], rows.scales)
 
 
 @np.errstate(all="ignore")
-def cast_by_rule(
-    piece: Piece, values: F32, contract: Contract, rule: CastRule, k_max: int
-) -> tuple[U8, U8, np.float32]:
-    """Codes, scales and global scale of the peer's closed form; `values` are the piece as bfloat16 decodes it."""
+def cast_by_rule(rows: Rows, values: F32, contract: Contract, rule: CastRule, k_max: int) -> tuple[U8, U8, np.float32]:
+    """Codes, scales and global scale of the peer's closed form; `values` are the rows as bfloat16 decodes them."""
     if rule.factor is None:
         raise UnsupportedError("this cast has no closed form: it goes through bfloat16")
     nvfp4, format = nvfp4_rule(contract), get_format("nvfp4")
     factor = rule.factor(k_max).reshape(1, 1, 1)
     top = nvfp4.anchor(Amax())
     t = TensorScale(factor * top, factor, np.float32(nvfp4.element_max), top, "fp32")
-    amax = np.repeat(closed_form_amax(piece, rule), piece.block // format.block, axis=1)[:, : piece.halves, None]
+    amax = np.repeat(closed_form_amax(rows, rule), rows.block // format.block, axis=1)[:, : rows.halves, None]
     # Kept within E4M3 before it is rounded: no saturation, and no rule for zero.
     wanted = np.clip(nvfp4.pre_scale(amax, t), np.float32(nvfp4.scale_byte.smallest), np.float32(E4M3.max))
     byte = scale_byte(wanted, nvfp4.scale_byte)
-    codes = WITHOUT_NEGATIVE_ZERO[piece.codes]
+    codes = WITHOUT_NEGATIVE_ZERO[rows.codes]
     # Where the scale came out as 2^k the codes come back; only the other blocks have to be rounded.
-    again = np.ldexp(np.float32(1), piece.half_exponents.astype(np.int32))[..., None] != decode(byte, E4M3) * factor
+    again = np.ldexp(np.float32(1), rows.half_exponents.astype(np.int32))[..., None] != decode(byte, E4M3) * factor
     again = again[..., 0]
     if again.any():
         blocks = split(widen(values), format.block)[again][:, None]

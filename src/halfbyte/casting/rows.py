@@ -1,17 +1,20 @@
-"""The MXFP4 operand of a cast: matrices of bytes, and what is asked of them again and again, computed once."""
+"""The MXFP4 operand of a cast: matrices of bytes, and what is asked of them again and again, computed once.
+
+NVFP4 blocks are half as long as MXFP4 blocks. A "half" is what becomes one NVFP4 block: 16 elements.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from halfbyte.arrays import to_numpy
-from halfbyte.casting.move import LOWEST, WINDOW, used_range, zero_blocks
-from halfbyte.codec.bits import U8
+from halfbyte.casting.window import BIAS, HIGHEST, LOWEST, Exponents, used_exponents, zero_blocks
+from halfbyte.codec.bits import F32, U8
 from halfbyte.codec.blocks import ceil_div
 from halfbyte.errors import InputError, UnsupportedError
 from halfbyte.formats import E2M1
@@ -24,11 +27,14 @@ Bools = npt.NDArray[np.bool_]
 HALF = 16
 """An NVFP4 block: half of an MXFP4 block."""
 
+SLICE = 1 << 20
+"""Elements that are looked at half by half at a time: it bounds memory, and changes no bit."""
+
 MAGNITUDES = E2M1.magnitudes.astype(np.float64)
 
 
 def _counting_table() -> npt.NDArray[np.uint64]:
-    """For each byte of two codes: how often each of the eight magnitudes occurs, eight bits a magnitude."""
+    """For each byte of two codes: how often each of the eight magnitudes occurs, eight bits per magnitude."""
     codes = np.arange(256, dtype=np.uint64)
     one = np.uint64(1)
     low, high = (codes & np.uint64(7)) * np.uint64(8), ((codes >> np.uint64(4)) & np.uint64(7)) * np.uint64(8)
@@ -39,8 +45,8 @@ COUNTING = _counting_table()
 
 
 @dataclass(frozen=True)
-class Piece:
-    """Rows of one MXFP4 tensor. A group of pieces shares a global scale."""
+class Rows:
+    """Some rows of one MXFP4 tensor."""
 
     codes: U8
     """(rows, bytes), packed."""
@@ -71,10 +77,17 @@ class Piece:
         """Whether rows are whole blocks of 32."""
         return self.block == 2 * HALF and self.width == self.scales.shape[1] * self.block
 
+    def slices(self) -> Iterator[tuple[int, int, Rows]]:
+        """The rows a few at a time: (first row, row behind the last, those rows)."""
+        step = max(SLICE // self.width, 1)
+        for start in range(0, len(self.scales), step):
+            stop = min(start + step, len(self.scales))
+            yield start, stop, Rows(self.codes[start:stop], self.scales[start:stop], self.width, self.block)
+
     @functools.cached_property
-    def used_range(self) -> tuple[int, int] | None:
-        """Smallest and largest scale byte of the blocks that are not zero; None if all are."""
-        return used_range(self.whole.reshape(self.scales.size, -1), self.scales.reshape(-1))
+    def exponents(self) -> Exponents | None:
+        """The exponents of the blocks that are not zero; None if all are."""
+        return used_exponents(self.whole.reshape(self.scales.size, -1), self.scales.reshape(-1))
 
     @functools.cached_property
     def zeros(self) -> int:
@@ -84,7 +97,7 @@ class Piece:
     @functools.cached_property
     def half_exponents(self) -> I16:
         """(rows, halves): k of each NVFP4 block, the scale being 2**k."""
-        exponents = self.scales.astype(np.int16) - np.int16(127)
+        exponents = self.scales.astype(np.int16) - np.int16(BIAS)
         return np.repeat(exponents, self.block // HALF, axis=1)[:, : self.halves]
 
     @functools.cached_property
@@ -101,55 +114,53 @@ class Piece:
         """(rows, halves): whether an NVFP4 block holds any code but 0 and 8."""
         return np.asarray(self.counts[..., 0] != HALF)
 
+    def outside(self, m: int) -> Bools:
+        """(rows, halves): NVFP4 blocks that are not zero and whose 2**(k - m) E4M3 does not hold."""
+        n = self.half_exponents - m
+        return ((n < LOWEST) | (n > HIGHEST)) & self.nonzero_half
 
-class Group:
-    """Pieces that share one global scale."""
+    def recode(self, codes: U8, where: Bools, new: U8) -> None:
+        """Write the halves in `where` into `codes` with other magnitudes: `new` (halves, 8) says which. Signs stay."""
+        count = len(self.scales)
+        chosen = self.whole.reshape(count, -1, HALF // 2)[:, : self.halves][where]
+        low, high = _mapped(chosen & np.uint8(0xF), new), _mapped(chosen >> np.uint8(4), new)
+        changed = np.zeros((count, self.halves * HALF // 2), np.uint8)
+        changed.reshape(count, self.halves, HALF // 2)[where] = low | (high << 4)
+        touched: Bools = np.repeat(where, HALF // 2, axis=1)[:, : codes.shape[1]]
+        changed = changed[:, : codes.shape[1]]
+        if self.width % 2:  # keep what stood behind the last element
+            changed[:, -1] |= codes[:, -1] & 0xF0
+        codes[touched] = changed[touched]
 
-    def __init__(self, pieces: Sequence[Piece]) -> None:
-        self.pieces = tuple(pieces)
-
-    @functools.cached_property
-    def scale_range(self) -> tuple[int, int]:
-        """Smallest and largest exponent of all blocks, from the scale bytes alone."""
-        low = min(int(piece.scales.min()) for piece in self.pieces)
-        high = max(int(piece.scales.max()) for piece in self.pieces)
-        return low - 127, high - 127
-
-    @functools.cached_property
-    def settled(self) -> bool:
-        """Whether the scales alone prove that every block fits one window; no nibble is read."""
-        low, high = self.scale_range
-        return high - low <= WINDOW
-
-    @functools.cached_property
-    def exponent_range(self) -> tuple[int, int] | None:
-        """k_min and k_max over blocks that are not all zero; None if all are."""
-        found = [piece.used_range for piece in self.pieces if piece.used_range is not None]
-        return (min(low for low, _ in found) - 127, max(high for _, high in found) - 127) if found else None
-
-    @property
-    def fits(self) -> bool:
-        """Whether every block that is not zero lies in one window: all of them can be kept as they are."""
-        found = self.exponent_range
-        return found is None or found[1] - found[0] <= WINDOW
-
-    @property
-    def closed_form(self) -> int:
-        """m = k_max - 8: the largest block meets the largest power of two that E4M3 holds."""
-        found = self.exponent_range
-        return 0 if found is None else found[1] - (LOWEST + WINDOW)
-
-    @functools.cached_property
-    def by_exponent(self) -> dict[int, U8]:
-        """Counts of the NVFP4 blocks that are not zero, by their exponent: {k: (blocks, 8)}."""
-        k = np.concatenate([piece.half_exponents[piece.nonzero_half] for piece in self.pieces])
-        counts = np.concatenate([piece.counts[piece.nonzero_half] for piece in self.pieces])
-        order = np.argsort(k, kind="stable")
-        values, starts = np.unique(k[order], return_index=True)
-        return {int(value): part for value, part in zip(values, np.split(counts[order], starts[1:]), strict=True)}
+    def count_blocks(self, halves: Bools) -> int:
+        """How many MXFP4 blocks have one of these halves: (rows, halves)."""
+        each = self.block // HALF
+        padded = np.pad(halves, [(0, 0), (0, self.scales.shape[1] * each - self.halves)])
+        return int(padded.reshape(*self.scales.shape, each).any(axis=-1).sum())
 
 
-def read(q: QuantizedTensor, name: str) -> Piece:
+def _mapped(nibbles: U8, new: U8) -> U8:
+    magnitude = np.take_along_axis(new, (nibbles & 7).astype(np.intp), axis=1)
+    return np.asarray((nibbles & 8) | magnitude, np.uint8)
+
+
+def values_of(exponent: int) -> F32:
+    """The eight magnitudes times 2**exponent, as float32 decodes them (Inf beyond its range)."""
+    with np.errstate(over="ignore"):
+        return np.ldexp(MAGNITUDES, exponent).astype(np.float32)
+
+
+def by_exponent(exponents: I16) -> Iterator[tuple[int, npt.NDArray[np.intp]]]:
+    """(k, where it stands) for each exponent of some halves, the smallest first."""
+    if not exponents.size:
+        return
+    order = np.argsort(exponents, kind="stable")
+    values, starts = np.unique(exponents[order], return_index=True)
+    for k, start, stop in zip(values.tolist(), starts, [*starts[1:], len(order)], strict=True):
+        yield k, order[start:stop]
+
+
+def read(q: QuantizedTensor, name: str) -> Rows:
     """The bytes of an MXFP4 tensor as matrices, after the checks."""
     if q.format.name != "mxfp4":
         raise UnsupportedError(f"{name} is {q.format.name}; this cast takes mxfp4")
@@ -165,4 +176,4 @@ def read(q: QuantizedTensor, name: str) -> Piece:
             f"{name} of shape {q.shape}: {int(nan.sum())} of {nan.size} E8M0 scale bytes are 255 (NaN), the first at "
             f"row {row}, block {column}; NVFP4 has no such block: repair or drop the tensor first"
         )
-    return Piece(codes, scales, width, q.format.block)
+    return Rows(codes, scales, width, q.format.block)

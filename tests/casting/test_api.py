@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import halfbyte as hb
-from halfbyte.casting.dispatch import TARGETS
+from halfbyte.casting.api import TARGETS
 from halfbyte.testing import assert_same_bits
 from tests.casting.sources import random_source, source
 from tests.samples import gaussian
