@@ -53,7 +53,7 @@ clean:
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-NATIVE := CMakeLists.txt $(wildcard src/halfbyte/backends/cpu/native/*)
+NATIVE := CMakeLists.txt $(wildcard src/halfbyte/backends/cpu/native/* src/halfbyte/backends/cpu/native/*/*)
 
 $(VENV)/.runtime: requirements.txt pyproject.toml $(NATIVE) | $(BIN)/python
 	$(PIP) -r requirements.txt

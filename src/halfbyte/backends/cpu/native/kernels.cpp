@@ -5,15 +5,20 @@
 #include <immintrin.h>
 #endif
 
-#include "plain.inc"
-#include "decode.inc"
+#include "codes/sixteen.inc"
+#include "codes/segments.inc"
+#include "codes/plain.inc"
+#include "codes/row_scaled.inc"
+#include "codes/mxfp8.inc"
+#include "codes/amax.inc"
+#include "codes/decode.inc"
+#include "codes/repack.inc"
 #include "lanes.inc"
-#include "four_six.inc"
-#include "exact.inc"
-#include "error_rows.inc"
-#include "hessian.inc"
-#include "mx_search.inc"
-#include "moves.inc"
+#include "searches/four_six.inc"
+#include "searches/nvfp4_exact.inc"
+#include "searches/nvfp4_lookup.inc"
+#include "searches/nvfp4_hessian.inc"
+#include "searches/mx_exact.inc"
 
 namespace {
 

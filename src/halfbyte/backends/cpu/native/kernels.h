@@ -1,6 +1,6 @@
 // The kernels of one instruction set, and the numbers they take.
 #pragma once
-#include "common.h"
+#include "tables.h"
 
 // One tensor's (or row's) numbers for 4over6.
 struct FourSixScale {
@@ -22,7 +22,7 @@ struct SearchTables {
     float to_scale;         // about 1 / (6 g'): where the search begins
 };
 
-// Squared errors of bfloat16 magnitudes under sixteen neighbouring scales, to be looked up. (error_rows.inc)
+// Squared errors of bfloat16 magnitudes under sixteen neighbouring scales, to be looked up. (searches/nvfp4_lookup.inc)
 //
 // Numbers are in units of g'·2**e: the scales are 8, 9 .. 15, 16, 18 .. 30, amaxes lie in (56, 112]. Other e differ by powers of
 // two alone, and a power of two moves the bits of a magnitude by 128.

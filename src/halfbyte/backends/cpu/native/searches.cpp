@@ -5,16 +5,16 @@
 #include <immintrin.h>
 #endif
 
-#include "plain.inc"
+#include "codes/sixteen.inc"
 #include "lanes.inc"
-#include "four_six.inc"
-#include "exact.inc"
-#include "orders.inc"
-#include "four_six_orders.inc"
-#include "static_search.inc"
-#include "qwantize.inc"
-#include "general.inc"
-#include "hadamard.inc"
+#include "codes/hadamard.inc"
+#include "searches/four_six.inc"
+#include "searches/nvfp4_exact.inc"
+#include "searches/peer_arithmetic.inc"
+#include "searches/four_six_any_order.inc"
+#include "searches/static_weights.inc"
+#include "searches/qwantize.inc"
+#include "searches/any_format.inc"
 
 namespace {
 

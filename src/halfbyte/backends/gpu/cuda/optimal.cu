@@ -10,7 +10,7 @@
 // no more than it says. Sums of the words, and of the words shifted, hold the sums of all fields without carries.
 //
 // What the sums prove, in units of 2^-16·s². Sixteen entries are off by at most 8.3; candidates 3 and 4 by 256.3, candidate 8 by
-// 512.3. float32, which the objective is computed in, is off by 84u of s² with u = 2^-24 (exact.inc): by 0.4. P of a candidate
+// 512.3. float32, which the objective is computed in, is off by 84u of s² with u = 2^-24 (nvfp4_exact.inc): by 0.4. P of a candidate
 // is its sum less 8, 256 or 512, plus 512: its error is at least P − 512.3, saturated entries or not, and at most P − 495.7,
 // or, for the coarse ones, P + 512.3. So the best is clear if
 // - the second smallest P is larger by MARGIN_UNITS (COARSE_MARGIN) or more,

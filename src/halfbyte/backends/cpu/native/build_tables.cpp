@@ -1,5 +1,5 @@
 // Tables of one NVFP4 tensor, found by asking the contract's own formulas where each byte and each code begins.
-#include "common.h"
+#include "tables.h"
 
 static float round_to_half(float x) {
     // Nearest even to float16, as a float; only non-negative x.
@@ -140,7 +140,7 @@ static bool fill_segment(const int32_t* threshold, Segment* s) {
     return s->count[0] == 0;  // what upper bytes of 16-bit lanes are given
 }
 
-// Steps of amaxes whose bytes have bounded segments, from the last one down to where they go on like this. (common.h: Steps)
+// Steps of amaxes whose bytes have bounded segments, from the last one down to where they go on like this. (tables.h: Steps)
 static void fill_steps(Tables* t) {
     Steps& s = t->steps;
     const uint32_t end = t->starts[t->last_bounded + 1];

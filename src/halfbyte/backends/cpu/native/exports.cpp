@@ -23,7 +23,7 @@ static const int64_t ROWS = 64;     // rows at a time where a search goes down c
 
 extern "C" {
 
-int64_t hb_bytes_of_amaxes(const uint32_t* bits, int64_t count, int dtype, const Tables* t, uint8_t* out);  // tables.cpp
+int64_t hb_bytes_of_amaxes(const uint32_t* bits, int64_t count, int dtype, const Tables* t, uint8_t* out);  // build_tables.cpp
 
 #define HB_STRING_OF(x) #x
 #define HB_STRING(x) HB_STRING_OF(x)
