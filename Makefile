@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Every C++ and CUDA file that git knows, or would if it were added.
+CPP = $(shell git ls-files --cached --others --exclude-standard '*.cpp' '*.h' '*.inc' '*.cu' '*.cuh')
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
 .PHONY: demo test test-clients test-gpu check sanitize lint types format conform bench bench-convert docs clean
@@ -24,16 +26,18 @@ check: lint types test sanitize  ## lint, types, tests, and the kernels under sa
 sanitize: $(VENV)/.peers  ## every kernel under AddressSanitizer and UBSan
 	$(BIN)/python tests/sanitize.py
 
-lint: $(VENV)/.peers
+lint: $(VENV)/.peers  ## ruff over the Python, clang-format over the C++ and CUDA
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/clang-format --dry-run -Werror $(CPP)
 
 types: $(VENV)/.peers
 	$(BIN)/mypy
 
-format: $(VENV)/.peers
+format: $(VENV)/.peers  ## rewrite every file as `make lint` wants it
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+	$(BIN)/clang-format -i $(CPP)
 
 conform: $(VENV)/.runtime  ## run the golden vectors of every peer
 	$(BIN)/halfbyte conform conformance/vectors.zip
