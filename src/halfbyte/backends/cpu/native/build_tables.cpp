@@ -75,7 +75,8 @@ static uint32_t first_true(Predicate holds, uint32_t guess, uint32_t end) {
     }
     while (high - low > 1) {
         uint32_t middle = low + (high - low) / 2;
-        if (holds(middle)) high = middle; else low = middle;
+        if (holds(middle)) high = middle;
+        else low = middle;
     }
     return high;
 }
@@ -140,7 +141,8 @@ static bool fill_segment(const int32_t* threshold, Segment* s) {
     return s->count[0] == 0;  // what upper bytes of 16-bit lanes are given
 }
 
-// Steps of amaxes whose bytes have bounded segments, from the last one down to where they go on like this. (tables.h: Steps)
+// Steps of amaxes whose bytes have bounded segments, from the last one down to where they go on like this. (tables.h:
+// Steps)
 static void fill_steps(Tables* t) {
     Steps& s = t->steps;
     const uint32_t end = t->starts[t->last_bounded + 1];
@@ -165,7 +167,8 @@ static void fill_steps(Tables* t) {
     s.last = (uint16_t)(end - 1);
 }
 
-// Segments of the bytes whose thresholds and amaxes are there already: the last described one and those below it without a gap.
+// Segments of the bytes whose thresholds and amaxes are there already: the last described one and those below it
+// without a gap.
 extern "C" void hb_build_segments(int dtype, Tables* t) {
     t->first_segment = 1;
     t->last_segment = t->last_bounded = 0;
@@ -180,7 +183,8 @@ extern "C" void hb_build_segments(int dtype, Tables* t) {
     t->last_segment = byte;
     while (byte >= 0 && sign_of(byte) == t->segment_sign && fill_segment(t->threshold[byte], &t->segment[byte])) --byte;
     t->first_segment = byte + 1;
-    for (byte = t->first_segment; byte <= t->last_segment; ++byte) {  // the last amax of a byte is the largest magnitude under it
+    for (byte = t->first_segment; byte <= t->last_segment;
+         ++byte) {  // the last amax of a byte is the largest magnitude under it
         if ((int64_t)t->starts[byte + 1] - 1 - (t->segment[byte].start & 0xFFFF) >= Segment::PLACES) break;
         t->last_bounded = byte;
     }

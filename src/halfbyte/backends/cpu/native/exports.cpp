@@ -16,14 +16,15 @@ static const Kernels* tables_of(int isa) {
     return &hb_base;
 }
 
-static const int64_t CHUNK = 4096;  // blocks: 128 KiB of bfloat16, well inside a second-level cache
-static const int64_t GATHERED = 64; // blocks that are searched together
+static const int64_t CHUNK = 4096;       // blocks: 128 KiB of bfloat16, well inside a second-level cache
+static const int64_t GATHERED = 64;      // blocks that are searched together
 static const int64_t WORTH_ROWS = 2048;  // blocks: fewer take less time than making a table for them
-static const int64_t ROWS = 64;     // rows at a time where a search goes down columns
+static const int64_t ROWS = 64;          // rows at a time where a search goes down columns
 
 extern "C" {
 
-int64_t hb_bytes_of_amaxes(const uint32_t* bits, int64_t count, int dtype, const Tables* t, uint8_t* out);  // build_tables.cpp
+int64_t hb_bytes_of_amaxes(const uint32_t* bits, int64_t count, int dtype, const Tables* t,
+                           uint8_t* out);  // build_tables.cpp
 
 #define HB_STRING_OF(x) #x
 #define HB_STRING(x) HB_STRING_OF(x)
@@ -33,7 +34,9 @@ const char* hb_build_flags() { return HB_STRING(HB_FLAGS); }
 int hb_best_isa() {
 #if defined(HB_X86)
     __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) return 2;
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+        __builtin_cpu_supports("avx512dq"))
+        return 2;
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return 1;
 #endif
     return 0;
@@ -46,24 +49,30 @@ int64_t hb_sizeof_search() { return sizeof(SearchTables); }
 // a·b + c in float32 with two roundings: a build that fuses them gives another number.
 float hb_multiply_add(float a, float b, float c) { return a * b + c; }
 
-int64_t hb_plain(int isa, const void* x, int64_t blocks, int block, int dtype, const Tables* t, uint8_t* codes, uint8_t* scales, int64_t* irregular) {
+int64_t hb_plain(int isa, const void* x, int64_t blocks, int block, int dtype, const Tables* t, uint8_t* codes,
+                 uint8_t* scales, int64_t* irregular) {
     return tables_of(isa)->plain(x, blocks, block, dtype, t, codes, scales, irregular);
 }
-void hb_emit(int isa, const void* x, int64_t blocks, int block, int dtype, const Tables* t, uint8_t* codes, uint8_t* scales) {
+void hb_emit(int isa, const void* x, int64_t blocks, int block, int dtype, const Tables* t, uint8_t* codes,
+             uint8_t* scales) {
     tables_of(isa)->emit(x, blocks, block, dtype, t, codes, scales);
 }
 // Rows with a global scale each; `fixed`: the scale bytes are given.
-void hb_direct_rows(int isa, const void* x, int64_t rows, int64_t blocks, int dtype, int fixed, const float* factors, uint8_t* codes, uint8_t* scales) {
+void hb_direct_rows(int isa, const void* x, int64_t rows, int64_t blocks, int dtype, int fixed, const float* factors,
+                    uint8_t* codes, uint8_t* scales) {
     const Kernels* k = tables_of(isa);
     const int64_t bytes = blocks * 16 * (dtype == FP32 ? 4 : 2);
     for (int64_t row = 0; row < rows; ++row)
-        (fixed ? k->direct_emit : k->direct)((const uint8_t*)x + row * bytes, blocks, dtype, factors[row], codes + row * blocks * 8, scales + row * blocks);
+        (fixed ? k->direct_emit : k->direct)((const uint8_t*)x + row * bytes, blocks, dtype, factors[row],
+                                             codes + row * blocks * 8, scales + row * blocks);
 }
-int64_t hb_mxfp8(int isa, const void* x, int64_t blocks, int dtype, const Tables* t, uint8_t* codes, uint8_t* scales, int64_t* irregular) {
+int64_t hb_mxfp8(int isa, const void* x, int64_t blocks, int dtype, const Tables* t, uint8_t* codes, uint8_t* scales,
+                 int64_t* irregular) {
     return tables_of(isa)->mxfp8(x, blocks, dtype, t, codes, scales, irregular);
 }
 // MXFP8 codes of blocks whose scale bytes are given.
-void hb_mxfp8_emit(int isa, const void* x, int64_t blocks, int block, int dtype, const Tables* t, uint8_t* codes, const uint8_t* scales) {
+void hb_mxfp8_emit(int isa, const void* x, int64_t blocks, int block, int dtype, const Tables* t, uint8_t* codes,
+                   const uint8_t* scales) {
     tables_of(isa)->mxfp8_emit(x, blocks, block, dtype, t, codes, scales);
 }
 uint32_t hb_amax(int isa, const void* x, int64_t n, int dtype) { return tables_of(isa)->amax(x, n, dtype); }
@@ -71,9 +80,10 @@ void hb_amax_rows(int isa, const void* x, int64_t rows, int64_t n, int dtype, ui
     for (int64_t row = 0; row < rows; ++row)
         out[row] = tables_of(isa)->amax((const uint8_t*)x + row * n * (dtype == FP32 ? 4 : 2), n, dtype);
 }
-// Plain 16x16 tiles, a row of tiles at a time while it is in the cache: amaxes (kept, as bits), scale bytes, codes. Returns how many
-// tiles are irregular: then bytes and codes mean nothing.
-int64_t hb_plain_tiles(int isa, const void* x, int64_t tile_rows, int64_t columns, int dtype, const Tables* t, uint32_t* amaxes, uint8_t* scales, uint8_t* codes) {
+// Plain 16x16 tiles, a row of tiles at a time while it is in the cache: amaxes (kept, as bits), scale bytes, codes.
+// Returns how many tiles are irregular: then bytes and codes mean nothing.
+int64_t hb_plain_tiles(int isa, const void* x, int64_t tile_rows, int64_t columns, int dtype, const Tables* t,
+                       uint32_t* amaxes, uint8_t* scales, uint8_t* codes) {
     const Kernels* k = tables_of(isa);
     const int64_t bytes = columns * 256 * (dtype == FP32 ? 4 : 2);
     int64_t irregular = 0;
@@ -87,21 +97,27 @@ int64_t hb_plain_tiles(int isa, const void* x, int64_t tile_rows, int64_t column
     }
     return irregular;
 }
-void hb_decode(int isa, const uint8_t* codes, const uint8_t* scales, int64_t blocks, int block, const void* table, int width, void* out) {
+void hb_decode(int isa, const uint8_t* codes, const uint8_t* scales, int64_t blocks, int block, const void* table,
+               int width, void* out) {
     tables_of(isa)->decode(codes, scales, blocks, block, table, width, out);
 }
-void hb_decode_mxfp8(int isa, const uint8_t* codes, const uint8_t* scales, int64_t blocks, const void* table, int width, void* out) {
+void hb_decode_mxfp8(int isa, const uint8_t* codes, const uint8_t* scales, int64_t blocks, const void* table, int width,
+                     void* out) {
     tables_of(isa)->decode_mxfp8(codes, scales, blocks, table, width, out);
 }
 void hb_pack(int isa, const uint8_t* codes, int64_t bytes, uint8_t* out) { tables_of(isa)->pack(codes, bytes, out); }
-void hb_unpack(int isa, const uint8_t* packed, int64_t bytes, uint8_t* out) { tables_of(isa)->unpack(packed, bytes, out); }
-int64_t hb_cast(int isa, const uint8_t* codes, const uint8_t* scales, int64_t blocks, const uint8_t* table, uint8_t* codes_out, uint8_t* scales_out) {
+void hb_unpack(int isa, const uint8_t* packed, int64_t bytes, uint8_t* out) {
+    tables_of(isa)->unpack(packed, bytes, out);
+}
+int64_t hb_cast(int isa, const uint8_t* codes, const uint8_t* scales, int64_t blocks, const uint8_t* table,
+                uint8_t* codes_out, uint8_t* scales_out) {
     return tables_of(isa)->cast(codes, scales, blocks, table, codes_out, scales_out);
 }
 // Scale bytes of rows of blocks by 4over6, one FourSixScale for all of them or one a row; where tables are given, their
 // codes too, chunk by chunk while the input is in the cache. Returns the float32 bits of the largest magnitude: the
 // outputs mean nothing if it is NaN, Inf, or out of the range that the caller knows.
-uint32_t hb_four_six(int isa, const void* x, int64_t rows, int64_t columns, int dtype, int kind, int squared, const FourSixScale* s, int per_row, uint8_t* scales, const Tables* t, uint8_t* codes) {
+uint32_t hb_four_six(int isa, const void* x, int64_t rows, int64_t columns, int dtype, int kind, int squared,
+                     const FourSixScale* s, int per_row, uint8_t* scales, const Tables* t, uint8_t* codes) {
     const Kernels* k = tables_of(isa);
     const int64_t size = 16 * (dtype == FP32 ? 4 : 2), blocks = rows * columns;
     const uint8_t* input = (const uint8_t*)x;
@@ -109,19 +125,24 @@ uint32_t hb_four_six(int isa, const void* x, int64_t rows, int64_t columns, int 
     uint32_t most = 0;
     for (int64_t start = 0; start < blocks; start += step) {
         const int64_t count = blocks - start < step ? blocks - start : step;
-        const uint32_t largest = k->four_six(input + start * size, count, dtype, kind, squared, s + (per_row ? start / columns : 0), scales + start);
+        const uint32_t largest = k->four_six(input + start * size, count, dtype, kind, squared,
+                                             s + (per_row ? start / columns : 0), scales + start);
         most = largest > most ? largest : most;
         if (t) k->emit(input + start * size, count, 16, dtype, t, codes + start * 8, scales + start);
     }
     return most;
 }
-void hb_four_six_tiles(int isa, const void* x, int64_t tile_rows, int64_t columns, int dtype, int kind, int squared, const FourSixScale* s, uint8_t* scales) {
+void hb_four_six_tiles(int isa, const void* x, int64_t tile_rows, int64_t columns, int dtype, int kind, int squared,
+                       const FourSixScale* s, uint8_t* scales) {
     const int64_t stride = columns * 16 * (dtype == FP32 ? 4 : 2);
     for (int64_t row = 0; row < tile_rows; ++row)
-        tables_of(isa)->four_six_tiles((const uint8_t*)x + row * 16 * stride, columns, stride, dtype, kind, squared, s, scales + row * 16 * columns);
+        tables_of(isa)->four_six_tiles((const uint8_t*)x + row * 16 * stride, columns, stride, dtype, kind, squared, s,
+                                       scales + row * 16 * columns);
 }
-// Scale bytes of at most CHUNK bfloat16 blocks by look-up. Those that the tables do not decide are brought together and searched.
-static void look_up(const Kernels* k, const uint8_t* x, int64_t blocks, const SearchTables* t, const ErrorRows& rows, uint8_t* scales) {
+// Scale bytes of at most CHUNK bfloat16 blocks by look-up. Those that the tables do not decide are brought together and
+// searched.
+static void look_up(const Kernels* k, const uint8_t* x, int64_t blocks, const SearchTables* t, const ErrorRows& rows,
+                    uint8_t* scales) {
     int32_t undecided[CHUNK];
     uint8_t gathered[GATHERED * 32], bytes[GATHERED];
     const int64_t found = k->search_by_rows(x, blocks, rows, scales, undecided);
@@ -133,7 +154,8 @@ static void look_up(const Kernels* k, const uint8_t* x, int64_t blocks, const Se
     }
 }
 // Scale bytes of the exact search and their codes, chunk by chunk. weights: columns * 16 of them, or null.
-void hb_search(int isa, const void* x, int64_t rows, int64_t columns, int dtype, const SearchTables* t, const float* weights, uint8_t* scales, const Tables* tables, uint8_t* codes) {
+void hb_search(int isa, const void* x, int64_t rows, int64_t columns, int dtype, const SearchTables* t,
+               const float* weights, uint8_t* scales, const Tables* tables, uint8_t* codes) {
     const Kernels* k = tables_of(isa);
     const int64_t size = 16 * (dtype == FP32 ? 4 : 2), blocks = rows * columns;
     const uint8_t* input = (const uint8_t*)x;
@@ -148,11 +170,13 @@ void hb_search(int isa, const void* x, int64_t rows, int64_t columns, int dtype,
         else if (!weights) k->search(at, size, count, dtype, t, nullptr, scales + start, 1);
         else
             for (int64_t c = 0; c < columns; ++c)
-                k->search(at + c * size, columns * size, count / columns, dtype, t, weights + c * 16, scales + start + c, columns);
+                k->search(at + c * size, columns * size, count / columns, dtype, t, weights + c * 16,
+                          scales + start + c, columns);
         k->emit(at, count, 16, dtype, tables, codes + start * 8, scales + start);
     }
 }
-// Numbers of every scale byte for one row with its own global scale, TransformerEngine's formulas. (backends/cpu/tables.py)
+// Numbers of every scale byte for one row with its own global scale, TransformerEngine's formulas.
+// (backends/cpu/tables.py)
 static void fill_search_tables(float factor, float multiplier, int first, int zero_byte, SearchTables* t) {
     int exponent;
     std::frexp(multiplier, &exponent);
@@ -170,7 +194,8 @@ static void fill_search_tables(float factor, float multiplier, int first, int ze
         t->scale[byte] = scale * t->unit;
     }
 }
-void hb_search_rows(int isa, const void* x, int64_t rows, int64_t columns, int dtype, const float* factors, const float* multipliers, int first, int zero_byte, uint8_t* scales, uint8_t* codes) {
+void hb_search_rows(int isa, const void* x, int64_t rows, int64_t columns, int dtype, const float* factors,
+                    const float* multipliers, int first, int zero_byte, uint8_t* scales, uint8_t* codes) {
     const Kernels* k = tables_of(isa);
     const int64_t size = 16 * (dtype == FP32 ? 4 : 2);
     for (int64_t row = 0; row < rows; ++row) {
@@ -181,34 +206,46 @@ void hb_search_rows(int isa, const void* x, int64_t rows, int64_t columns, int d
         k->direct_emit(at, columns, dtype, factors[row], codes + row * columns * 8, scales + row * columns);
     }
 }
-// Scale bytes of the exact search among powers of two, and their codes. Lists the blocks it leaves out; returns how many.
-int64_t hb_mx_search(int isa, const void* x, int64_t rows, int64_t columns, int block, int dtype, int element, const float* weights, int zero_byte, uint8_t* scales, const Tables* tables, uint8_t* codes, int64_t* irregular) {
+// Scale bytes of the exact search among powers of two, and their codes. Lists the blocks it leaves out; returns how
+// many.
+int64_t hb_mx_search(int isa, const void* x, int64_t rows, int64_t columns, int block, int dtype, int element,
+                     const float* weights, int zero_byte, uint8_t* scales, const Tables* tables, uint8_t* codes,
+                     int64_t* irregular) {
     const Kernels* k = tables_of(isa);
-    const int64_t size = block * (dtype == FP32 ? 4 : 2), blocks = rows * columns, code_bytes = element == MX_E4M3 ? block : block / 2;
+    const int64_t size = block * (dtype == FP32 ? 4 : 2), blocks = rows * columns,
+                  code_bytes = element == MX_E4M3 ? block : block / 2;
     const int64_t step = weights ? ROWS * columns : CHUNK;
     int64_t found = 0;
     for (int64_t start = 0; start < blocks; start += step) {
         const int64_t count = blocks - start < step ? blocks - start : step;
         const uint8_t* at = (const uint8_t*)x + start * size;
-        if (!weights) found += k->mx_search(at, size, count, block, dtype, element, nullptr, zero_byte, scales + start, 1, start, 1, irregular + found);
+        if (!weights)
+            found += k->mx_search(at, size, count, block, dtype, element, nullptr, zero_byte, scales + start, 1, start,
+                                  1, irregular + found);
         else
             for (int64_t c = 0; c < columns; ++c)
-                found += k->mx_search(at + c * size, columns * size, count / columns, block, dtype, element, weights + c * block, zero_byte, scales + start + c, columns, start + c, columns, irregular + found);
-        if (element == MX_E4M3) k->mxfp8_emit(at, count, block, dtype, tables, codes + start * code_bytes, scales + start);
+                found += k->mx_search(at + c * size, columns * size, count / columns, block, dtype, element,
+                                      weights + c * block, zero_byte, scales + start + c, columns, start + c, columns,
+                                      irregular + found);
+        if (element == MX_E4M3)
+            k->mxfp8_emit(at, count, block, dtype, tables, codes + start * code_bytes, scales + start);
         else k->emit(at, count, block, dtype, tables, codes + start * code_bytes, scales + start);
     }
     return found;
 }
 // The same through Hessians: 136 numbers and three bounds a column. `descends`: codes are improved too.
-void hb_hessian(int isa, const void* x, int64_t rows, int64_t columns, int dtype, const SearchTables* t, const float* h, const float* bounds, int descends, uint8_t* scales, const Tables* tables, uint8_t* codes) {
+void hb_hessian(int isa, const void* x, int64_t rows, int64_t columns, int dtype, const SearchTables* t, const float* h,
+                const float* bounds, int descends, uint8_t* scales, const Tables* tables, uint8_t* codes) {
     const Kernels* k = tables_of(isa);
     const int64_t size = 16 * (dtype == FP32 ? 4 : 2);
     for (int64_t c = 0; c < columns; ++c)
-        k->hessian((const uint8_t*)x + c * size, columns * size, rows, dtype, t, h + c * 136, bounds + c * 3, scales + c, columns);
+        k->hessian((const uint8_t*)x + c * size, columns * size, rows, dtype, t, h + c * 136, bounds + c * 3,
+                   scales + c, columns);
     k->emit(x, rows * columns, 16, dtype, tables, codes, scales);
     if (!descends) return;
     for (int64_t c = 0; c < columns; ++c)
-        k->descend((const uint8_t*)x + c * size, columns * size, rows, dtype, t, h + c * 136, scales + c, columns, codes + c * 8, columns * 8);
+        k->descend((const uint8_t*)x + c * size, columns * size, rows, dtype, t, h + c * 136, scales + c, columns,
+                   codes + c * 8, columns * 8);
 }
 
 }  // extern "C"

@@ -7,17 +7,18 @@ enum Sign : int { SIGN_BELOW_ZERO = 0, SIGN_BIT = 1, SIGN_NOT_ABOVE_ZERO = 2, SI
 
 static const uint8_t IRREGULAR = 0xFF;
 
-// bfloat16: a magnitude's code from its place among segments of 64 bit patterns. Code 4 begins at place 512; since codes 5 and 7
-// begin an octave after 3 and 5, and 6 after 4, no segment then holds the beginning of more than one.
+// bfloat16: a magnitude's code from its place among segments of 64 bit patterns. Code 4 begins at place 512; since
+// codes 5 and 7 begin an octave after 3 and 5, and 6 after 4, no segment then holds the beginning of more than one.
 struct Segment {
     static constexpr int SIZE = 64, COUNT = 16, PLACES = SIZE * COUNT, MIDDLE = PLACES / 2;
-    uint8_t count[COUNT];  // 64 times the code at the segment's begin (less 4 from the middle on), plus 64 - where one begins in it
+    uint8_t count[COUNT];  // 64 times the code at the segment's begin (less 4 from the middle on), plus 64 - where one
+                           // begins in it
     uint32_t start;        // places count from here. Both 16-bit halves hold the number
     uint32_t unused[3];
 };
 
-// bfloat16: the byte of an amax's bits a without a look-up in memory, (a + offset + ahead[(a >> 3) & 15]) >> shift. Bytes begin
-// more than eight bit patterns apart, and every binade of amaxes is like the one before it.
+// bfloat16: the byte of an amax's bits a without a look-up in memory, (a + offset + ahead[(a >> 3) & 15]) >> shift.
+// Bytes begin more than eight bit patterns apart, and every binade of amaxes is like the one before it.
 struct Steps {
     uint8_t ahead[16];
     uint16_t first, last;  // amax bits that are described; their bytes have bounded segments. None: first > last
@@ -39,7 +40,7 @@ struct Tables {
     float scale[256];            // MXFP8: what elements are divided by
     int32_t first_segment, last_segment;  // bytes that `segment` describes; all have the same threshold[7], 0 or -1
     int32_t segment_sign;                 // that threshold
-    int32_t last_bounded;                 // up to this byte no magnitude of a block that its amax led to it lies beyond PLACES
+    int32_t last_bounded;  // up to this byte no magnitude of a block that its amax led to it lies beyond PLACES
     Segment segment[256];
     Steps steps;
 };
@@ -56,13 +57,13 @@ static inline uint8_t byte_of_amax(uint32_t amax, const Tables& t) {
 
 // How the scale byte and the elements of one tensor come about. (contracts.spec.NVFP4Rule)
 struct Rule {
-    int32_t pre_scale;       // index into PRE_SCALES of backends/cpu/tables.py
-    int32_t divides;         // y = x / constant[byte] instead of x * constant[byte]
+    int32_t pre_scale;  // index into PRE_SCALES of backends/cpu/tables.py
+    int32_t divides;    // y = x / constant[byte] instead of x * constant[byte]
     int32_t tie, sign, wraps;
-    int32_t for_zero_byte;   // -1: none
-    int32_t statistics;      // Dtype in which v/6 is rounded (pre_scale 4)
+    int32_t for_zero_byte;  // -1: none
+    int32_t statistics;     // Dtype in which v/6 is rounded (pre_scale 4)
     float smallest;
-    float for_zero;          // negative: none
+    float for_zero;  // negative: none
     float factor, largest, top, amax;
     float constant[256];
 };

@@ -1,6 +1,6 @@
-// What the CUDA kernels share: numbers of a tensor, where blocks lie, E4M3 and E2M1, packing, and the queue of blocks that
-// a table does not decide. Compiled for the card with contraction off; the tests compile it for the CPU as well, one
-// thread a block of threads and one lane a warp (tests/gpu/cuda_on_cpu.h).
+// What the CUDA kernels share: numbers of a tensor, where blocks lie, E4M3 and E2M1, packing, and the queue of blocks
+// that a table does not decide. Compiled for the card with contraction off; the tests compile it for the CPU as well,
+// one thread a block of threads and one lane a warp (tests/gpu/cuda_on_cpu.h).
 #pragma once
 
 typedef unsigned int u32;
@@ -15,7 +15,17 @@ extern __shared__ uint4 shared_memory[];
 
 // The numbers of a group, as triton/scales.py, prepare, writes them.
 constexpr int NUMBERS = 16;
-enum Number { AMAX = 0, FACTOR = 1, INVERSE = 2, FOLDED = 3, PRESCALE = 7, PRESCALE_AGAIN = 8, UNIT = 9, SEARCHED = 10, NO_UNDERFLOW = 11 };
+enum Number {
+    AMAX = 0,
+    FACTOR = 1,
+    INVERSE = 2,
+    FOLDED = 3,
+    PRESCALE = 7,
+    PRESCALE_AGAIN = 8,
+    UNIT = 9,
+    SEARCHED = 10,
+    NO_UNDERFLOW = 11
+};
 
 constexpr float FLOAT32_MAX = 3.4028234663852886e38f;
 
@@ -62,8 +72,8 @@ struct Segment {
     i64 begin, end, step;
 };
 
-// The segment that begins with a block. One group: all blocks, in turn with the other blocks of threads. Several: a span of
-// consecutive blocks, so that few tables are needed.
+// The segment that begins with a block. One group: all blocks, in turn with the other blocks of threads. Several: a
+// span of consecutive blocks, so that few tables are needed.
 __device__ __forceinline__ Segment segment_at(const Operand& o, i64 begin, i64 end) {
     if (!GROUPED) return {o.x, o.numbers, o.tables, 0, begin, o.blocks, (i64)gridDim.x * blockDim.x};
     i64 group = LISTED ? 0 : begin / o.group_blocks, group_end = (group + 1) * o.group_blocks, before = 0;
@@ -111,7 +121,8 @@ __device__ __forceinline__ u32 larger_halves(u32 a, u32 b) {
     asm("max.u16x2 %0, %1, %2;" : "=r"(out) : "r"(a), "r"(b));
     return out;
 #else
-    const u32 low = (a & 0xFFFF) > (b & 0xFFFF) ? a & 0xFFFF : b & 0xFFFF, high = (a >> 16) > (b >> 16) ? a >> 16 : b >> 16;
+    const u32 low = (a & 0xFFFF) > (b & 0xFFFF) ? a & 0xFFFF : b & 0xFFFF,
+              high = (a >> 16) > (b >> 16) ? a >> 16 : b >> 16;
     return high << 16 | low;
 #endif
 }
@@ -241,13 +252,14 @@ struct Words {
 
 // --- blocks that a table does not decide ---
 
-// Each warp keeps its own: blocks wait until there is one for every lane, so that the exact arithmetic runs without idle
-// lanes. What lies in `mask` is the kernel's business.
+// Each warp keeps its own: blocks wait until there is one for every lane, so that the exact arithmetic runs without
+// idle lanes. What lies in `mask` is the kernel's business.
 struct Queue {
     u64* entries;  // 2·WARP of them: fewer than WARP wait while up to WARP come
     u32 lane, waiting;
 
-    __device__ Queue(u64* memory) : entries(memory + threadIdx.x / WARP * (2 * WARP)), lane(threadIdx.x % WARP), waiting(0) {}
+    __device__ Queue(u64* memory)
+        : entries(memory + threadIdx.x / WARP * (2 * WARP)), lane(threadIdx.x % WARP), waiting(0) {}
 
     __device__ __forceinline__ void add(bool joins, i64 block, u32 mask, u32 all) {
         if (joins) entries[waiting + __popc(all & ((1u << lane) - 1))] = (u64)block << 16 | mask;
@@ -281,12 +293,12 @@ __device__ __forceinline__ void wait_for_kernel_before() {
 #endif
 }
 
-// The blocks of a segment, `decide` for each; the next block is on its way while one is worked on. Lanes beyond the last
-// block take part, so that warps stay together. `prepare` runs once the first loads are under way and returns what `decide`
-// gets with every block.
+// The blocks of a segment, `decide` for each; the next block is on its way while one is worked on. Lanes beyond the
+// last block take part, so that warps stay together. `prepare` runs once the first loads are under way and returns what
+// `decide` gets with every block.
 template <typename Prepare, typename Decide, typename Exact>
-__device__ __forceinline__ void for_all_blocks(const Operand& o, const Segment& s, Queue& queue, Prepare prepare, Decide decide,
-                                               Exact exact) {
+__device__ __forceinline__ void for_all_blocks(const Operand& o, const Segment& s, Queue& queue, Prepare prepare,
+                                               Decide decide, Exact exact) {
     i64 block = s.begin + threadIdx.x;
     Place at = place_of(o, block < s.end ? block : 0);
     const Place stride = place_of(o, s.step);

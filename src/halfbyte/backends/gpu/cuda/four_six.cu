@@ -1,19 +1,24 @@
 // 4over6 of bfloat16 by a table: which of two scales errs less, and the codes under both, in one word an element.
 //
-// A bfloat16 has 7 bits of significand, scaling by a power of two is exact, and both scales S6 and S4 of a block follow from
-// its amax v. So within an octave of v there are at most 17 pairs (S6, S4), eight steps of each; near the top S4 saturates at
-// 448, which makes a few more. For a pair, row r of its table stands for the magnitude whose bits lie r above the pair's
-// base, 4.8 octaves from below S6/4 up to the amax. An entry holds
+// A bfloat16 has 7 bits of significand, scaling by a power of two is exact, and both scales S6 and S4 of a block follow
+// from its amax v. So within an octave of v there are at most 17 pairs (S6, S4), eight steps of each; near the top S4
+// saturates at 448, which makes a few more. For a pair, row r of its table stands for the magnitude whose bits lie r
+// above the pair's base, 4.8 octaves from below S6/4 up to the amax. An entry holds
 //     bits 0–3, 4–7   the codes under S6 and S4
 //     bits 8–31       e4 − e6 in units of 2^-18·s6 (squares: s6²), rounded; e = |d| or d², s6 = S6 as it is decoded
-// Row 0 stands for everything smaller: both codes 0, both errors x, difference 0. The sum of sixteen entries tells the better
-// scale unless it is near zero; then, and for blocks outside the table's octaves, the contract's own arithmetic decides.
+// Row 0 stands for everything smaller: both codes 0, both errors x, difference 0. The sum of sixteen entries tells the
+// better scale unless it is near zero; then, and for blocks outside the table's octaves, the contract's own arithmetic
+// decides.
 //
-// How near (u = 2^-24, everything in units of s6 or s6²). The amax is at most 6.41, because S6 is off by at most 1/16; s4 is at
-// most 1.7, or, saturated, such that no |d| exceeds 1.3 and no q·s 7.7; sums over sixteen elements: Σ|d| <= 20.8, Σd² <= 27.1.
-// - The contract rounds q·s twice (15.4u), the difference, the square, and each sum. A sum of magnitudes is off by at most
-//   16·15.4u + 17u·Σ|d| <= 600u, a sum of squares by 2·15.4u·Σ|d| + 19u·Σd² <= 1160u. Both sums: 2320u < 37 units of 2^-18.
-// - An entry rounds s6 and s4 twice (15.4u each; in squares 2·1.3 times that: 80u < 1.3 units), its arithmetic a few times
+// How near (u = 2^-24, everything in units of s6 or s6²). The amax is at most 6.41, because S6 is off by at most 1/16;
+// s4 is at most 1.7, or, saturated, such that no |d| exceeds 1.3 and no q·s 7.7; sums over sixteen elements: Σ|d|
+// <= 20.8, Σd² <= 27.1.
+// - The contract rounds q·s twice (15.4u), the difference, the square, and each sum. A sum of magnitudes is off by at
+// most
+//   16·15.4u + 17u·Σ|d| <= 600u, a sum of squares by 2·15.4u·Σ|d| + 19u·Σd² <= 1160u. Both sums: 2320u < 37 units of
+//   2^-18.
+// - An entry rounds s6 and s4 twice (15.4u each; in squares 2·1.3 times that: 80u < 1.3 units), its arithmetic a few
+// times
 //   more (0.2 units) and itself (0.5 units): sixteen are off by less than 32 units.
 // - The codes below carry at most 16·0x77/256 < 8 units into the sum.
 // 37 + 32 + 8 = 77 < MARGIN_UNITS. Nothing under- or overflows: `limits` see to that.
@@ -22,8 +27,9 @@
 #endif
 #include "common.cuh"
 
-constexpr int ROW_COUNT = 616;  // ratios up to 6.41/0.25 = 25.7: 4.69 octaves of 128, and 0.09 because bits are no logarithm
-constexpr int PAIRS = 26;       // 26·616·4 bytes are within 16 bits
+constexpr int ROW_COUNT =
+    616;                   // ratios up to 6.41/0.25 = 25.7: 4.69 octaves of 128, and 0.09 because bits are no logarithm
+constexpr int PAIRS = 26;  // 26·616·4 bytes are within 16 bits
 constexpr int MARGIN = MARGIN_UNITS * 256;
 
 enum Kind { BY_AMAX = 0, BY_RECIPROCAL = 1, SCALED = 2 };
@@ -54,8 +60,8 @@ __device__ __forceinline__ Pair pair_of(u32 v, float factor) {
     return {round_e4m3(base), round_e4m3(base * 1.5f)};
 }
 
-// x/c. The product with 1/c in two parts is the correctly rounded quotient where nothing underflows: tests/gpu/test_arithmetic.py
-// tries every significand.
+// x/c. The product with 1/c in two parts is the correctly rounded quotient where nothing underflows:
+// tests/gpu/test_arithmetic.py tries every significand.
 __device__ __forceinline__ float over_top(float x, bool short_form) {
     if (!short_form || (TOP != 2688.0f && TOP != 1536.0f)) return x / TOP;
     const float high = TOP == 2688.0f ? 0.0003720237873494625f : 0.0006510416278615594f;
@@ -103,8 +109,11 @@ struct Pairing {
     u32 first[PAIRS + 1];  // the entry that begins a pair; behind them, 256
 };
 
-// The amax that an entry of `info` stands for; any octave would do for the first 128, and in `octave` scales are near 1.
-__device__ __forceinline__ u32 amax_of(const Pairing& g, u32 index) { return index < 128 ? g.octave + index : g.saturated + index - 128; }
+// The amax that an entry of `info` stands for; any octave would do for the first 128, and in `octave` scales are
+// near 1.
+__device__ __forceinline__ u32 amax_of(const Pairing& g, u32 index) {
+    return index < 128 ? g.octave + index : g.saturated + index - 128;
+}
 
 // The smallest amax whose base reaches a limit, by trying the numbers around it; `first`: the thread that begins.
 __device__ __forceinline__ void find_amax(u32* found, u32 first, float limit, float factor) {
@@ -119,7 +128,9 @@ __device__ __forceinline__ u32 pairs_up_to(const Pairing& g, u32 index) {
     u32 count = 0;
 #pragma unroll
     for (u32 j = 0; j < 8; ++j)
-        count += __popc(g.starts[j] & (index >= 32 * j + 31 ? 0xFFFFFFFF : index >= 32 * j ? (2u << (index - 32 * j)) - 1 : 0));
+        count += __popc(g.starts[j] & (index >= 32 * j + 31 ? 0xFFFFFFFF
+                                       : index >= 32 * j    ? (2u << (index - 32 * j)) - 1
+                                                            : 0));
     return count;
 }
 
@@ -148,7 +159,8 @@ __device__ __forceinline__ uint2 info_of(const Pairing& g, u32 index) {
     const u32 number = pairs_up_to(g, index) - 1, octave = 8 * (amax_of(g, index) >> 7);
     const u32 row = ROW_COUNT - 1 - (g.first[number + 1] - 1 - index);
     const Pair& p = g.of[index];
-    return make_uint2(number * (ROW_COUNT * 4) | row << 16, ((p.six.byte - octave) & 0xFFFF) | (p.four.byte - octave) << 16);
+    return make_uint2(number * (ROW_COUNT * 4) | row << 16, ((p.six.byte - octave) & 0xFFFF) | (p.four.byte - octave)
+                                                                                                   << 16);
 }
 
 __device__ __forceinline__ Limits limits_of(const Pairing& g, bool usable) {
@@ -209,7 +221,8 @@ __device__ __forceinline__ void copy_tables(const uint4* tables) {
     wait_for_kernel_before();
     for (u32 i = threadIdx.x; i < (sizeof(Tables) + 15) / 16; i += blockDim.x) {
 #if __CUDA_ARCH__ >= 900
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address_of(shared_memory + i)), "l"(tables + i) : "memory");
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address_of(shared_memory + i)), "l"(tables + i)
+                     : "memory");
 #else
         shared_memory[i] = tables[i];
 #endif
@@ -221,8 +234,8 @@ __device__ __forceinline__ void copy_tables(const uint4* tables) {
 }
 
 // Whether the table decides; if it does, codes and scale are written.
-__device__ __forceinline__ bool decide(const Operand& o, const Tables& t, const Limits& limits, const Block& b, const Place& at, i64 block,
-                                       bool exists) {
+__device__ __forceinline__ bool decide(const Operand& o, const Tables& t, const Limits& limits, const Block& b,
+                                       const Place& at, i64 block, bool exists) {
     u32 magnitudes[8], entries[16];
 #pragma unroll
     for (int i = 0; i < 8; ++i) magnitudes[i] = b.w[i] & 0x7FFF7FFF;

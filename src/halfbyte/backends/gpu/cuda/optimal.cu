@@ -1,22 +1,26 @@
-// The scale of least squared error for bfloat16, by a table: the errors of nine scales for one element in sixteen bytes.
+// The scale of least squared error for bfloat16, by a table: the errors of nine scales for one element in sixteen
+// bytes.
 //
-// Scales from 2M/7 up are left out by definition (docs/methods.md; M is the block's amax). Let L be the last byte below, s its
-// scale: M lies in (3.5, 3.95]·s, and L's significand, one of eight, says which table. Candidates are the bytes L, L − 1 …
-// L − 8; the next one is below M/7.4, where clipping M alone costs more than M²/28. Row r of a table stands for the magnitude
-// whose bits lie r above the table's base, 5.1 octaves up to the largest M. An entry holds (q·s' − x)² of each candidate:
+// Scales from 2M/7 up are left out by definition (docs/methods.md; M is the block's amax). Let L be the last byte
+// below, s its scale: M lies in (3.5, 3.95]·s, and L's significand, one of eight, says which table. Candidates are the
+// bytes L, L − 1 … L − 8; the next one is below M/7.4, where clipping M alone costs more than M²/28. Row r of a table
+// stands for the magnitude whose bits lie r above the table's base, 5.1 octaves up to the largest M. An entry holds
+// (q·s' − x)² of each candidate:
 //     words 0, 1, 2   candidates 0 and 1, 2 and 5, 6 and 7: sixteen bits each, in units of 2^-16·s²
 //     word 3          candidates 3 and 4, rarely the best: eleven bits, 2^-11·s²; candidate 8: ten bits, 2^-10·s²
-// all rounded, and s² at most. Row 0 stands for everything smaller too: all codes are 0 there, so all candidates err alike, and
-// no more than it says. Sums of the words, and of the words shifted, hold the sums of all fields without carries.
+// all rounded, and s² at most. Row 0 stands for everything smaller too: all codes are 0 there, so all candidates err
+// alike, and no more than it says. Sums of the words, and of the words shifted, hold the sums of all fields without
+// carries.
 //
-// What the sums prove, in units of 2^-16·s². Sixteen entries are off by at most 8.3; candidates 3 and 4 by 256.3, candidate 8 by
-// 512.3. float32, which the objective is computed in, is off by 84u of s² with u = 2^-24 (nvfp4_exact.inc): by 0.4. P of a candidate
-// is its sum less 8, 256 or 512, plus 512: its error is at least P − 512.3, saturated entries or not, and at most P − 495.7,
-// or, for the coarse ones, P + 512.3. So the best is clear if
+// What the sums prove, in units of 2^-16·s². Sixteen entries are off by at most 8.3; candidates 3 and 4 by 256.3,
+// candidate 8 by 512.3. float32, which the objective is computed in, is off by 84u of s² with u = 2^-24
+// (nvfp4_exact.inc): by 0.4. P of a candidate is its sum less 8, 256 or 512, plus 512: its error is at least P − 512.3,
+// saturated entries or not, and at most P − 495.7, or, for the coarse ones, P + 512.3. So the best is clear if
 // - the second smallest P is larger by MARGIN_UNITS (COARSE_MARGIN) or more,
 // - the smallest is less than what the byte L − 9 and all below cost at least, and no entry is saturated (`limit`), and
-// - no element comes to 7 under it, as the amax may under candidates 7 and 8: the short rounding does not end at 6 there.
-// Otherwise the objective itself decides: among the candidates that can still win, or, if there may be others, among all.
+// - no element comes to 7 under it, as the amax may under candidates 7 and 8: the short rounding does not end at 6
+// there. Otherwise the objective itself decides: among the candidates that can still win, or, if there may be others,
+// among all.
 #ifndef MARGIN_UNITS
 #define MARGIN_UNITS 18
 #endif
@@ -43,7 +47,8 @@ struct Tables {
 // read at once, four meet in the four banks of their copy, not eight in eight. Fewer of them wait for each other.
 constexpr int HEAD_AT = 8 * ROW_COUNT * COPIES;
 
-static_assert(sizeof(Tables) <= TABLE_BYTES && HEAD_AT * 16 + sizeof(Head) <= SHARED_BYTES, "the launch sets this much aside");
+static_assert(sizeof(Tables) <= TABLE_BYTES && HEAD_AT * 16 + sizeof(Head) <= SHARED_BYTES,
+              "the launch sets this much aside");
 
 __device__ __forceinline__ void copy_rows(const Tables* tables) {
     wait_for_kernel_before();
@@ -118,8 +123,8 @@ __device__ __forceinline__ u32 search(const Words& words, const Head& t, float m
     return best.byte == 255 ? start : best.byte;  // no error may be finite
 }
 
-// A block that the table left undecided; `mask`: the candidates that can win and, above them, whether smaller scales can;
-// 0 for all scales.
+// A block that the table left undecided; `mask`: the candidates that can win and, above them, whether smaller scales
+// can; 0 for all scales.
 __device__ __noinline__ void exact_block(const Operand& o, const Segment& s, const Head& t, i64 block, u32 mask) {
     const Place at = place_of(o, block);
     const Words words = {(const u32*)source(o, s, at)};
@@ -132,7 +137,8 @@ __device__ __noinline__ void exact_block(const Operand& o, const Segment& s, con
         const u32 last = (8 * (v >> 7) + t.info[v & 127].y) & 0xFF;
         Found best = {FLOAT32_MAX, 255};
 #pragma unroll 1
-        for (u32 left = mask & (SMALLER - 1); left != 0; left &= left - 1) best.consider(last - (__ffs(left) - 1), words, t, n);
+        for (u32 left = mask & (SMALLER - 1); left != 0; left &= left - 1)
+            best.consider(last - (__ffs(left) - 1), words, t, n);
         if (mask & SMALLER) best.go_down(last - CANDIDATES, words, t, most, n);
         byte = best.byte;
     } else if (v > 0 && v < 0x7F80 && n[SEARCHED] > 0) {
@@ -151,7 +157,9 @@ struct Octave {
 };
 
 // The amax that an entry of `info` stands for, in an octave where x' is in [8, 16): scales are near 1 there.
-__device__ __forceinline__ u32 amax_of(u32 index, float prescale) { return ((257 - (__float_as_uint(prescale) >> 23)) << 7) + index; }
+__device__ __forceinline__ u32 amax_of(u32 index, float prescale) {
+    return ((257 - (__float_as_uint(prescale) >> 23)) << 7) + index;
+}
 
 // Last byte that is not excluded.
 __device__ __forceinline__ u32 last_of(float most, float unit) {
@@ -234,7 +242,8 @@ __device__ __forceinline__ Best merged(Best a, Best b) {
     return {smaller(a.first, b.first), smaller(larger(a.first, b.first), smaller(a.second, b.second))};
 }
 
-// Eight codes, the first in the low nibble: noise above a code is shifted out, offsets are taken off together. No y is 7.
+// Eight codes, the first in the low nibble: noise above a code is shifted out, offsets are taken off together. No y
+// is 7.
 __device__ __forceinline__ u32 pack(const u32* w, float multiplier) {
     u32 raw[8];
 #pragma unroll
@@ -243,7 +252,8 @@ __device__ __forceinline__ u32 pack(const u32* w, float multiplier) {
         const u32 moved = __float_as_uint(__fmaf_rn(step_of(y), 524288.0f, y));
         raw[i] = moved + (moved >> 22);
     }
-    const u32 low = ((raw[3] * 16 + raw[2]) * 16 + raw[1]) * 16 + raw[0], high = ((raw[7] * 16 + raw[6]) * 16 + raw[5]) * 16 + raw[4];
+    const u32 low = ((raw[3] * 16 + raw[2]) * 16 + raw[1]) * 16 + raw[0],
+              high = ((raw[7] * 16 + raw[6]) * 16 + raw[5]) * 16 + raw[4];
     return __byte_perm(low - 56778, high - 56778, 0x5410) | signs(w);
 }
 
@@ -277,8 +287,8 @@ __device__ __forceinline__ void measure(const u32* magnitudes, u32 minus, u32 ta
 }
 
 // Whether the table decides; if it does, codes and scale are written, else `mask` says what is left.
-__device__ __forceinline__ bool decide(const Operand& o, const Head& t, u32 zero_amax, const Block& b, const Place& at, i64 block,
-                                       bool exists, u32* mask) {
+__device__ __forceinline__ bool decide(const Operand& o, const Head& t, u32 zero_amax, const Block& b, const Place& at,
+                                       i64 block, bool exists, u32* mask) {
     u32 magnitudes[8], p[CANDIDATES];
 #pragma unroll
     for (int i = 0; i < 8; ++i) magnitudes[i] = b.w[i] & 0x7FFF7FFF;
@@ -292,7 +302,8 @@ __device__ __forceinline__ bool decide(const Operand& o, const Head& t, u32 zero
 #pragma unroll
         for (int k = 0; k < 7; ++k) p[k] = last - 126 > k ? 0x7FFFFFFF : p[k];
     }
-    Best best = merged(merged(ordered(p[0], p[1]), ordered(p[2], p[3])), merged(ordered(p[4], p[5]), ordered(p[6], p[7])));
+    Best best =
+        merged(merged(ordered(p[0], p[1]), ordered(p[2], p[3])), merged(ordered(p[4], p[5]), ordered(p[6], p[7])));
     best = merged(best, {p[8], 0x7FFFFFFF});
     const u32 winner = best.first & 15, reach = best.first + (winner & 8 ? COARSE_MARGIN : MARGIN_UNITS) * 16;
     const bool within = reach >> 4 < info.y >> 16;
