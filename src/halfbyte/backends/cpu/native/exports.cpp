@@ -1,4 +1,4 @@
-// The C ABI that Python loads with ctypes: picks an instruction set, forwards to its kernels.
+// The C functions that Python loads with ctypes. They pick an instruction set and call its kernels.
 #include "kernels.h"
 
 extern const Kernels hb_base;
@@ -16,21 +16,21 @@ static const Kernels* tables_of(int isa) {
     return &hb_base;
 }
 
-static const int64_t CHUNK = 4096;       // blocks: 128 KiB of bfloat16, well inside a second-level cache
-static const int64_t GATHERED = 64;      // blocks that are searched together
-static const int64_t WORTH_ROWS = 2048;  // blocks: fewer take less time than making a table for them
-static const int64_t ROWS = 64;          // rows at a time where a search goes down columns
+static const int64_t CHUNK = 4096;   // blocks per step: 128 KiB of bfloat16, which fit well into a second-level cache
+static const int64_t GATHERED = 64;  // undecided blocks that are searched together
+static const int64_t WORTH_ROWS = 2048;  // blocks: with fewer, building the error table takes longer than it saves
+static const int64_t ROWS = 64;          // rows per step of a search that goes down columns
 
 extern "C" {
 
-int64_t hb_bytes_of_amaxes(const uint32_t* bits, int64_t count, int dtype, const Tables* t,
-                           uint8_t* out);  // build_tables.cpp
+// Defined in build_tables.cpp.
+int64_t hb_bytes_of_amaxes(const uint32_t* bits, int64_t count, int dtype, const Tables* t, uint8_t* out);
 
 #define HB_STRING_OF(x) #x
 #define HB_STRING(x) HB_STRING_OF(x)
 const char* hb_build_flags() { return HB_STRING(HB_FLAGS); }
 
-// The widest instruction set that this machine has: 0 portable, 1 AVX2, 2 AVX-512.
+// The widest instruction set of this machine: 0 portable, 1 AVX2, 2 AVX-512.
 int hb_best_isa() {
 #if defined(HB_X86)
     __builtin_cpu_init();
@@ -46,7 +46,7 @@ int64_t hb_sizeof_tables() { return sizeof(Tables); }
 int64_t hb_sizeof_rule() { return sizeof(Rule); }
 int64_t hb_sizeof_search() { return sizeof(SearchTables); }
 
-// a·b + c in float32 with two roundings: a build that fuses them gives another number.
+// a·b + c in float32 with two roundings. Tests call it: a build that fuses the operations gives another number.
 float hb_multiply_add(float a, float b, float c) { return a * b + c; }
 
 int64_t hb_plain(int isa, const void* x, int64_t blocks, int block, int dtype, const Tables* t, uint8_t* codes,
@@ -57,7 +57,7 @@ void hb_emit(int isa, const void* x, int64_t blocks, int block, int dtype, const
              uint8_t* scales) {
     tables_of(isa)->emit(x, blocks, block, dtype, t, codes, scales);
 }
-// Rows with a global scale each; `fixed`: the scale bytes are given.
+// Rows that each have their own global scale. If `fixed`, the scale bytes are given.
 void hb_direct_rows(int isa, const void* x, int64_t rows, int64_t blocks, int dtype, int fixed, const float* factors,
                     uint8_t* codes, uint8_t* scales) {
     const Kernels* k = tables_of(isa);
@@ -80,8 +80,8 @@ void hb_amax_rows(int isa, const void* x, int64_t rows, int64_t n, int dtype, ui
     for (int64_t row = 0; row < rows; ++row)
         out[row] = tables_of(isa)->amax((const uint8_t*)x + row * n * (dtype == FP32 ? 4 : 2), n, dtype);
 }
-// Plain 16x16 tiles, a row of tiles at a time while it is in the cache: amaxes (kept, as bits), scale bytes, codes.
-// Returns how many tiles are irregular: then bytes and codes mean nothing.
+// Plain 16x16 tiles. Each row of tiles is finished while it is in the cache: amaxes (written as bits), then scale
+// bytes, then codes. Returns the number of irregular tiles; unless it is 0, bytes and codes are not valid.
 int64_t hb_plain_tiles(int isa, const void* x, int64_t tile_rows, int64_t columns, int dtype, const Tables* t,
                        uint32_t* amaxes, uint8_t* scales, uint8_t* codes) {
     const Kernels* k = tables_of(isa);
@@ -113,9 +113,9 @@ int64_t hb_cast(int isa, const uint8_t* codes, const uint8_t* scales, int64_t bl
                 uint8_t* codes_out, uint8_t* scales_out) {
     return tables_of(isa)->cast(codes, scales, blocks, table, codes_out, scales_out);
 }
-// Scale bytes of rows of blocks by 4over6, one FourSixScale for all of them or one a row; where tables are given, their
-// codes too, chunk by chunk while the input is in the cache. Returns the float32 bits of the largest magnitude: the
-// outputs mean nothing if it is NaN, Inf, or out of the range that the caller knows.
+// Scale bytes by 4over6, with one FourSixScale for all rows or one per row. If tables are given, also the codes, chunk
+// by chunk while the input is in the cache. Returns the float32 bits of the largest magnitude. If that is NaN, infinite
+// or outside the range that the caller allows, the outputs are not valid.
 uint32_t hb_four_six(int isa, const void* x, int64_t rows, int64_t columns, int dtype, int kind, int squared,
                      const FourSixScale* s, int per_row, uint8_t* scales, const Tables* t, uint8_t* codes) {
     const Kernels* k = tables_of(isa);
@@ -139,7 +139,7 @@ void hb_four_six_tiles(int isa, const void* x, int64_t tile_rows, int64_t column
         tables_of(isa)->four_six_tiles((const uint8_t*)x + row * 16 * stride, columns, stride, dtype, kind, squared, s,
                                        scales + row * 16 * columns);
 }
-// Scale bytes of at most CHUNK bfloat16 blocks by look-up. Those that the tables do not decide are brought together and
+// Scale bytes of at most CHUNK bfloat16 blocks by table look-up. Blocks that the table does not decide are gathered and
 // searched.
 static void look_up(const Kernels* k, const uint8_t* x, int64_t blocks, const SearchTables* t, const ErrorRows& rows,
                     uint8_t* scales) {
@@ -153,13 +153,13 @@ static void look_up(const Kernels* k, const uint8_t* x, int64_t blocks, const Se
         for (int64_t i = 0; i < count; ++i) scales[undecided[start + i]] = bytes[i];
     }
 }
-// Scale bytes of the exact search and their codes, chunk by chunk. weights: columns * 16 of them, or null.
+// Scale bytes of the exact search and their codes, chunk by chunk. `weights` has 16 per column, or is null.
 void hb_search(int isa, const void* x, int64_t rows, int64_t columns, int dtype, const SearchTables* t,
                const float* weights, uint8_t* scales, const Tables* tables, uint8_t* codes) {
     const Kernels* k = tables_of(isa);
     const int64_t size = 16 * (dtype == FP32 ? 4 : 2), blocks = rows * columns;
     const uint8_t* input = (const uint8_t*)x;
-    // Weights differ from column to column, so lanes then hold the same column of several rows.
+    // Each column has its own weights, so with weights the lanes hold one column of several rows.
     const int64_t step = weights ? ROWS * columns : CHUNK;
     ErrorRows error_rows;
     const bool by_rows = dtype == BF16 && !weights && blocks >= WORTH_ROWS && k->build_error_rows(*t, &error_rows);
@@ -175,7 +175,7 @@ void hb_search(int isa, const void* x, int64_t rows, int64_t columns, int dtype,
         k->emit(at, count, 16, dtype, tables, codes + start * 8, scales + start);
     }
 }
-// Numbers of every scale byte for one row with its own global scale, TransformerEngine's formulas.
+// Fills the numbers of every scale byte for a row that has its own global scale, by TransformerEngine's formulas.
 // (backends/cpu/tables.py)
 static void fill_search_tables(float factor, float multiplier, int first, int zero_byte, SearchTables* t) {
     int exponent;
@@ -206,8 +206,8 @@ void hb_search_rows(int isa, const void* x, int64_t rows, int64_t columns, int d
         k->direct_emit(at, columns, dtype, factors[row], codes + row * columns * 8, scales + row * columns);
     }
 }
-// Scale bytes of the exact search among powers of two, and their codes. Lists the blocks it leaves out; returns how
-// many.
+// Scale bytes of the exact search among powers of two, and their codes. Lists the blocks it does not decide and returns
+// their number.
 int64_t hb_mx_search(int isa, const void* x, int64_t rows, int64_t columns, int block, int dtype, int element,
                      const float* weights, int zero_byte, uint8_t* scales, const Tables* tables, uint8_t* codes,
                      int64_t* irregular) {
@@ -233,7 +233,8 @@ int64_t hb_mx_search(int isa, const void* x, int64_t rows, int64_t columns, int 
     }
     return found;
 }
-// The same through Hessians: 136 numbers and three bounds a column. `descends`: codes are improved too.
+// The exact search with a Hessian: 136 numbers and three bounds per column. If `descends`, the codes are improved
+// afterwards.
 void hb_hessian(int isa, const void* x, int64_t rows, int64_t columns, int dtype, const SearchTables* t, const float* h,
                 const float* bounds, int descends, uint8_t* scales, const Tables* tables, uint8_t* codes) {
     const Kernels* k = tables_of(isa);

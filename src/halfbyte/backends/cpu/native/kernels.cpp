@@ -1,4 +1,4 @@
-// One instruction set's kernels: this file is compiled once for each, with HB_NAME set to the name of its table.
+// The kernels of one instruction set. This file is compiled once per instruction set; HB_NAME is the name of its table.
 #include "kernels.h"
 
 #if defined(__AVX2__)
@@ -61,8 +61,8 @@ uint32_t amax(const void* x, int64_t n, int dtype) {
     return dtype == FP32 ? amax_bits((const uint32_t*)x, n) : amax_bits((const uint16_t*)x, n);
 }
 
-constexpr int64_t STREAMED_BYTES =
-    8 << 20;  // an output of this size leaves the caches before anyone reads its beginning
+// An output of this size has left the caches before its start is read, so it is stored past them.
+constexpr int64_t STREAMED_BYTES = 8 << 20;
 
 template <bool STREAMED>
 void decode_to(const uint8_t* codes, const uint8_t* scales, int64_t blocks, int block, const void* table, int width,
@@ -111,7 +111,7 @@ struct Bytes {
 
 template <int KIND, bool SQUARED>
 struct TileRow {
-    // One row of tiles: `columns` tiles side by side, sixteen rows of `stride` bytes each.
+    // One row of tiles: `columns` tiles side by side, each of sixteen rows that are `stride` bytes apart.
     static void run(const uint8_t* x, int64_t columns, int64_t stride, int dtype, const FourSixScale* s,
                     uint8_t* scales) {
         const int64_t size = 16 * (dtype == FP32 ? 4 : 2);

@@ -1,7 +1,7 @@
-// Shared by every kernel: dtypes, bit casts, the E4M3 codec.
+// Dtypes, bit casts and the E4M3 codec. Every kernel uses them.
 //
-// Built with -ffp-contract=off and without -ffast-math: every float operation below rounds once, as the numpy reference
-// does. The comment before each formula names its twin there.
+// The build sets -ffp-contract=off and never -ffast-math, so every float operation rounds once, as in the numpy
+// reference. A comment before a formula names the Python function that defines it.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -13,7 +13,7 @@
 
 enum Dtype : int { BF16 = 0, FP16 = 1, FP32 = 2 };
 
-// Largest finite magnitude + 1, that is the bit pattern of Inf, by dtype.
+// Bits of infinity, which follow those of the largest finite magnitude.
 static inline uint32_t inf_bits(int dtype) { return dtype == BF16 ? 0x7F80u : dtype == FP16 ? 0x7C00u : 0x7F800000u; }
 
 static inline float as_float(uint32_t bits) {
@@ -28,7 +28,7 @@ static inline uint32_t as_bits(float value) {
     return bits;
 }
 
-// Exact value of a half-precision magnitude (sign clear), Inf and NaN included.
+// Exact value of a float16 magnitude, including infinity and NaN. The sign bit must be clear.
 static inline float half_magnitude(uint32_t h) {
     uint32_t exponent = h >> 10, mantissa = h & 0x3FF;
     if (exponent == 0) return (float)mantissa * 0x1p-24f;
@@ -36,16 +36,16 @@ static inline float half_magnitude(uint32_t h) {
     return as_float(((exponent + 112) << 23) | (mantissa << 13));
 }
 
-// Float value of a magnitude's bits in the given dtype.
+// Value of a magnitude, given by its bits in `dtype`.
 static inline float magnitude_value(uint32_t bits, int dtype) {
     return dtype == BF16 ? as_float(bits << 16) : dtype == FP16 ? half_magnitude(bits) : as_float(bits);
 }
 
-// E4M3 byte of a non-negative number: nearest even, saturating, NaN 0x7F. (codec.element.encode)
+// E4M3 byte of a non-negative number: rounds to nearest even, saturates, and gives 0x7F for NaN. (codec.element.encode)
 static inline int e4m3_encode(float x) {
     if (x != x) return 0x7F;
     if (x >= 448.0f) return 0x7E;
-    if (x < 0x1p-6f) return (int)(((x + 0x1p14f) - 0x1p14f) * 512.0f);  // one unit of 2**14 is 2**-9
+    if (x < 0x1p-6f) return (int)(((x + 0x1p14f) - 0x1p14f) * 512.0f);  // the last place of 2**14 is 2**-9
     uint32_t bits = as_bits(x);
     bits += 0x7FFFF + ((bits >> 20) & 1);
     int code = (int)(bits >> 20) - (120 << 3);

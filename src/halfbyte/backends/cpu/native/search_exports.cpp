@@ -1,4 +1,5 @@
-// The C ABI of the peers' searches and of the general one: picks an instruction set, goes over rows and columns.
+// The C functions of the peers' searches and of the search for any format. They pick an instruction set and go over
+// rows and columns.
 #include "searches.h"
 
 extern const Searches hb_base_searches;
@@ -16,7 +17,7 @@ static const Searches* searches_of(int isa) {
     return &hb_base_searches;
 }
 
-static const int64_t ROWS = 64;  // at a time where a search goes down columns: they stay in a cache
+static const int64_t ROWS = 64;  // rows per step of a search that goes down columns: so many stay in a cache
 
 static int64_t bytes_of(int64_t elements, int dtype) { return elements * (dtype == FP32 ? 4 : 2); }
 
@@ -27,7 +28,8 @@ int64_t hb_sizeof_grid() { return sizeof(Grid); }
 int64_t hb_sizeof_sweep() { return sizeof(SweepTables); }
 int64_t hb_sizeof_peer() { return sizeof(PeerSearch); }
 
-// Scale bytes by 4over6, one FourSixScale for all rows or one a row. `peer`: fouroversix's element and order of sums.
+// Scale bytes by 4over6, with one FourSixScale for all rows or one per row. If `peer`, with fouroversix's element
+// formula and order of sums.
 void hb_four_six_ordered(int isa, const void* x, int64_t rows, int64_t columns, int block, int dtype, int kind,
                          int measure, int peer, const FourSixScale* s, int per_row, uint8_t* scales) {
     const int64_t step = per_row ? columns : rows * columns;
@@ -56,7 +58,7 @@ void hb_static_four_six(int isa, const void* x, int64_t blocks, int block, int d
 void hb_sweep(int isa, const void* x, int64_t blocks, int block, int dtype, const SweepTables* t, uint8_t* scales) {
     searches_of(isa)->sweep(x, blocks, block, dtype, t, scales);
 }
-// Better bytes in place of the naive ones. With a Hessian lanes hold the same column of several rows.
+// Replaces the naive bytes by better ones. With a Hessian, the lanes hold one column of several rows.
 void hb_peer_search(int isa, const void* x, int64_t rows, int64_t columns, const PeerSearch* t, uint8_t* scales) {
     const int64_t size = bytes_of(t->block, t->dtype);
     const Searches* s = searches_of(isa);
@@ -67,8 +69,8 @@ void hb_peer_search(int isa, const void* x, int64_t rows, int64_t columns, const
                            rows - row < ROWS ? rows - row : ROWS, t, t->h + c * t->block * t->block,
                            scales + row * columns + c, columns);
 }
-// `row`: the number of the first row among those that the search's arrays have entries for. Lists the blocks it leaves
-// out; returns how many.
+// `row` is the number of the first row in the arrays of `t`. Lists the blocks it does not decide and returns their
+// number.
 int64_t hb_general(int isa, const void* x, int64_t rows, int64_t columns, int64_t row, const GeneralSearch* t,
                    uint8_t* scales, int64_t* irregular) {
     const int64_t size = bytes_of(t->block, t->dtype);
@@ -82,7 +84,7 @@ int64_t hb_general(int isa, const void* x, int64_t rows, int64_t columns, int64_
         }
     return found;
 }
-// Codes improved by single steps, where bytes and codes are there.
+// Improves given codes by single steps.
 void hb_general_descent(int isa, const void* x, int64_t rows, int64_t columns, int64_t row, const GeneralSearch* t,
                         const Grid* grid, const uint8_t* scales, uint8_t* codes) {
     const int64_t size = bytes_of(t->block, t->dtype), code_bytes = t->block * grid->code_bits / 8;

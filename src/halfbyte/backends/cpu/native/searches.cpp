@@ -1,5 +1,5 @@
-// One instruction set's peer searches, the general one and the Hadamard transform: compiled once for each, with HB_NAME
-// set as for kernels.cpp.
+// The peers' searches, the search for any format and the Hadamard transform of one instruction set. Like kernels.cpp,
+// this file is compiled once per instruction set.
 #include "searches.h"
 
 #if defined(__AVX2__)
