@@ -1,5 +1,5 @@
-// The CUDA kernels' own source on the CPU: blocks of one thread, warps of one lane, one after the other. What a kernel
-// is compiled with on the card (-DKIND=…) is a variable here, so that one build serves all.
+// Compiles the CUDA kernels' own source for the CPU: thread blocks of one thread, warps of one lane, one after the
+// other. The constants that the GPU build sets (-DKIND=…) are variables here, so that one build serves all.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -82,7 +82,7 @@ static inline uint32_t __dp2a_lo(uint32_t x, uint32_t y, uint32_t z) {
 static inline uint32_t address_of(const void* shared) {
     return (uint32_t)((const char*)shared - (const char*)shared_memory);
 }
-// Where the card would stop: an address that is not a multiple of its size, or outside.
+// Stops where the GPU would: at an address outside of shared memory or not a multiple of its size.
 template <typename T>
 static inline T shared_at(uint32_t address) {
     if (address % sizeof(T) != 0 || address + sizeof(T) > sizeof(shared_memory)) abort();
@@ -95,7 +95,7 @@ static inline uint4 quad_at(uint32_t address) { return shared_at<uint4>(address)
 
 // --- what the tests set and read ---
 
-static long long exact_blocks;  // how many the tables did not decide
+static long long exact_blocks;  // number of blocks that the tables did not decide
 static int ROWS, SWIZZLED, GROUPED, LISTED, KIND, SQUARED;
 static float TOP;
 constexpr int THREADS = 1, BUILD_THREADS = 1, TABLE_BYTES = 96 << 10, SHARED_BYTES = sizeof(shared_memory) - 64;

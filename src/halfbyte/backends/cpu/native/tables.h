@@ -14,7 +14,7 @@ struct Segment {
     static constexpr int SIZE = 64, COUNT = 16, PLACES = SIZE * COUNT, MIDDLE = PLACES / 2;
     uint8_t count[COUNT];  // 64·(code at the segment's start, minus 4 in the upper half) + 64 − offset at which the
                            // next code starts (64 if none does)
-    uint32_t start;  // the bits of place 0, in both 16-bit halves
+    uint32_t start;        // the bits of place 0, in both 16-bit halves
     uint32_t unused[3];
 };
 

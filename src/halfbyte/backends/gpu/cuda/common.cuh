@@ -1,6 +1,6 @@
-// What the CUDA kernels share: numbers of a tensor, where blocks lie, E4M3 and E2M1, packing, and the queue of blocks
-// that a table does not decide. Compiled for the card with contraction off; the tests compile it for the CPU as well,
-// one thread a block of threads and one lane a warp (tests/gpu/cuda_on_cpu.h).
+// What the CUDA kernels share: the numbers of a tensor, the places of blocks, E4M3 and E2M1, packing, and the queue of
+// blocks that a table does not decide. On the GPU it is compiled without contraction. The tests also compile it for the
+// CPU, with one thread per thread block and one lane per warp (tests/gpu/cuda_on_cpu.h).
 #pragma once
 
 typedef unsigned int u32;
@@ -13,7 +13,7 @@ constexpr int WARP = 32;
 extern __shared__ uint4 shared_memory[];
 #endif
 
-// The numbers of a group, as triton/scales.py, prepare, writes them.
+// Indices of a group's numbers, as `prepare` in triton/scales.py writes them.
 constexpr int NUMBERS = 16;
 enum Number {
     AMAX = 0,
@@ -32,7 +32,7 @@ constexpr float FLOAT32_MAX = 3.4028234663852886e38f;
 // A bfloat16 is the upper half of a float.
 __device__ __forceinline__ float float_of_bf16(u32 bits) { return __uint_as_float(bits << 16); }
 
-// --- shared memory by 32-bit addresses, so that a table's begin is added once a block ---
+// --- shared memory by 32-bit addresses, so that a table's start is added only once per block ---
 
 #ifndef HALFBYTE_ON_CPU
 __device__ __forceinline__ u32 address_of(const void* shared) { return (u32)__cvta_generic_to_shared(shared); }
@@ -56,30 +56,30 @@ struct Operand {
     const uint4* x;
     uint2* codes;
     unsigned char* scales;
-    const float* numbers;            // NUMBERS for each group of blocks that share a tensor-level scale
-    const uint4* tables;             // TABLE_BYTES for each group, as the building kernel writes them
-    const i64* listed;               // (address, blocks, blocks before) of each group, where they lie anywhere
-    i64 blocks, columns, row_quads;  // rows are `row_quads` times sixteen bytes apart
+    const float* numbers;            // NUMBERS per group; the blocks of a group share a tensor-level scale
+    const uint4* tables;             // TABLE_BYTES per group, as the building kernel writes them
+    const i64* listed;               // (address, blocks, blocks before) per group, if groups are separate allocations
+    i64 blocks, columns, row_quads;  // rows are `row_quads` * 16 bytes apart
     i64 groups, group_blocks;
 };
 
-// Blocks that share a tensor-level scale, as far as one block of threads works on them.
+// Blocks of one group that one thread block works on.
 struct Segment {
     const uint4* x;
     const float* numbers;
     const uint4* tables;
-    i64 before;  // blocks that are not in x
+    i64 before;  // number of blocks before those in x
     i64 begin, end, step;
 };
 
-// The segment that begins with a block. One group: all blocks, in turn with the other blocks of threads. Several: a
-// span of consecutive blocks, so that few tables are needed.
+// The segment that starts at block `begin`. With one group, thread blocks take turns over all blocks. With several
+// groups, each takes a span of consecutive blocks, so that it needs few tables.
 __device__ __forceinline__ Segment segment_at(const Operand& o, i64 begin, i64 end) {
     if (!GROUPED) return {o.x, o.numbers, o.tables, 0, begin, o.blocks, (i64)gridDim.x * blockDim.x};
     i64 group = LISTED ? 0 : begin / o.group_blocks, group_end = (group + 1) * o.group_blocks, before = 0;
     const uint4* x = o.x;
     if (LISTED) {
-        for (i64 beyond = o.groups; group + 1 < beyond;) {  // the last group that does not begin behind the block
+        for (i64 beyond = o.groups; group + 1 < beyond;) {  // find the last group that starts at or before the block
             const i64 middle = (group + beyond) / 2;
             if (o.listed[3 * middle + 2] <= begin) group = middle;
             else beyond = middle;
@@ -127,7 +127,7 @@ __device__ __forceinline__ u32 larger_halves(u32 a, u32 b) {
 #endif
 }
 
-// max(a + minus, 0) of signed halves that do not overflow.
+// max(a + minus, 0) per signed half. The sums must not overflow.
 __device__ __forceinline__ u32 halves_above(u32 a, u32 minus) {
 #if __CUDA_ARCH__ >= 900
     return __viaddmax_s16x2(a, minus, 0);
@@ -137,7 +137,7 @@ __device__ __forceinline__ u32 halves_above(u32 a, u32 minus) {
 #endif
 }
 
-// −0.0 becomes +0.0, all else stays: x·1 + 0.
+// Turns −0.0 into +0.0 and keeps everything else, by x·1 + 0.
 __device__ __forceinline__ u32 without_negative_zeros(u32 w) {
 #if __CUDA_ARCH__ >= 900
     u32 out;
@@ -159,7 +159,7 @@ __device__ __forceinline__ Block load_block(const uint4* at) {
     return {{a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w}};
 }
 
-// Bits of the largest magnitude, as bfloat16. NaN lies above Inf, Inf above all numbers.
+// bfloat16 bits of the largest magnitude. NaN counts as larger than infinity.
 __device__ __forceinline__ u32 largest(const u32* magnitudes) {
     u32 most = larger_halves(magnitudes[0], magnitudes[1]);
 #pragma unroll
@@ -168,7 +168,7 @@ __device__ __forceinline__ u32 largest(const u32* magnitudes) {
     return low > high ? low : high;
 }
 
-// Sign bits of eight values in four words, as bits 3 of nibbles.
+// Sign bits of eight values, given in four words, as bit 3 of eight nibbles.
 __device__ __forceinline__ u32 signs(const u32* w) {
     const u32 first = __byte_perm(without_negative_zeros(w[0]), without_negative_zeros(w[1]), 0x7531);
     const u32 second = __byte_perm(without_negative_zeros(w[2]), without_negative_zeros(w[3]), 0x7531);
@@ -183,7 +183,7 @@ struct Scale {
     float value;
 };
 
-// Nearest even, saturating at 448; NaN is 0x7F.
+// Rounds to nearest even and saturates at 448. NaN gives 0x7F.
 __device__ __forceinline__ Scale round_e4m3(float scale) {
     if (scale != scale) return {127, scale};
     const float inside = scale > 448.0f ? 448.0f : scale;
@@ -198,13 +198,14 @@ __device__ __forceinline__ float value_of_e4m3(u32 byte) {
     return byte < 8 ? (float)byte * 0.001953125f : __uint_as_float((byte + 960) << 20);
 }
 
-// What an element is multiplied by: min(1/(S·(1/enc)), FMAX); NaN stays.
+// The multiplier of elements: min(1/(S·(1/enc)), largest float32). NaN stays NaN.
 __device__ __forceinline__ float multiplier_of(float scale, float inverse) {
     const float reciprocal = 1.0f / (scale * inverse);
     return reciprocal > FLOAT32_MAX ? FLOAT32_MAX : reciprocal;
 }
 
-// y in [0, 7) moved so that its last place is the grid's step: gpu/triton/blocks.py says why.
+// A power of two p such that the last place of p·2**19 is the grid's step at y, for y in [0, 7). gpu/triton/blocks.py
+// explains it.
 __device__ __forceinline__ float step_of(float y) {
     return __uint_as_float(__float_as_uint(__fmaf_rn(y, y, 12.5f)) & 0x7F800000);
 }
@@ -220,14 +221,15 @@ __device__ __forceinline__ Element round_e2m1(float y) {
     return {(raw + (raw >> 22) - 298) & 7, __fmaf_rn(step, -524288.0f, moved)};
 }
 
-// The same for any y, NaN (code 0) included, with its sign in the code and in the value.
+// The same for any y, with the sign in code and value. NaN gives code 0.
 __device__ __forceinline__ Element round_signed(float y) {
     const float magnitude = y != y ? 0.0f : fabsf(y);
     const Element e = round_e2m1(magnitude);
     return y < 0.0f ? Element{e.code | 8, -e.value} : e;
 }
 
-// A block in memory, for the exact paths: they are rare, and read it again rather than keep it in registers.
+// A block in memory, for the exact paths. They are rare, so they read the block again instead of keeping it in
+// registers.
 struct Words {
     const u32* at;
 
@@ -240,7 +242,7 @@ struct Words {
         for (int i = 0; i < 8; ++i) most = larger_halves(most, at[i] & 0x7FFF7FFF);
         return (most & 0xFFFF) > most >> 16 ? most & 0xFFFF : most >> 16;
     }
-    // Codes under one scale, any numbers.
+    // Codes of any numbers under one scale.
     __device__ __forceinline__ uint2 codes(float multiplier) const {
         u64 out = 0;
 #pragma unroll 4
@@ -252,10 +254,10 @@ struct Words {
 
 // --- blocks that a table does not decide ---
 
-// Each warp keeps its own: blocks wait until there is one for every lane, so that the exact arithmetic runs without
-// idle lanes. What lies in `mask` is the kernel's business.
+// Each warp has its own queue. Blocks wait until there is one for every lane, so that no lane idles during the exact
+// arithmetic. Each kernel defines what `mask` means.
 struct Queue {
-    u64* entries;  // 2·WARP of them: fewer than WARP wait while up to WARP come
+    u64* entries;  // 2·WARP entries: fewer than WARP wait when up to WARP more arrive
     u32 lane, waiting;
 
     __device__ Queue(u64* memory)
@@ -265,7 +267,7 @@ struct Queue {
         if (joins) entries[waiting + __popc(all & ((1u << lane) - 1))] = (u64)block << 16 | mask;
         waiting += __popc(all);
     }
-    // Takes up to WARP blocks; calls work(block, mask) in the lanes that got one.
+    // Takes up to WARP blocks and calls work(block, mask) in the lanes that got one.
     template <typename Work>
     __device__ __forceinline__ void take(Work work) {
         __syncwarp();
@@ -280,7 +282,8 @@ struct Queue {
     }
 };
 
-// The kernel that builds tables lets the next one begin at once, and that one waits here until they are written.
+// The kernel that builds tables lets the next kernel start at once. That one waits in wait_for_kernel_before until the
+// tables are written.
 __device__ __forceinline__ void let_next_kernel_begin() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;");
@@ -293,9 +296,9 @@ __device__ __forceinline__ void wait_for_kernel_before() {
 #endif
 }
 
-// The blocks of a segment, `decide` for each; the next block is on its way while one is worked on. Lanes beyond the
-// last block take part, so that warps stay together. `prepare` runs once the first loads are under way and returns what
-// `decide` gets with every block.
+// Calls `decide` for each block of a segment and loads the next block meanwhile. Lanes beyond the last block take part
+// too, so that warps stay together. `prepare` runs after the first loads have started, and `decide` gets its result
+// with every block.
 template <typename Prepare, typename Decide, typename Exact>
 __device__ __forceinline__ void for_all_blocks(const Operand& o, const Segment& s, Queue& queue, Prepare prepare,
                                                Decide decide, Exact exact) {
@@ -328,7 +331,7 @@ __device__ __forceinline__ void for_all_blocks(const Operand& o, const Segment& 
     if (queue.waiting > 0) queue.take(exact);
 }
 
-// Every segment of this block of threads.
+// Calls `work` for every segment of this thread block.
 template <typename Work>
 __device__ __forceinline__ void for_all_segments(const Operand& o, Work work) {
     if (!GROUPED) {
@@ -341,6 +344,6 @@ __device__ __forceinline__ void for_all_segments(const Operand& o, Work work) {
         const Segment s = segment_at(o, begin, end);
         work(s);
         begin = s.end;
-        __syncthreads();  // nobody needs the tables any more
+        __syncthreads();  // the tables may be overwritten now
     }
 }
