@@ -29,7 +29,7 @@
 #ifndef MARGIN_UNITS
 #define MARGIN_UNITS 96
 #endif
-#include "common.cuh"
+#include "blocks.cuh"
 
 // Ratios reach 6.41/0.25 = 25.7, which is 4.69 octaves of 128 rows, plus 0.09 because bits are not quite a logarithm.
 constexpr int ROW_COUNT = 616;

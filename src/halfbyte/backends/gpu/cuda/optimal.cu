@@ -31,7 +31,7 @@
 #ifndef MARGIN_UNITS
 #define MARGIN_UNITS 18
 #endif
-#include "common.cuh"
+#include "blocks.cuh"
 
 constexpr int CANDIDATES = 9,
               ROW_COUNT = 656;  // M is at most 3.95·s, codes are 0 below 0.25·s/2: 4.99 octaves, plus 0.09
