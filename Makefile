@@ -6,7 +6,7 @@ INSTALL := -m pip --disable-pip-version-check install --quiet
 PIP := $(BIN)/python $(INSTALL)
 CPP = $(shell find src tests -name '*.cpp' -o -name '*.h' -o -name '*.inc' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: help demo test test-clients test-gpu test-oldest test-arm64 check sanitize lint types format conform bench \
+.PHONY: help demo test test-docs test-clients test-gpu test-oldest test-arm64 check sanitize lint types format conform bench \
 	bench-convert docs wheel clean
 
 help:  ## list the targets
@@ -18,6 +18,9 @@ demo: $(VENV)/.runtime  ## every contract and method on a few tensors; then a re
 
 test: $(VENV)/.peers  ## run every test, the live peers included
 	$(BIN)/python -m pytest -n auto
+
+test-docs: $(VENV)/.peers  ## run the examples in README.md and docs/, check the figures and tables there
+	$(BIN)/python -m pytest README.md docs tests/test_docs.py
 
 test-clients: $(VENV)/.peers .venv-vllm/.ready .venv-sglang/.ready  ## vLLM and SGLang load what convert writes (minutes)
 	$(BIN)/python -m pytest tests/clients/check_sglang.py tests/clients/check_vllm.py
