@@ -73,7 +73,7 @@ KERNELS = {
 
 
 class Blocks(ctypes.Structure):
-    """The struct Operand of cuda/common.cuh."""
+    """The struct Operand of cuda/blocks.cuh."""
 
     _fields_ = [
         ("x", ctypes.c_void_p), ("codes", ctypes.c_void_p), ("scales", ctypes.c_void_p), ("numbers", ctypes.c_void_p),
