@@ -18,32 +18,35 @@ static float round_to_bfloat(float x) {
     return as_float(bits & 0xFFFF0000u);
 }
 
-// Slot 2 of the contract (contracts.expressions). The order is that of PRE_SCALES in backends/cpu/tables.py.
+// Slot 2 of the contract.
 static float pre_scale(const Rule& r, float v) {
     const float sixth = 1.0f / 6.0f;
     switch (r.pre_scale) {
-        case 0: return v * (r.factor * sixth);
-        case 1: return r.factor * (v * sixth);
-        case 2: return r.amax == 0.0f ? 0.0f : (v / r.largest) * r.factor;
-        case 3: return v / (6.0f * r.factor);
-        case 4: {
+        case FOLDED_SIXTH: return v * (r.factor * sixth);
+        case SIXTH_THEN_FACTOR: return r.factor * (v * sixth);
+        case DIVIDED_THEN_FACTOR_OR_ZERO: return r.amax == 0.0f ? 0.0f : (v / r.largest) * r.factor;
+        case OVER_PRODUCT: return v / (6.0f * r.factor);
+        case FACTOR_TIMES_DIVIDED: {
             float share = v / 6.0f;
             if (r.statistics == FP16) share = round_to_half(share);
             if (r.statistics == BF16) share = round_to_bfloat(share);
             return r.factor * share;
         }
-        case 5: return (v / 6.0f) / r.factor;
-        case 6: return v / 6.0f;
-        case 7: return v / 6.0f > 1e-12f ? v / 6.0f : 1e-12f;
-        default:
+        case DIVIDED_TWICE: return (v / 6.0f) / r.factor;
+        case DIVIDED: return v / 6.0f;
+        case DIVIDED_FLOORED: return v / 6.0f > 1e-12f ? v / 6.0f : 1e-12f;
+        case STATIC_SCALE:
             // A zero share is not replaced here (`for_zero` does that), so the scale never decreases as v grows.
             return ((v / 6.0f) * (r.top / 6.0f)) / (r.amax / 6.0f);
+        default: return std::numeric_limits<float>::quiet_NaN();  // no such formula: backends/cpu/choose.py refuses it
     }
 }
 
 // Whether `for_zero` applies, that is, whether the scale is exactly 0. Model-Optimizer's static weights ask this of
 // v/6.
-static bool is_zero(const Rule& r, float v) { return (r.pre_scale == 8 ? v / 6.0f : pre_scale(r, v)) == 0.0f; }
+static bool is_zero(const Rule& r, float v) {
+    return (r.pre_scale == STATIC_SCALE ? v / 6.0f : pre_scale(r, v)) == 0.0f;
+}
 
 // Slot 3 of the contract without its exceptions for zero, so that the byte never decreases as v grows.
 static int byte_of(const Rule& r, float v) {

@@ -37,7 +37,7 @@ struct alignas(64) ErrorRows {
     int32_t least, most;                 // smallest and largest amax that the table serves
 };
 
-// How an element of an MX block is rounded. The order is that of ELEMENTS in backends/cpu/mx.py.
+// How an element of an MX block is rounded. The order is that of ELEMENTS in backends/cpu/tables_mx.py.
 enum MxElement : int { MX_E2M1 = 0, MX_E2M1_DOWN = 1, MX_E4M3 = 2 };
 
 // The kernels trust their arguments: callers check shapes and strides before they pass a pointer.

@@ -2,6 +2,18 @@
 #pragma once
 #include "numbers.h"
 
+// The formulas of slot 2, named after their functions in contracts/expressions.py.
+enum PreScale : int {
+    FOLDED_SIXTH = 0,
+    SIXTH_THEN_FACTOR = 1,
+    DIVIDED_THEN_FACTOR_OR_ZERO = 2,
+    OVER_PRODUCT = 3,
+    FACTOR_TIMES_DIVIDED = 4,
+    DIVIDED_TWICE = 5,
+    DIVIDED = 6,
+    DIVIDED_FLOORED = 7,
+    STATIC_SCALE = 8
+};
 enum Tie : int { TIE_EVEN = 0, TIE_DOWN = 1 };
 enum Sign : int { SIGN_BELOW_ZERO = 0, SIGN_BIT = 1, SIGN_NOT_ABOVE_ZERO = 2, SIGN_OF_X = 3 };
 
@@ -60,11 +72,11 @@ static inline uint8_t byte_of_amax(uint32_t amax, const Tables& t) {
 
 // How the contract computes scale bytes and codes of one tensor. (contracts.spec.NVFP4Rule)
 struct Rule {
-    int32_t pre_scale;  // index into PRE_SCALES of backends/cpu/tables.py
+    int32_t pre_scale;  // a PreScale
     int32_t divides;    // y = x / constant[byte] instead of x * constant[byte]
     int32_t tie, sign, wraps;
     int32_t for_zero_byte;  // -1: none
-    int32_t statistics;     // the Dtype to which v/6 is rounded (pre_scale 4)
+    int32_t statistics;     // the Dtype to which v/6 is rounded (FACTOR_TIMES_DIVIDED)
     float smallest;
     float for_zero;  // negative: none
     float factor, largest, top, amax;
