@@ -52,6 +52,10 @@ NARROW = {
 FRAMEWORKS = ("torch", "triton", "ray", "plotly", "transformers", "typer", "rich")
 
 
+ROOMS = ["io", "plan", "execute"]
+"""The folders of checkpoint/. A module imports only from its left or its own folder."""
+
+
 def layer(parts: tuple[str, ...]) -> str:
     """The layer of a module given as the parts of its name after `halfbyte`."""
     return parts[0] if parts else "halfbyte"
@@ -106,6 +110,25 @@ def test_imports_go_one_way(path: str) -> None:
     assert violations(Path(path).read_text(), MODULES[path]) == []
 
 
+def rooms_imported(source: str) -> set[str]:
+    """The folders of checkpoint/ that a module imports from."""
+    names = [node.module or "" for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)]
+    return {name.split(".")[2] for name in names if name.startswith("halfbyte.checkpoint.")}
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_rooms_of_checkpoint_import_one_way(room: str) -> None:
+    paths = sorted((SOURCE / "checkpoint" / room).glob("*.py"))
+    assert len(paths) > 3
+    for path in paths:
+        assert rooms_imported(path.read_text()) <= set(ROOMS[: ROOMS.index(room) + 1]), path
+
+
+def test_a_room_that_is_imported_is_seen() -> None:
+    source = "from halfbyte.checkpoint.execute.pool import Event\nfrom halfbyte.checkpoint import run"
+    assert rooms_imported(source) == {"execute"}
+
+
 def test_every_layer_exists() -> None:
     assert {layer(parts) for parts in MODULES.values()} >= set(LAYERS)
     assert set(NARROW) <= set(LAYERS)
@@ -127,6 +150,8 @@ def test_every_layer_exists() -> None:
         (("formats",), "from halfbyte.codec.bits import F32"),
         (("contracts", "peers", "ocp"), "from halfbyte.arrays import like"),
         (("layouts", "gguf"), "from halfbyte.types import QuantizedTensor"),
+        (("layouts", "modelopt"), "from halfbyte.checkpoint.io.index import Tensor"),
+        (("models", "partners"), "from halfbyte.layouts import LAYOUTS"),
         (("testing",), "from halfbyte.quantize import quantize"),
         (("quantize",), "from halfbyte.cli import app"),
         ((), "from halfbyte.conform import run_vectors"),

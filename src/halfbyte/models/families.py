@@ -132,5 +132,5 @@ def is_router(module: str) -> bool:
 
 
 def find_family(model_type: str) -> Family:
-    """The family of a model type; a family without extras where the table has none."""
+    """The family of a model type; UNKNOWN where the table has none."""
     return next((family for family in FAMILIES if model_type in family.model_types), UNKNOWN)

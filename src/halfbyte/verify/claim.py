@@ -50,7 +50,7 @@ def _others(contents: Contents, claim: Claim) -> Iterator[Problem]:
 
 
 def _readers(checkpoint: Checkpoint, contents: Contents, claim: Claim) -> Iterator[Problem]:
-    """Layouts that are as they should be, and that some reader cannot use all the same."""
+    """Checkpoints that are correct, but that some reader cannot use."""
     gpt_oss = checkpoint.model_type == "gpt_oss"
     if claim.layout == "gpt-oss" and not gpt_oss:
         text = f"quant_method mxfp4 is read for gpt_oss models only, not for {checkpoint.model_type or 'this one'}"

@@ -30,7 +30,7 @@ from halfbyte.types import QuantizedTensor
 
 @dataclass(frozen=True)
 class TensorScales:
-    """What is stored beside the blocks, in both directions."""
+    """The tensor scale in both directions: layouts store one or the other."""
 
     multiplier: np.float32
     divisor: np.float32
@@ -51,7 +51,7 @@ class Engine:
         self.device = resolve_device(device)
         self._compiled = load_library() is not None
         self._resolved: Method = Amax()
-        """The method as an instance, with the options that it has when asked for by name."""
+        """The method as an instance; a name stands for one with its default options."""
         if format is not None and contract is not None:
             probe = np.zeros((1, format.block), np.float32)
             self._resolved = quantize(probe, format, contract, method, backend="reference").method

@@ -80,7 +80,7 @@ def find_source_weights(checkpoint: Checkpoint) -> Found:
 
 
 def _unknown(tensor: Tensor) -> str:
-    """What to say of a tensor whose name is that of a weight, and that no table of a layout fits."""
+    """The message for a tensor that is named like a weight, but fits no table of a layout."""
     needed = {
         tensor.name.removesuffix(storage.codes.suffix) + storage.rules["scales"].suffix
         for storage in all_storages()

@@ -1,4 +1,4 @@
-"""What a conversion aims at: format, layout, contract and method that fit together, and the scales of activations."""
+"""The target of a conversion: format, layout, contract and method that fit together; scales of activations."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Target:
 
 
 def resolve_target(options: Options, family: Family) -> Target:
-    """The target that the options name. Combinations without a definition raise here."""
+    """The target that the options name. Raises for a combination that has no definition."""
     if options.to not in TARGETS:
         raise unknown_name("target format", options.to, TARGETS)
     layout = get_layout(options.layout)
