@@ -101,9 +101,8 @@ def read_header(path: Path) -> Header:
 def _read_raw(path: Path, file: BinaryIO, size: int) -> bytes:
     prefix = file.read(8)
     length = int.from_bytes(prefix, "little")
-    if (
-        prefix[:2] in (b"PK", b"\x80\x02", b"\x80\x04") and 8 + length > size
-    ):  # lengths such as 640 begin with the same bytes
+    # The lengths 640, 1152 and 19280 begin with the same bytes as pickle and zip files, but such headers fit the file.
+    if prefix[:2] in (b"PK", b"\x80\x02", b"\x80\x04") and 8 + length > size:
         raise CheckpointError(
             f"{path}: this is a pickle (or zip) file, not safetensors; convert it to safetensors first"
         )
