@@ -63,7 +63,7 @@ def resolve_target(options: Options, family: Family) -> Target:
         layout = _beside_fp8(layout, family)
     if layout.stacking is not None and family.stacking not in (None, layout.stacking):
         raise UnsupportedError(
-            f"layout {layout.name} is read for gpt-oss models only, not for {family.name}; use --layout "
+            f"layout {layout.name} is read for {layout.name} models only, not for {family.name}; use --layout "
             "compressed-tensors"
         )
     format = get_format(options.to)
