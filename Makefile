@@ -73,7 +73,7 @@ clean:  ## remove everything that a target made
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-NATIVE := CMakeLists.txt $(wildcard src/halfbyte/backends/cpu/native/* src/halfbyte/backends/cpu/native/*/*)
+NATIVE := CMakeLists.txt $(shell find src/halfbyte/backends/cpu/native -type f)
 
 $(VENV)/.runtime: requirements.txt pyproject.toml $(NATIVE) | $(BIN)/python
 	$(PIP) -r requirements.txt

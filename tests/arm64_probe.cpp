@@ -110,10 +110,10 @@ static void run_plain(const uint8_t* x, int dtype, Numbers& n, Outputs& out) {
     print_hash("decode", dtype, values.data(), values.size() * 4);
     out.print("direct rows", dtype);
     std::vector<float> matrix(256);
-    for (int i = 0; i < 256; ++i) matrix[i] = __builtin_parity(i / 16 & i % 16) ? -0.25f : 0.25f;
+    for (int i = 0; i < 256; ++i) matrix[i] = (__builtin_parity(i / 16 & i % 16) ? -0.1f : 0.1f) * (float)(1 + i % 3);
     using Rotate = void(int, const void*, int64_t, int, const float*, void*);
     find<Rotate>("hb_rotate")(isa, x, BLOCKS, dtype, matrix.data(), values.data());
-    print_hash("rotate", dtype, values.data(), values.size() * 2);
+    print_hash("rotate", dtype, values.data(), values.size() * (dtype == FP32 ? 4 : 2));
 }
 
 static void run_four_six(const uint8_t* x, int dtype, Numbers& n, Outputs& out) {
@@ -205,7 +205,7 @@ int main(int count, char** arguments) {
         return 2;
     }
     isa = atoi(arguments[2]);
-    const float sum = find<float(float, float, float)>("hb_multiply_add")(1.0f + 0x1p-23f, 1.0f + 0x1p-23f, -1.0f);
+    const float sum = find<float(float, float, float)>("hb_multiply_add")(1.0f + 0x1p-12f, 1.0f + 0x1p-12f, -1.0f);
     print_hash("multiply_add", FP32, &sum, sizeof sum);
     for (int dtype : {BF16, FP16, FP32}) {
         const std::vector<uint8_t> x = make_input(dtype);
