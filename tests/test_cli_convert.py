@@ -108,7 +108,7 @@ def test_sizes(text: str, size: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "lots", "-1GB", "0", "2XB", "1.2.3GB"])
 def test_sizes_that_are_none(text: str) -> None:
-    with pytest.raises(InputError, match="is no size; examples"):
+    with pytest.raises(InputError, match="is not a size; examples"):
         memory_size(text)
 
 
@@ -132,8 +132,8 @@ def test_json_log(tmp_path: Path, source: Path) -> None:
         (("--layout", "awq"), "unknown layout 'awq'"),
         (("--device", "tpu"), "unknown device 'tpu'"),
         (("--device", "cuda:x"), "unknown device 'cuda:x'"),
-        (("--max-memory", "lots"), "is no size"),
-        (("--max-memory", "1e400"), "is no size"),
+        (("--max-memory", "lots"), "is not a size"),
+        (("--max-memory", "1e400"), "is not a size"),
         (("--max-memory", "1kB"), "is too little"),
         (("--keep", ""), "an empty pattern fits every module"),
         (("--experts-only", "--include", "x"), "exclude each other"),
