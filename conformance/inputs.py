@@ -34,7 +34,7 @@ BLOCK, MX_BLOCK = 16, 32
 
 
 def make(name: str, shape: tuple[int, ...], dtype: str, seed: int) -> Array:
-    """The operand of that name, in float32, float16 or ml_dtypes.bfloat16. All but nonfinite, nan and inf are finite."""
+    """The operand of that name, in float32, float16 or ml_dtypes.bfloat16. All but nonfinite, nan, inf are finite."""
     rng = np.random.default_rng([zlib.crc32(name.encode()), seed, *shape])
     width = (
         shape[-1] if name in NONFINITE else -(-shape[-1] // MX_BLOCK) * MX_BLOCK
