@@ -1,4 +1,4 @@
-"""The CPU benchmark: that it runs, what it writes, and that a wrong bit does not go unseen."""
+"""The CPU benchmark: it runs, it writes its report, and it notices a wrong bit."""
 
 from __future__ import annotations
 

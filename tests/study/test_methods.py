@@ -1,4 +1,4 @@
-"""The method study: known figures on normal numbers, the ideal scale against brute force, weights from files."""
+"""The method study: known figures on normal numbers, the ideal scale by brute force, weights from files."""
 
 from __future__ import annotations
 
