@@ -60,7 +60,7 @@ def print_operations(console: Console, report: Record) -> None:
     console.print(table)
     copies = [r for r in records if r["name"] == "memcpy"]
     spread = "; ".join(f"{r['threads']}T best {r['gb_s']:.2f}, median {r['median_gb_s']:.2f} GB/s" for r in copies)
-    console.print(f"memcpy {spread}: where these lie apart, the ratios are a range.", highlight=False)
+    console.print(f"memcpy {spread}: if these differ, the ratios are a range.", highlight=False)
     several = [r["cores"] / r["threads"] for r in records if r.get("threads", 1) > 1]
     if several and statistics.median(several) < BUSY:
         console.print(
@@ -81,7 +81,7 @@ def print_scaling(console: Console, scaling: Record) -> None:
     if scaling["skipped_megabytes"]:
         console.print(f"no memory for {', '.join(map(str, scaling['skipped_megabytes']))} MB")
     table = Table(
-        title="Two threads against one, and what a call costs whatever the size",
+        title="Two threads against one, and the fixed cost of a call",
         caption="Speed-up of the kernels that memory does not bound, with the cores that the two threads really had;"
         " µs of a call on 16×32 elements, one thread.",
     )

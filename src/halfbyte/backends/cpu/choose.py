@@ -194,14 +194,14 @@ def _unserved_formulas(rule: NVFP4Rule) -> Reason | None:
         return _unknown("way of storing the tensor scale", rule.stored or rule.multiplier)
     given = rule.constant_factor is not None
     if given and (kind is not ENCODING or rule.stored is not expressions.store_factor):
-        return Reason("a tensor-level number of the caller's own is compiled for contracts that store an encode factor")
+        return Reason("a global_scale given by the caller is compiled only for contracts that store an encode factor")
     return None
 
 
 def _unserved_numbers(rule: NVFP4Rule) -> Reason | None:
     policy, rounding = rule.scale_byte, rule.rounding
     if rule.element_max not in ELEMENT_MAXES or rule.e4m3_max not in E4M3_MAXES:
-        return Reason(f"no kernel was written for a tensor's amax at {rule.element_max} times {rule.e4m3_max}")
+        return Reason(f"no kernel was written for tensor amaxes scaled to {rule.element_max} times {rule.e4m3_max}")
     if rule.statistics not in ("input", "fp32"):
         return Reason(f"no kernel was written for statistics in {rule.statistics!r}")
     zeros = policy.for_zero in FOR_ZERO and policy.for_zero_byte in FOR_ZERO_BYTE
@@ -220,7 +220,7 @@ def _choose_nvfp4(request: Request, rule: NVFP4Rule) -> Kernel | Reason:
     if rule.block_search is not None and method in rule.searches and not takes_four_six:
         return _choose_static(request, rule)
     if request.scaling == "row" and not _is_transformer_engine(rule):
-        return Reason("row scaling is compiled for TransformerEngine's formulas only")
+        return Reason("row scaling is compiled only for TransformerEngine's formulas")
     if kind is FourSix:
         return _choose_four_six(request, rule)
     if kind is Optimal or kind is Hessian:
@@ -262,7 +262,7 @@ def _choose_four_six(request: Request, rule: NVFP4Rule) -> Kernel | Reason:
         )
         if not (formulas and sums and rule.scale_byte == ScaleByte() and rule.element_max == 6):
             return Reason("4over6 with codes that wrap is compiled for fouroversix's own formulas and sums")
-        return Kernel.FOUR_SIX_ORDERED if request.scaling == "tensor" else Reason("it has no row scaling with them")
+        return Kernel.FOUR_SIX_ORDERED if request.scaling == "tensor" else Reason("codes that wrap have no row scaling")
     formulas = (
         rule.factor is expressions.clamped_ratio
         and four_six.pre_scale is expressions.divided_then_factor
@@ -276,7 +276,9 @@ def _choose_four_six(request: Request, rule: NVFP4Rule) -> Kernel | Reason:
         return Reason("4over6 is compiled for TransformerEngine's formulas, with absolute or squared errors")
     if tiled:
         fits = four_six.tile_sum is reductions.rows_then_tree and request.format.block == 16
-        return Kernel.FOUR_SIX_TILES if fits else Reason("4over6 on tiles is compiled for sums of rows, then a tree")
+        return (
+            Kernel.FOUR_SIX_TILES if fits else Reason("4over6 on tiles is compiled only for sums of rows, then a tree")
+        )
     if four_six.block_sum is not reductions.sequential:
         return _unknown("order of 4over6's sums", four_six.block_sum)
     if request.format.block != 16:
@@ -355,7 +357,7 @@ def _unserved_mx(request: Request, rule: MXRule) -> Reason | None:
     plain = rule.element in (exponents.over, exponents.times_reciprocal) and rule.nearest is None
     rounds = (rounding.tie, rounding.sign, rounding.zero_input) == (SATURATING.tie, SATURATING.sign, False)
     if not (plain and rounds) or rule.rounds_quotient or scale not in POWERS_OF_TWO:
-        return Reason("e4m3 elements are compiled for x over a power of two, nearest even, with the sign bit of x")
+        return Reason("e4m3 elements are compiled only for x / power of two, nearest even, with the sign bit of x")
     return None
 
 
