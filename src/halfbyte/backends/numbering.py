@@ -1,7 +1,7 @@
-"""Numbers by which kernels know dtypes, formulas and choices. Python, C++, Triton and CUDA mean the same by them.
+"""The numbers of dtypes, formulas and choices in kernels. They are the same in Python, C++, Triton and CUDA.
 
-The place in a list is the number. tests/backends/test_numbering.py compares the lists with the kernels' sources. A new
-formula goes to the end of its list, and into the kernels that are to serve it.
+The number is the index in a list. tests/backends/test_numbering.py compares the lists with the sources of the kernels.
+To add a formula, append it to its list and to the kernels that should serve it.
 """
 
 from __future__ import annotations
