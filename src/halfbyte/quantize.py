@@ -56,7 +56,7 @@ def quantize(
     scaling: "tensor" for one global scale, "row" for one a row, where the contract has that.
     global_amax: the amax to use in place of the tensor's own, when several tensors share a global scale.
         A CUDA tensor given here is not looked at, because that would wait for the device.
-    backend: "auto", "triton" (CUDA tensors, which stay on their device), "cpu" (compiled) or "reference" (numpy). All
+    backend: "auto", "gpu" (CUDA tensors, which stay on their device), "cpu" (compiled) or "reference" (numpy). All
         give the same bits; "auto" takes the first that can.
     threads: how many may work; None: HALFBYTE_THREADS, or the processors there are. Never changes a bit.
     out: a QuantizedTensor of the same format and shape whose codes and scales are overwritten, which saves new memory.

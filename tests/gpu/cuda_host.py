@@ -12,14 +12,15 @@ import numpy as np
 import numpy.typing as npt
 
 from halfbyte.backends import Request
-from halfbyte.backends.gpu.cuda.launch import KERNELS, SOURCES, Blocks, Form
-from halfbyte.backends.gpu.rules import FACTORS, four_six_numbers
+from halfbyte.backends.gpu.choose import Kernel, choose
+from halfbyte.backends.gpu.constants import NUMBERS, PREPARED
+from halfbyte.backends.gpu.cuda.table_kernels import SOURCES, TABLE_KERNELS, Form, Operand
+from halfbyte.backends.numbering import METRICS
 from halfbyte.backends.reference.quantize import tensor_scale
 from halfbyte.backends.reference.search import exponent_of
 from halfbyte.codec.bits import F32, U8, widen
 from halfbyte.codec.blocks import split
-from halfbyte.contracts import NVFP4Rule
-from halfbyte.methods import FourSix
+from halfbyte.contracts import NVFP4Rule, expressions
 
 HERE = Path(__file__).parent
 
@@ -58,7 +59,7 @@ class OnCpu:
         parts = [x[start : start + group_rows] for start in range(0, rows, group_rows)]
         numbers = np.concatenate([numbers_of(part, rule, request) for part in parts])
         form = Form(swizzled or stride != 2 * width, swizzled, len(parts) > 1)
-        operand = Blocks(
+        operand = Operand(
             x.ctypes.data, codes.ctypes.data, scales.ctypes.data, numbers.ctypes.data, None, None, rows * columns,
             columns, stride // 16, len(parts), group_rows * columns,
         )  # fmt: skip
@@ -76,7 +77,7 @@ class OnCpu:
         total = int(before[-1])
         codes, scales = np.zeros(total * 8, np.uint8), np.zeros(total, np.uint8)
         numbers = np.concatenate([numbers_of(x, rule, request) for x in tensors])
-        operand = Blocks(
+        operand = Operand(
             None, codes.ctypes.data, scales.ctypes.data, numbers.ctypes.data, None, listed.ctypes.data, total, 1, 0,
             len(tensors), 1,
         )  # fmt: skip
@@ -90,11 +91,12 @@ class OnCpu:
             raise TypeError("the kernels know NVFP4")
         return rule
 
-    def _call(self, operand: Blocks, rule: NVFP4Rule, request: Request, form: Form) -> int:
-        kind: dict[str, int | float] = {"KIND": 0, "METRIC": 0}
-        if isinstance(request.method, FourSix) and rule.four_six is not None:
-            kind = four_six_numbers(rule.four_six, request.method, request)
-        chosen = (form.rows, form.swizzled, form.grouped, form.listed, kind["KIND"], kind["METRIC"])
+    def _call(self, operand: Operand, rule: NVFP4Rule, request: Request, form: Form) -> int:
+        kernel = choose(request)
+        if not isinstance(kernel, Kernel) or kernel.table is None:
+            raise TypeError("no table serves this")
+        squared = kernel.constants.get("METRIC") == METRICS.index("mse")
+        chosen = (form.rows, form.swizzled, form.grouped, form.listed, kernel.constants.get("KIND", 0), squared)
         self.library.choose(*(int(number) for number in chosen), ctypes.c_float(float(rule.anchor(request.method))))
         self.library.call.restype = ctypes.c_longlong
         return int(self.library.call(operand))
@@ -104,7 +106,9 @@ def build(name: str, *definitions: str) -> OnCpu:
     """A kernel by its name, compiled without contraction; the library is gone with the process."""
     folder = Path(tempfile.mkdtemp())
     (folder / "call.cpp").write_text(
-        CALL.format(source=KERNELS[name].source, builder=KERNELS[name].builder, kernel=KERNELS[name].function)
+        CALL.format(
+            source=TABLE_KERNELS[name].source, builder=TABLE_KERNELS[name].builder, kernel=TABLE_KERNELS[name].function
+        )
     )
     command = ["g++", "-std=c++17", "-O2", "-ffp-contract=off", "-fPIC", "-shared", "-Wno-unknown-pragmas"]
     subprocess.run(
@@ -116,7 +120,7 @@ def build(name: str, *definitions: str) -> OnCpu:
 @np.errstate(all="ignore")
 def numbers_of(x: npt.NDArray[np.generic], rule: NVFP4Rule, request: Request) -> F32:
     """What triton/scales.py, prepare, writes for a tensor, from the contract's own functions."""
-    if rule.factor is not FACTORS[0] or rule.stored is None:
+    if rule.factor is not expressions.clamped_ratio or rule.stored is None:
         raise TypeError("the kernels know TransformerEngine's formulas")
     t = tensor_scale(split(widen(x), 16), rule, request)
     amax, factor = np.float32(t.amax.item()), np.float32(t.factor.item())
@@ -124,10 +128,18 @@ def numbers_of(x: npt.NDArray[np.generic], rule: NVFP4Rule, request: Request) ->
     searched = np.isfinite(multiplier) and multiplier > 0
     exponent = int(exponent_of(np.array([multiplier], np.float32))[0])
     first = -exponent if exponent > 0 else -exponent // 2
-    out = np.zeros(16, np.float32)
-    out[:4] = amax, factor, np.float32(1) / factor, factor * (np.float32(1) / np.float32(6))
-    out[7:9] = np.ldexp(np.float32(1), [first, -exponent - first])
-    out[9] = np.ldexp(multiplier, -exponent)
-    out[10] = searched
-    out[11] = 2.0**-60 <= amax <= 131072
+    known: dict[str, object] = {
+        "amax": amax,
+        "factor": factor,
+        "inverse": np.float32(1) / factor,
+        "folded": factor * expressions.SIXTH,
+        "prescale": np.ldexp(np.float32(1), first),
+        "prescale_again": np.ldexp(np.float32(1), -exponent - first),
+        "unit": np.ldexp(multiplier, -exponent),
+        "searched": searched,
+        "no_underflow": 2.0**-60 <= amax <= 131072,
+    }
+    out = np.zeros(NUMBERS, np.float32)
+    for name, value in known.items():
+        out[PREPARED.index(name)] = value
     return out

@@ -99,7 +99,7 @@ def cast_through_bfloat16() -> int:
     """Model-Optimizer's cast, on the device that the backend computes on."""
     x = hb.quantize(make_input("gauss", "fp32")[:3, :64], "mxfp4", "modelopt")
     contract = contracts.modelopt(mode="quantize_mxfp4_to_nvfp4")
-    got, _ = hb.cast(on_device(x), "nvfp4", contract=contract, backend="triton")
+    got, _ = hb.cast(on_device(x), "nvfp4", contract=contract, backend="gpu")
     expected, _ = hb.cast(x, "nvfp4", contract=contract, backend="reference")
     assert_same_bits(got.codes, expected.codes)
     assert_same_bits(got.scales, expected.scales)
@@ -113,7 +113,7 @@ def casts_that_keep() -> Iterator[int]:
     for x in inputs:
         source = hb.quantize(x, "mxfp4", "ocp")
         for algorithm in ("optimal", "hybrid", "verbatim"):
-            got, report = hb.cast(on_device(source), "nvfp4", algorithm, backend="triton")
+            got, report = hb.cast(on_device(source), "nvfp4", algorithm, backend="gpu")
             expected, wanted = hb.cast(source, "nvfp4", algorithm, backend="reference")
             assert report == wanted, f"{report}\n{wanted}"
             for part in ("codes", "scales", "global_scale", "stored_scale"):

@@ -70,7 +70,7 @@ class SearchCase:
         method = self.method(x.shape[1])
         got = hb.quantize(
             like(source, torch.empty(0, device=device)), self.format, self.contract, method, self.block, self.tile,
-            backend="triton",
+            backend="gpu",
         )  # fmt: skip
         expected = hb.quantize(source, self.format, self.contract, method, self.block, self.tile, backend="reference")
         for part in PARTS:

@@ -11,16 +11,15 @@ import torch
 import halfbyte as hb
 from halfbyte import contracts
 from halfbyte.backends import Request
+from halfbyte.backends.gpu.choose import Kernel, choose
 from halfbyte.backends.gpu.cuda import compile as cuda_compile
-from halfbyte.backends.gpu.cuda import launch as cuda_launch
-from halfbyte.backends.gpu.cuda.launch import KERNELS, Form, definitions_of, kernel_for
-from halfbyte.contracts import NVFP4Rule
+from halfbyte.backends.gpu.cuda import table_kernels
+from halfbyte.backends.gpu.cuda.table_kernels import TABLE_KERNELS, Form, definitions_of
 from halfbyte.methods import Method
 from tests.backends.cases import FOUR_SIX, every_case
 from tests.gpu.builds import CAPABILITIES
 
 TE = contracts.transformer_engine()
-RULE = TE.rules["nvfp4"]
 PLAIN = Form()
 SEPARATE = "-D__fmaf_rn(x,y,z)=((x)*(y)+(z))"
 """Takes out every fused operation that the source asks for."""
@@ -28,10 +27,10 @@ SEPARATE = "-D__fmaf_rn(x,y,z)=((x)*(y)+(z))"
 
 def definitions(method: Method, form: Form = PLAIN) -> tuple[str, tuple[str, ...]]:
     request = Request(hb.get_format("nvfp4"), TE, method, (1, 16), "tensor", "bf16", device="cuda")
-    assert isinstance(RULE, NVFP4Rule)
-    name = kernel_for(RULE, request)
-    assert name is not None
-    return name, definitions_of(name, RULE, request, form)
+    kernel = choose(request)
+    assert isinstance(kernel, Kernel)
+    assert kernel.table is not None
+    return kernel.table, definitions_of(kernel, form)
 
 
 def fused(ptx: bytes) -> int:
@@ -52,25 +51,25 @@ def fused(ptx: bytes) -> int:
 )
 def test_builds(method: Method, form: Form, capability: int) -> None:
     name, chosen = definitions(method, form)
-    cubin = cuda_compile.compile_source(KERNELS[name].source, f"sm_{capability}", chosen)
+    cubin = cuda_compile.compile_source(TABLE_KERNELS[name].source, f"sm_{capability}", chosen)
     assert cubin[:4] == b"\x7fELF"
-    assert KERNELS[name].builder.encode() in cubin
-    assert KERNELS[name].function.encode() in cubin
+    assert TABLE_KERNELS[name].builder.encode() in cubin
+    assert TABLE_KERNELS[name].function.encode() in cubin
 
 
 @pytest.mark.parametrize("method", [*FOUR_SIX, hb.Optimal()], ids=str)
 def test_only_what_was_asked_for_is_fused(method: Method) -> None:
     name, chosen = definitions(method, Form(rows=True, swizzled=True))
-    ptx = cuda_compile.compile_source(KERNELS[name].source, "compute_90", chosen)
+    ptx = cuda_compile.compile_source(TABLE_KERNELS[name].source, "compute_90", chosen)
     assert fused(ptx) > 0
     assert b".ftz" not in ptx, "subnormal numbers would be lost"
-    assert fused(cuda_compile.compile_source(KERNELS[name].source, "compute_90", (*chosen, SEPARATE))) == 0
+    assert fused(cuda_compile.compile_source(TABLE_KERNELS[name].source, "compute_90", (*chosen, SEPARATE))) == 0
 
 
 def test_contraction_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     name, chosen = definitions(hb.FourSix("mse", 448))
     monkeypatch.setattr(cuda_compile, "OPTIONS", ("--std=c++17", "--fmad=true"))
-    assert fused(cuda_compile.compile_source(KERNELS[name].source, "compute_90", (*chosen, SEPARATE))) > 0
+    assert fused(cuda_compile.compile_source(TABLE_KERNELS[name].source, "compute_90", (*chosen, SEPARATE))) > 0
 
 
 def test_errors_of_the_compiler_are_told() -> None:
@@ -80,18 +79,19 @@ def test_errors_of_the_compiler_are_told() -> None:
 
 def test_sources_belong_to_the_package() -> None:
     files = {entry.name for entry in resources.files("halfbyte.backends.gpu.cuda").iterdir()}
-    assert files >= {"common.cuh", *(kernel.source for kernel in KERNELS.values())}
+    assert files >= {"common.cuh", *(kernel.source for kernel in TABLE_KERNELS.values())}
 
 
 def test_what_the_tables_serve() -> None:
     served = set()
     for case in every_case():
         for dtype in ("bf16", "fp16", "fp32"):
-            request, rule = case.request(dtype), case.contract.rules.get(case.format)
-            if isinstance(rule, NVFP4Rule) and (name := kernel_for(rule.for_method(request.method), request)):
+            request = case.request(dtype)
+            kernel = choose(request)
+            if isinstance(kernel, Kernel) and kernel.table is not None:
                 assert (dtype, request.tile) == ("bf16", (1, 16))
-                served.add((case.contract.name, name))
-    both = {(peer, name) for peer in ("transformer_engine", "miles", "flashinfer") for name in KERNELS}
+                served.add((case.contract.name, kernel.table))
+    both = {(peer, name) for peer in ("transformer_engine", "miles", "flashinfer") for name in TABLE_KERNELS}
     assert served == both
 
 
@@ -100,32 +100,34 @@ def test_without_a_compiler_triton_serves_and_says_so_once(monkeypatch: pytest.M
         raise hb.errors.BackendError("NVRTC was not found")
 
     monkeypatch.setattr(cuda_compile, "compiler", missing)
-    monkeypatch.setattr(cuda_launch, "_properties", lambda index: ((9, 0), 132))
-    cuda_launch._compiled.cache_clear()
-    cuda_launch._warn_once.cache_clear()
+    monkeypatch.setattr(table_kernels, "_properties", lambda index: ((9, 0), 132))
+    table_kernels._compiled.cache_clear()
+    table_kernels._warn_once.cache_clear()
     name, chosen = definitions(hb.Optimal())
     with pytest.warns(UserWarning, match="Triton's kernels serve instead .* NVRTC was not found"):
-        assert cuda_launch._compiled(0, name, chosen, 1) is None
-    assert cuda_launch._compiled(0, name, (*chosen, "-DOTHER"), 1) is None  # a second warning would be an error
-    cuda_launch._compiled.cache_clear()
+        assert table_kernels._compiled(0, TABLE_KERNELS[name], chosen, 1) is None
+    assert (
+        table_kernels._compiled(0, TABLE_KERNELS[name], (*chosen, "-DOTHER"), 1) is None
+    )  # a second warning would be an error
+    table_kernels._compiled.cache_clear()
 
 
 def test_who_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Large tensors on Hopper and later go to the tables; small ones, older cards and a switch leave them to Triton."""
     card, cpu = torch.device("cuda", 0), torch.device("cpu")
-    monkeypatch.setattr(cuda_launch, "_properties", lambda index: ((9, 0), 132))
+    monkeypatch.setattr(table_kernels, "_properties", lambda index: ((9, 0), 132))
     monkeypatch.delenv("HALFBYTE_CUDA", raising=False)
-    many, groups = KERNELS["four_six"].smallest, 64
-    assert cuda_launch.usable("four_six", card, many, 1)
-    assert not cuda_launch.usable("four_six", card, many - 1, 1)
-    assert not cuda_launch.usable("four_six", cpu, many, 1)
-    assert cuda_launch.usable("optimal", card, groups * cuda_launch.SMALLEST_GROUP, groups)
-    assert not cuda_launch.usable("optimal", card, groups * cuda_launch.SMALLEST_GROUP - 1, groups)
-    assert not cuda_launch.usable("optimal", card, 1 << 40, cuda_launch.MOST_GROUPS + 1)
-    monkeypatch.setattr(cuda_launch, "EVERY_SIZE", True)
-    assert cuda_launch.usable("four_six", card, 1, 1)
+    many, groups = TABLE_KERNELS["four_six"].smallest, 64
+    assert table_kernels.usable("four_six", card, many, 1)
+    assert not table_kernels.usable("four_six", card, many - 1, 1)
+    assert not table_kernels.usable("four_six", cpu, many, 1)
+    assert table_kernels.usable("optimal", card, groups * table_kernels.SMALLEST_GROUP, groups)
+    assert not table_kernels.usable("optimal", card, groups * table_kernels.SMALLEST_GROUP - 1, groups)
+    assert not table_kernels.usable("optimal", card, 1 << 40, table_kernels.MOST_GROUPS + 1)
+    monkeypatch.setattr(table_kernels, "EVERY_SIZE", True)
+    assert table_kernels.usable("four_six", card, 1, 1)
     monkeypatch.setenv("HALFBYTE_CUDA", "0")
-    assert not cuda_launch.usable("four_six", card, many, 1)
+    assert not table_kernels.usable("four_six", card, many, 1)
     monkeypatch.setenv("HALFBYTE_CUDA", "1")
-    monkeypatch.setattr(cuda_launch, "_properties", lambda index: ((8, 9), 142))
-    assert not cuda_launch.usable("four_six", card, many, 1)
+    monkeypatch.setattr(table_kernels, "_properties", lambda index: ((8, 9), 142))
+    assert not table_kernels.usable("four_six", card, many, 1)

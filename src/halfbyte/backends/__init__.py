@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from halfbyte.backends.cpu.backend import Cpu
-from halfbyte.backends.gpu.backend import Triton
+from halfbyte.backends.gpu import Gpu
 from halfbyte.backends.protocol import Backend, DeviceBackend, DeviceParts, Parts, Request
 from halfbyte.backends.reference.quantize import Reference
 from halfbyte.errors import BackendError, unknown_name
@@ -11,10 +11,14 @@ from halfbyte.errors import BackendError, unknown_name
 BACKENDS: dict[str, Backend] = {"cpu": Cpu(), "reference": Reference()}
 """Those that take numpy arrays, in the order in which "auto" asks them."""
 
-DEVICE_BACKENDS: dict[str, DeviceBackend] = {"triton": Triton()}
+DEVICE_BACKENDS: dict[str, DeviceBackend] = {"gpu": Gpu()}
 """Those that take tensors where they lie. "auto" asks them first, for tensors that lie on a device."""
 
+ALIASES = {"triton": "gpu"}
+"""Other names that callers may use."""
+
 __all__ = [
+    "ALIASES",
     "BACKENDS",
     "DEVICE_BACKENDS",
     "Backend",
@@ -22,9 +26,15 @@ __all__ = [
     "DeviceParts",
     "Parts",
     "Request",
+    "backend_name",
     "choose_backend",
     "choose_device_backend",
 ]
+
+
+def backend_name(name: str) -> str:
+    """The name in the table; what is no alias stays as it is."""
+    return ALIASES.get(name, name) if isinstance(name, str) else ""
 
 
 def choose_device_backend(name: str, request: Request, decoding: bool = False) -> DeviceBackend | None:
@@ -40,7 +50,8 @@ def choose_device_backend(name: str, request: Request, decoding: bool = False) -
         on_device = request.device not in ("numpy", "cpu")
         able = (backend for backend in DEVICE_BACKENDS.values() if on_device and reason_against(backend) is None)
         return next(able, None)
-    if not isinstance(name, str) or name not in DEVICE_BACKENDS:
+    name = backend_name(name)
+    if name not in DEVICE_BACKENDS:
         return None
     if (reason := reason_against(DEVICE_BACKENDS[name])) is not None:
         raise BackendError(f"backend {name} cannot do this: {reason}; or choose backend='auto'")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from halfbyte.arrays import is_torch
 from halfbyte.backends import Request, choose_device_backend
-from halfbyte.backends.gpu.batch import cast_scales
+from halfbyte.backends.gpu import cast_scales
 from halfbyte.casting.move import HIGHEST, LOWEST, WINDOW
 from halfbyte.casting.operand import HALF
 from halfbyte.casting.report import CastReport, ShareCost, Tally, describe

@@ -11,7 +11,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from halfbyte.backends import BACKENDS, DEVICE_BACKENDS
+from halfbyte.backends import BACKENDS, DEVICE_BACKENDS, backend_name
 from halfbyte.cli.app import app, err, out
 from halfbyte.conform import Report, load_vectors, run_vectors
 from halfbyte.errors import HalfbyteError, unknown_name
@@ -37,7 +37,7 @@ def conform(
     Exit code 0: every case agrees (with --allow-pending: none differs). 1: some do not. 2: the vectors cannot be read.
     """
     try:
-        if backend not in ("auto", *BACKENDS, *DEVICE_BACKENDS):
+        if backend_name(backend) not in ("auto", *BACKENDS, *DEVICE_BACKENDS):
             raise unknown_name("backend", backend, ["auto", *BACKENDS, *DEVICE_BACKENDS])
         cases = load_vectors(vectors)
     except HalfbyteError as error:

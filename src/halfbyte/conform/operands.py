@@ -7,8 +7,8 @@ from typing import Any
 import numpy.typing as npt
 
 from halfbyte.arrays import Array, like
-from halfbyte.backends import DEVICE_BACKENDS
-from halfbyte.backends.gpu.backend import interpreting
+from halfbyte.backends import DEVICE_BACKENDS, backend_name
+from halfbyte.backends.gpu import interpreting
 from halfbyte.contracts import Contract
 from halfbyte.errors import BackendError
 from halfbyte.formats import BlockFormat
@@ -19,7 +19,7 @@ from halfbyte.types import QuantizedTensor
 
 def placed(x: npt.NDArray[Any], backend: str) -> Array:
     """The operand where the backend computes: as it is, or on a device."""
-    if backend not in DEVICE_BACKENDS:
+    if backend_name(backend) not in DEVICE_BACKENDS:
         return x
     try:
         import torch

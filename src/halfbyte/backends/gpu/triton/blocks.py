@@ -15,37 +15,15 @@ exponent, which is also in its exponent field.
 import triton
 import triton.language as tl
 
-BF16 = tl.constexpr(0)
-FP16 = tl.constexpr(1)
-FP32 = tl.constexpr(2)
-
-FLAT = tl.constexpr(0)
-ROWS = tl.constexpr(1)
-TILES = tl.constexpr(2)
-LISTED = tl.constexpr(3)
-
-FP4 = tl.constexpr(2)  # ASM: 0 no inline assembly (the interpreter), 1 that of Ada and Hopper, 2 that of Blackwell
-
-ONE_GROUP = tl.constexpr(0)
-GROUP_OF_PROGRAM = tl.constexpr(1)
-GROUP_OF_BLOCK = tl.constexpr(2)
-
-NUMBERS = tl.constexpr(16)  # float32 numbers a group, written by triton/scales.py, prepare,
-AMAX = tl.constexpr(0)
-FACTOR = tl.constexpr(1)
-INVERSE = tl.constexpr(2)
-FOLDED = tl.constexpr(3)
-REGULAR = tl.constexpr(4)
-SHARE_OF_TOP = tl.constexpr(5)
-SHARE_OF_AMAX = tl.constexpr(6)
-PRESCALE = tl.constexpr(7)
-PRESCALE_AGAIN = tl.constexpr(8)
-UNIT = tl.constexpr(9)
-SEARCHED = tl.constexpr(10)
-NO_UNDERFLOW = tl.constexpr(11)
-
-FLOAT32_MAX = tl.constexpr(3.4028234663852886e38)
-SIXTH = tl.constexpr(0.16666667163372040)  # 1/6 rounded to float32
+from halfbyte.backends.gpu.triton.numbers import (
+    BF16,
+    FP16,
+    GROUP_OF_BLOCK,
+    GROUP_OF_PROGRAM,
+    LISTED,
+    ROWS,
+    TILES,
+)
 
 
 @triton.jit
@@ -259,7 +237,7 @@ def raw_code(y):
 
 
 @triton.jit
-def pack_raw(raw, at, COUNT: tl.constexpr):
+def pack_raw(raw, at):
     """Eight raw codes as a word, the first in the low nibble: noise is shifted out, offsets are taken off together."""
     low = raw[at + 3]
     high = raw[at + 7]

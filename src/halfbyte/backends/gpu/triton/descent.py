@@ -9,11 +9,6 @@ import triton
 import triton.language as tl
 
 from halfbyte.backends.gpu.triton.blocks import (
-    FLOAT32_MAX,
-    FP32,
-    ONE_GROUP,
-    SEARCHED,
-    UNIT,
     decode_e4m3,
     float_of,
     largest,
@@ -24,10 +19,26 @@ from halfbyte.backends.gpu.triton.blocks import (
     unpack,
 )
 from halfbyte.backends.gpu.triton.hessian import quadratic
-from halfbyte.backends.gpu.triton.mx_search import by_exponent, exponent_of, place_column, power_of
+from halfbyte.backends.gpu.triton.mx_search import (
+    by_exponent,
+    exponent_of,
+    place_column,
+    power_of,
+)
+from halfbyte.backends.gpu.triton.numbers import (
+    FLOAT32_MAX,
+    FP32,
+    ONE_GROUP,
+    SEARCHED,
+    UNIT,
+)
 from halfbyte.backends.gpu.triton.plain import four_bytes
 from halfbyte.backends.gpu.triton.scales import number
-from halfbyte.backends.gpu.triton.search import any_lane, scaled_values, value_of_byte
+from halfbyte.backends.gpu.triton.search import (
+    any_lane,
+    scaled_values,
+    value_of_byte,
+)
 
 
 @triton.jit

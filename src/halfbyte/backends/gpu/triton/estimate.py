@@ -17,9 +17,11 @@ does not, or a scale is not normal, the program asks the exact search.
 import triton
 import triton.language as tl
 
-from halfbyte.backends.gpu.triton.blocks import bits_of, float_of
-
-FLOAT32_MAX = tl.constexpr(3.4028234663852886e38)
+from halfbyte.backends.gpu.triton.blocks import (
+    bits_of,
+    float_of,
+)
+from halfbyte.backends.gpu.triton.numbers import FLOAT32_MAX
 
 
 @triton.jit

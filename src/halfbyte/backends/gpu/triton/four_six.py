@@ -13,13 +13,6 @@ import triton
 import triton.language as tl
 
 from halfbyte.backends.gpu.triton.blocks import (
-    AMAX,
-    FACTOR,
-    FP4,
-    FP32,
-    INVERSE,
-    NO_UNDERFLOW,
-    TILES,
     add_rows,
     bits_of,
     float_of,
@@ -35,7 +28,25 @@ from halfbyte.backends.gpu.triton.blocks import (
     store_words,
     unpack,
 )
-from halfbyte.backends.gpu.triton.plain import hardware_words, pack_signed, round_element
+from halfbyte.backends.gpu.triton.numbers import (
+    ABS_MAX,
+    AMAX,
+    EIGHT_LANES,
+    ERROR_BY_AMAX,
+    ERROR_BY_RECIPROCAL,
+    FACTOR,
+    FP4_ASSEMBLY,
+    FP32,
+    INVERSE,
+    MSE,
+    NO_UNDERFLOW,
+    TILES,
+)
+from halfbyte.backends.gpu.triton.plain import (
+    hardware_words,
+    pack_signed,
+    round_element,
+)
 from halfbyte.backends.gpu.triton.scales import (
     element,
     element_constant,
@@ -45,17 +56,6 @@ from halfbyte.backends.gpu.triton.scales import (
     short_reciprocal,
     short_sixth,
 )
-
-BY_AMAX = tl.constexpr(0)
-BY_RECIPROCAL = tl.constexpr(1)
-SCALED = tl.constexpr(2)
-
-MAE = tl.constexpr(0)
-MSE = tl.constexpr(1)
-ABS_MAX = tl.constexpr(2)
-
-IN_ORDER = tl.constexpr(0)
-EIGHT_LANES = tl.constexpr(1)
 
 
 @triton.jit
@@ -103,9 +103,9 @@ def _short_error(
         step = step_of(y)
         moved = tl.fma(step, 524288.0, y)
         q = tl.fma(step, -524288.0, moved)
-        if KIND == BY_AMAX:
+        if KIND == ERROR_BY_AMAX:
             d = _over_top((q * scale) * amax, TOP, ASM) - magnitude
-        elif KIND == BY_RECIPROCAL:
+        elif KIND == ERROR_BY_RECIPROCAL:
             d = (q * scale) * inverse - magnitude
         else:
             d = tl.fma(q, scale, -(magnitude * factor))
@@ -116,9 +116,9 @@ def _short_error(
 
 @triton.jit
 def _error(x, q, scale, numbers_ptr, group, KIND: tl.constexpr, TOP: tl.constexpr):
-    if KIND == BY_AMAX:
+    if KIND == ERROR_BY_AMAX:
         return tl.div_rn((q * scale) * number(numbers_ptr, group, AMAX), TOP) - x
-    elif KIND == BY_RECIPROCAL:
+    elif KIND == ERROR_BY_RECIPROCAL:
         return (q * scale) * number(numbers_ptr, group, INVERSE) - x
     else:
         return q * scale - x * number(numbers_ptr, group, FACTOR)
@@ -197,7 +197,7 @@ def _short_blocks(
         error_six = add_rows(error_six, B)
         error_four = add_rows(error_four, B)
     better = error_four < error_six
-    if ASM == FP4:
+    if ASM == FP4_ASSEMBLY:
         packed = hardware_words(x, tl.where(better, by_four, by_six), N)
     else:
         raw = ()

@@ -9,7 +9,16 @@ what a product with ±1/4 gives. Rows may lie anywhere and be a transpose's colu
 import triton
 import triton.language as tl
 
-from halfbyte.backends.gpu.triton.blocks import BF16, FP16, FP32, bits_of, float_of, store_words
+from halfbyte.backends.gpu.triton.blocks import (
+    bits_of,
+    float_of,
+    store_words,
+)
+from halfbyte.backends.gpu.triton.numbers import (
+    BF16,
+    FP16,
+    FP32,
+)
 
 GROUP = tl.constexpr(16)
 

@@ -12,19 +12,30 @@ import triton
 import triton.language as tl
 
 from halfbyte.backends.gpu.triton.blocks import (
-    FLOAT32_MAX,
-    FP32,
-    ONE_GROUP,
-    SEARCHED,
-    UNIT,
     decode_e4m3,
     largest,
     load_words,
     round_e4m3,
     unpack,
 )
-from halfbyte.backends.gpu.triton.scales import number, pre_scale, scale_byte
-from halfbyte.backends.gpu.triton.search import any_lane, differences, finish, scaled_values
+from halfbyte.backends.gpu.triton.numbers import (
+    FLOAT32_MAX,
+    FP32,
+    ONE_GROUP,
+    SEARCHED,
+    UNIT,
+)
+from halfbyte.backends.gpu.triton.scales import (
+    number,
+    pre_scale,
+    scale_byte,
+)
+from halfbyte.backends.gpu.triton.search import (
+    any_lane,
+    differences,
+    finish,
+    scaled_values,
+)
 
 
 @triton.jit
@@ -44,11 +55,10 @@ def quadratic(r, matrix_ptr, N: tl.constexpr):
 def quantize_hessian(
     x_ptr, codes_ptr, scales_ptr, numbers_ptr, matrices_ptr, bounds_ptr, bound_step, rows, columns, row_quads,
     group_blocks,
-    B: tl.constexpr, N: tl.constexpr, DTYPE: tl.constexpr, MAP: tl.constexpr, GROUP: tl.constexpr,
-    SWIZZLED: tl.constexpr, SHORT: tl.constexpr, FIRST: tl.constexpr, PRE: tl.constexpr, ELEMENT: tl.constexpr,
-    STATISTICS: tl.constexpr, LARGEST: tl.constexpr, SMALLEST: tl.constexpr, FOR_ZERO: tl.constexpr,
-    FOR_ZERO_BYTE: tl.constexpr, TIE: tl.constexpr, SIGN: tl.constexpr, NAN_CODE: tl.constexpr,
-    ZERO_INPUT: tl.constexpr, WRAPS: tl.constexpr, ASM: tl.constexpr,
+    B: tl.constexpr, N: tl.constexpr, DTYPE: tl.constexpr, GROUP: tl.constexpr, SWIZZLED: tl.constexpr,
+    FIRST: tl.constexpr, PRE: tl.constexpr, ELEMENT: tl.constexpr, STATISTICS: tl.constexpr, LARGEST: tl.constexpr,
+    SMALLEST: tl.constexpr, FOR_ZERO: tl.constexpr, FOR_ZERO_BYTE: tl.constexpr, TIE: tl.constexpr,
+    SIGN: tl.constexpr, NAN_CODE: tl.constexpr, ZERO_INPUT: tl.constexpr, WRAPS: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
     """Codes and scale bytes of least rᵀHr."""
     W: tl.constexpr = N if DTYPE == FP32 else N // 2
@@ -119,6 +129,6 @@ def quantize_hessian(
         going = any_lane(alive)
     byte = tl.where(searched & (best <= FLOAT32_MAX), best_byte, byte)  # no error may be finite
     finish(
-        x_ptr, codes_ptr, scales_ptr, numbers_ptr, words, x, byte, block, row, column, columns, group, exists,
+        codes_ptr, scales_ptr, numbers_ptr, words, x, byte, block, row, column, columns, group, exists,
         N, W, DTYPE, SWIZZLED, False, ELEMENT, TIE, SIGN, NAN_CODE, ZERO_INPUT, WRAPS, ASM,
     )  # fmt: skip

@@ -14,8 +14,6 @@ import triton
 import triton.language as tl
 
 from halfbyte.backends.gpu.triton.blocks import (
-    FLOAT32_MAX,
-    FP32,
     bits_of,
     float_of,
     largest,
@@ -27,13 +25,23 @@ from halfbyte.backends.gpu.triton.blocks import (
     unpack,
 )
 from halfbyte.backends.gpu.triton.hessian import quadratic
-from halfbyte.backends.gpu.triton.plain import encode_e4m3, first_nearest, four_bytes, round_element
+from halfbyte.backends.gpu.triton.numbers import (
+    FLOAT32_MAX,
+    FP32,
+    HESSIAN,
+    WEIGHTED,
+)
+from halfbyte.backends.gpu.triton.plain import (
+    encode_e4m3,
+    first_nearest,
+    four_bytes,
+    round_element,
+)
 from halfbyte.backends.gpu.triton.scales import round_to
-from halfbyte.backends.gpu.triton.search import any_lane, value_of_code
-
-UNIFORM = tl.constexpr(0)
-WEIGHTED = tl.constexpr(1)
-HESSIAN = tl.constexpr(2)
+from halfbyte.backends.gpu.triton.search import (
+    any_lane,
+    value_of_code,
+)
 
 
 @triton.jit

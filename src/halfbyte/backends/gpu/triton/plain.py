@@ -8,14 +8,6 @@ import triton
 import triton.language as tl
 
 from halfbyte.backends.gpu.triton.blocks import (
-    BF16,
-    FOLDED,
-    FP4,
-    FP16,
-    FP32,
-    INVERSE,
-    NO_UNDERFLOW,
-    TILES,
     bits_of,
     float_of,
     hardware_codes,
@@ -36,6 +28,19 @@ from halfbyte.backends.gpu.triton.blocks import (
     unpack,
     without_negative_zeros,
 )
+from halfbyte.backends.gpu.triton.numbers import (
+    BELOW_ZERO,
+    BF16,
+    DOWN,
+    FOLDED,
+    FP4_ASSEMBLY,
+    FP16,
+    FP32,
+    INVERSE,
+    NO_UNDERFLOW,
+    SIGN_BIT,
+    TILES,
+)
 from halfbyte.backends.gpu.triton.scales import (
     element,
     element_constant,
@@ -45,12 +50,6 @@ from halfbyte.backends.gpu.triton.scales import (
     scale_byte,
     short_reciprocal,
 )
-
-EVEN = tl.constexpr(0)
-DOWN = tl.constexpr(1)
-BELOW_ZERO = tl.constexpr(0)
-SIGN_BIT = tl.constexpr(1)
-NOT_ABOVE_ZERO = tl.constexpr(2)
 
 
 @triton.jit
@@ -115,7 +114,7 @@ def generic_codes(
 @triton.jit
 def _short_codes(words, x, multiplier, N: tl.constexpr, W: tl.constexpr, DTYPE: tl.constexpr, ASM: tl.constexpr):
     """Words of codes of y = x·multiplier, ties to even, sign by y < 0, where no y underflows to zero."""
-    if ASM == FP4:
+    if ASM == FP4_ASSEMBLY:
         return hardware_words(x, multiplier, N)
     raw = ()
     for i in tl.static_range(N):
@@ -147,7 +146,7 @@ def pack_signed(raw, words, x, multiplier, N: tl.constexpr, W: tl.constexpr, DTY
         signs = sign_words(without_negative_zeros(words, W, DTYPE, ASM), W, ASM)
     out = ()
     for i in tl.static_range(N // 8):
-        out = out + (pack_raw(raw, 8 * i, 8) | signs[i],)
+        out = out + (pack_raw(raw, 8 * i) | signs[i],)
     return out
 
 

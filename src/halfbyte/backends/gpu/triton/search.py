@@ -11,13 +11,6 @@ import triton
 import triton.language as tl
 
 from halfbyte.backends.gpu.triton.blocks import (
-    FP32,
-    NO_UNDERFLOW,
-    PRESCALE,
-    PRESCALE_AGAIN,
-    REGULAR,
-    SEARCHED,
-    UNIT,
     decode_e4m3,
     float_of,
     largest,
@@ -33,13 +26,30 @@ from halfbyte.backends.gpu.triton.blocks import (
     unpack,
 )
 from halfbyte.backends.gpu.triton.estimate import estimate_best
-from halfbyte.backends.gpu.triton.plain import generic_codes, pack_signed, round_element
-from halfbyte.backends.gpu.triton.scales import element, element_constant, number, pre_scale, scale_byte
-
-UNIFORM = tl.constexpr(0)
-WEIGHTED = tl.constexpr(1)
-
-FLOAT32_MAX = tl.constexpr(3.4028234663852886e38)
+from halfbyte.backends.gpu.triton.numbers import (
+    FLOAT32_MAX,
+    FP32,
+    NO_UNDERFLOW,
+    PRESCALE,
+    PRESCALE_AGAIN,
+    REGULAR,
+    SEARCHED,
+    UNIFORM,
+    UNIT,
+    WEIGHTED,
+)
+from halfbyte.backends.gpu.triton.plain import (
+    generic_codes,
+    pack_signed,
+    round_element,
+)
+from halfbyte.backends.gpu.triton.scales import (
+    element,
+    element_constant,
+    number,
+    pre_scale,
+    scale_byte,
+)
 
 
 @triton.jit
@@ -96,15 +106,19 @@ def differences(
 
 
 @triton.jit
-def _objective(errors, quotients, weights, N: tl.constexpr, KIND: tl.constexpr):
-    """Error of a block, and the part of it that clipped elements cause: no smaller scale makes that part smaller."""
+def _objective(errors, scaled, by_scale, weights, N: tl.constexpr, KIND: tl.constexpr):
+    """Error of a block; with weights also what elements beyond 6·s' cost at least, whatever their codes are.
+
+    A smaller scale makes that cost larger.
+    """
     total = tl.zeros(errors[0].shape, tl.float32)
     clipped = tl.zeros(errors[0].shape, tl.float32)
     for i in tl.static_range(N):
         term = errors[i] * errors[i]
         if KIND == WEIGHTED:
             term = weights[i] * term
-            clipped = clipped + tl.where(tl.abs(quotients[i]) >= 6, term, 0.0)
+            beyond = tl.maximum(tl.abs(scaled[i]) - 6.0 * by_scale, 0.0)
+            clipped = clipped + weights[i] * (beyond * beyond)
         total = total + term
     return total, clipped
 
@@ -154,7 +168,7 @@ def _exact(
         errors, quotients = differences(
             x, scaled, tried, numbers_ptr, group, N, SHORT, ELEMENT, TIE, SIGN, NAN_CODE, ZERO_INPUT, WRAPS
         )
-        error, clipped = _objective(errors, quotients, weights, N, OBJECTIVE)
+        error, clipped = _objective(errors, scaled, decode_e4m3(tried) * unit, weights, N, OBJECTIVE)
         better = allowed & (error < best)
         best = tl.where(better, error, best)
         best_byte = tl.where(better, tried, best_byte)
@@ -177,12 +191,12 @@ def _exact(
             errors, quotients = differences(
                 x, scaled, tried, numbers_ptr, group, N, SHORT, ELEMENT, TIE, SIGN, NAN_CODE, ZERO_INPUT, WRAPS
             )
-            error, clipped = _objective(errors, quotients, weights, N, OBJECTIVE)
+            error, clipped = _objective(errors, scaled, decode_e4m3(tried) * unit, weights, N, OBJECTIVE)
             better = alive & (excluded(tried, most, unit) == 0)
             better = better & (error <= best) & (error <= FLOAT32_MAX)  # the smaller scale of equals
             best = tl.where(better, error, best)
             best_byte = tl.where(better, tried, best_byte)
-            if OBJECTIVE == WEIGHTED and not WRAPS:  # wrapped codes err by any amount
+            if OBJECTIVE == WEIGHTED:
                 alive = alive & (clipped * 0.99999 <= best)
     return tl.where(searched & (best <= FLOAT32_MAX), best_byte, byte)  # no error may be finite
 
@@ -245,14 +259,14 @@ def quantize_optimal(
             OBJECTIVE, FIRST, ELEMENT, TIE, SIGN, NAN_CODE, ZERO_INPUT, WRAPS,
         )  # fmt: skip
     finish(
-        x_ptr, codes_ptr, scales_ptr, numbers_ptr, words, x, byte, block, row, column, columns, group, exists,
+        codes_ptr, scales_ptr, numbers_ptr, words, x, byte, block, row, column, columns, group, exists,
         N, W, DTYPE, SWIZZLED, SHORT, ELEMENT, TIE, SIGN, NAN_CODE, ZERO_INPUT, WRAPS, ASM,
     )  # fmt: skip
 
 
 @triton.jit
 def finish(
-    x_ptr, codes_ptr, scales_ptr, numbers_ptr, words, x, byte, block, row, column, columns, group, exists,
+    codes_ptr, scales_ptr, numbers_ptr, words, x, byte, block, row, column, columns, group, exists,
     N: tl.constexpr, W: tl.constexpr, DTYPE: tl.constexpr, SWIZZLED: tl.constexpr, SHORT: tl.constexpr,
     ELEMENT: tl.constexpr, TIE: tl.constexpr, SIGN: tl.constexpr, NAN_CODE: tl.constexpr, ZERO_INPUT: tl.constexpr,
     WRAPS: tl.constexpr, ASM: tl.constexpr,

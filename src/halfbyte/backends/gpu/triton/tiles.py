@@ -9,10 +9,31 @@ takes a whole tile and reads its rows three times: for the amax, for both errors
 import triton
 import triton.language as tl
 
-from halfbyte.backends.gpu.triton.blocks import FP32, largest, load_words, scale_place, store_words, unpack
-from halfbyte.backends.gpu.triton.four_six import ABS_MAX, _error, _size
-from halfbyte.backends.gpu.triton.plain import generic_codes, round_element
-from halfbyte.backends.gpu.triton.scales import element, element_constant, pre_scale, scale_byte
+from halfbyte.backends.gpu.triton.blocks import (
+    largest,
+    load_words,
+    scale_place,
+    store_words,
+    unpack,
+)
+from halfbyte.backends.gpu.triton.four_six import (
+    _error,
+    _size,
+)
+from halfbyte.backends.gpu.triton.numbers import (
+    ABS_MAX,
+    FP32,
+)
+from halfbyte.backends.gpu.triton.plain import (
+    generic_codes,
+    round_element,
+)
+from halfbyte.backends.gpu.triton.scales import (
+    element,
+    element_constant,
+    pre_scale,
+    scale_byte,
+)
 
 N = tl.constexpr(16)
 

@@ -1,0 +1,91 @@
+"""The numbers by which compiled kernels know formulas, dtypes, ties and signs. Each list's order is the numbering.
+
+Kernels in Triton take their constants from these lists (gpu/triton/numbers.py); tests compare the lists with what is
+written out in C++ and CUDA.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from halfbyte.contracts import expressions, reductions
+
+DTYPE_NUMBERS = {"bf16": 0, "fp16": 1, "fp32": 2}
+
+FACTORS: list[object] = [
+    expressions.clamped_ratio,
+    expressions.ratio,
+    expressions.reciprocal_product,
+    expressions.reciprocal_product_or_max,
+    expressions.reciprocal_product_in_statistics,
+    expressions.quotient,
+    expressions.no_factor,
+]
+"""Slot 1: the tensor-level number from the tensor's amax."""
+
+STORED: list[object] = [
+    expressions.store_amax,
+    expressions.store_factor,
+    expressions.store_reciprocal,
+    expressions.store_reciprocal_or_zero,
+]
+"""Slot 6: what is written beside the blocks."""
+
+MULTIPLIERS: list[object] = [expressions.amax_over_top, expressions.as_stored, expressions.reciprocal_of_stored]
+"""What code × scale is multiplied by, from the stored number."""
+
+PRE_SCALES: list[object] = [
+    expressions.folded_sixth,
+    expressions.sixth_then_factor,
+    expressions.divided_then_factor_or_zero,
+    expressions.over_product,
+    expressions.factor_times_divided,
+    expressions.divided_twice,
+    expressions.divided,
+    expressions.divided_floored,
+    expressions.static_scale,
+    expressions.divided_then_factor,
+]
+"""Slot 2: the block scale before it is rounded."""
+
+ELEMENTS: list[object] = [
+    expressions.times_clamped_reciprocal,
+    expressions.times_reciprocal_or_zero,
+    expressions.times_reciprocal_over_scale,
+    expressions.times_reciprocal_of_scale,
+    expressions.times_reciprocal_zeroed,
+    expressions.times_reciprocal_shrunk,
+    expressions.over_scale_product,
+    expressions.over_scale_quotient,
+    expressions.over_scale,
+]
+"""Slot 4: y from an element and its block scale."""
+
+ERRORS: list[object] = [expressions.error_by_amax, expressions.error_by_reciprocal, expressions.error_scaled]
+"""4over6: the error of one element."""
+
+METRICS = ["mae", "mse", "abs_max"]
+"""4over6: what is made of the errors of a block."""
+
+SUMS: list[object] = [reductions.sequential, reductions.eight_lanes]
+"""4over6: the order in which the errors of a block are added."""
+
+DECODES: list[object] = [
+    expressions.decode_by_amax,
+    expressions.decode_by_multiplier,
+    expressions.decode_by_divisor,
+    expressions.decode_by_reciprocal,
+    expressions.decode_single_level,
+]
+"""Slot 6: values from codes."""
+
+SIGNS = ["y < 0", "sign bit", "y <= 0"]
+"""Slot 5: when the sign bit of a code is set."""
+
+TIES = ["even", "down"]
+"""Slot 5: where a y half-way between two values goes."""
+
+
+def number_of(listed: Sequence[object], entry: object) -> int | None:
+    """The number of this very entry (not of one that compares equal); None if the list does not have it."""
+    return next((number for number, known in enumerate(listed) if known is entry), None)

@@ -1,0 +1,99 @@
+"""Invented formats, contracts and methods under Triton's interpreter, against the reference.
+
+`TRITON_INTERPRET=1 python -m tests.gpu.interpreted_inventions [first seed] [last seed]`
+
+The GPU backend gives the reference's bytes, or it refuses with a HalfbyteError; and where it refuses, "auto" gives the
+reference's bytes. A process of its own, like interpreted.py.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+import warnings
+from collections import Counter
+
+import torch
+
+import halfbyte as hb
+from halfbyte.arrays import like
+from halfbyte.testing import find_difference
+from tests.invented import Invented, draw
+
+HERE = torch.empty(0)
+PARTS = ("scales", "codes", "global_scale", "stored_scale")
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def problem(case: Invented) -> tuple[str, str | None]:
+    """What became of a case (equal, refused, …), and what is wrong about it; None if nothing is."""
+    try:
+        expected = case.quantize("reference")
+    except hb.HalfbyteError:
+        return "refused by the reference", _must_refuse(case)
+    try:
+        got = case.quantize("gpu", like(case.x, HERE))
+    except hb.HalfbyteError as error:
+        outcome, got = f"refused: {type(case.method).__name__}", expected
+        if "cannot do this" not in str(error):
+            return outcome, f"{error} is no reason of the backend"
+    else:
+        outcome = f"equal: {type(case.method).__name__}"
+        for part in PARTS:
+            mine, wanted = getattr(got, part), getattr(expected, part)
+            if (mine is None) != (wanted is None):
+                return outcome, f"{part} is there on one side only"
+            if wanted is not None and (difference := find_difference(mine, wanted, any_nan=True)) is not None:
+                return outcome, f"{part}: {difference.reason}"
+    decoded, wrong = _decoding(case, expected)
+    return f"{outcome}, decoding {decoded}", wrong
+
+
+def _must_refuse(case: Invented) -> str | None:
+    try:
+        case.quantize("gpu", like(case.x, HERE))
+    except hb.HalfbyteError:
+        return None
+    return "the reference refuses this, the backend does not"
+
+
+def _decoding(case: Invented, q: hb.QuantizedTensor) -> tuple[str, str | None]:
+    """The same for dequantize, to one of the dtypes."""
+    dtype = DTYPES[case.seed % 3]
+    expected = hb.dequantize(q, dtype, backend="reference")
+    stored = None if q.stored_scale is None else like(q.stored_scale, HERE)
+    there = hb.QuantizedTensor(
+        q.format, q.shape, like(q.codes, HERE), like(q.scales, HERE), None, stored, q.contract, q.method
+    )
+    try:
+        got = hb.dequantize(there, dtype, backend="gpu")
+    except hb.HalfbyteError:
+        return "refused", None
+    difference = find_difference(got, expected, any_nan=True)
+    return "equal", None if difference is None else f"decoded to {dtype}: {difference.reason}"
+
+
+def compare(first: int, last: int) -> int:
+    """Compare the cases of these seeds; how many were wrong."""
+    outcomes: Counter[str] = Counter()
+    failures = 0
+    for seed in range(first, last):
+        case = draw(seed)
+        try:
+            outcome, wrong = problem(case)
+        except Exception:
+            outcome, wrong = "another exception", traceback.format_exc(limit=-3)
+        outcomes[outcome] += 1
+        if wrong is not None:
+            failures += 1
+            print(f"{case}\n  {outcome}: {wrong}\n", file=sys.stderr, flush=True)
+    for outcome, count in sorted(outcomes.items()):
+        print(f"{count:6} {outcome}")
+    print(last - first, "cases,", failures, "wrong")
+    return failures
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    seeds = [int(argument) for argument in sys.argv[1:3]] or [0, 100]
+    sys.exit(1 if compare(*seeds) else 0)
