@@ -105,11 +105,8 @@ class OnCpu:
 def build(name: str, *definitions: str) -> OnCpu:
     """A kernel by its name, compiled without contraction; the library is gone with the process."""
     folder = Path(tempfile.mkdtemp())
-    (folder / "call.cpp").write_text(
-        CALL.format(
-            source=TABLE_KERNELS[name].source, builder=TABLE_KERNELS[name].builder, kernel=TABLE_KERNELS[name].function
-        )
-    )
+    kernel = TABLE_KERNELS[name]
+    (folder / "call.cpp").write_text(CALL.format(source=kernel.source, builder=kernel.builder, kernel=kernel.function))
     command = ["g++", "-std=c++17", "-O2", "-ffp-contract=off", "-fPIC", "-shared", "-Wno-unknown-pragmas"]
     subprocess.run(
         [*command, *definitions, f"-I{HERE}", f"-I{SOURCES}", "call.cpp", "-o", "call.so"], cwd=folder, check=True
@@ -128,16 +125,16 @@ def numbers_of(x: npt.NDArray[np.generic], rule: NVFP4Rule, request: Request) ->
     searched = np.isfinite(multiplier) and multiplier > 0
     exponent = int(exponent_of(np.array([multiplier], np.float32))[0])
     first = -exponent if exponent > 0 else -exponent // 2
-    known: dict[str, object] = {
-        "amax": amax,
-        "factor": factor,
-        "inverse": np.float32(1) / factor,
-        "folded": factor * expressions.SIXTH,
-        "prescale": np.ldexp(np.float32(1), first),
-        "prescale_again": np.ldexp(np.float32(1), -exponent - first),
-        "unit": np.ldexp(multiplier, -exponent),
-        "searched": searched,
-        "no_underflow": 2.0**-60 <= amax <= 131072,
+    known: dict[str, float] = {
+        "amax": float(amax),
+        "factor": float(factor),
+        "inverse": float(np.float32(1) / factor),
+        "folded": float(factor * expressions.SIXTH),
+        "prescale": 2.0**first,
+        "prescale_again": 2.0 ** (-exponent - first),
+        "unit": float(np.ldexp(multiplier, -exponent)),
+        "searched": float(searched),
+        "no_underflow": float(2.0**-60 <= amax <= 131072),
     }
     out = np.zeros(NUMBERS, np.float32)
     for name, value in known.items():

@@ -22,6 +22,7 @@ from halfbyte.formats import E4M3
 from halfbyte.layouts.swizzle import swizzle
 from halfbyte.testing import assert_same_bits
 from tests.backends.cases import Matrix, hessian, make_input, weights
+from tests.gpu.strict_interpreter import refuse_unknown_constants
 
 HERE = torch.empty(0)
 PLAIN = [
@@ -105,5 +106,6 @@ def several() -> Iterator[int]:
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
+    refuse_unknown_constants()
     print(sum(comparisons()), "comparisons")
     sys.exit(0)

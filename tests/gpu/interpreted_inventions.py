@@ -16,8 +16,9 @@ from collections import Counter
 import torch
 
 import halfbyte as hb
-from halfbyte.arrays import like
+from halfbyte.arrays import like, to_numpy
 from halfbyte.testing import find_difference
+from tests.gpu.strict_interpreter import refuse_unknown_constants
 from tests.invented import Invented, draw
 
 HERE = torch.empty(0)
@@ -61,9 +62,16 @@ def _decoding(case: Invented, q: hb.QuantizedTensor) -> tuple[str, str | None]:
     """The same for dequantize, to one of the dtypes."""
     dtype = DTYPES[case.seed % 3]
     expected = hb.dequantize(q, dtype, backend="reference")
-    stored = None if q.stored_scale is None else like(q.stored_scale, HERE)
+    stored = None if q.stored_scale is None else like(to_numpy(q.stored_scale), HERE)
     there = hb.QuantizedTensor(
-        q.format, q.shape, like(q.codes, HERE), like(q.scales, HERE), None, stored, q.contract, q.method
+        q.format,
+        q.shape,
+        like(to_numpy(q.codes), HERE),
+        like(to_numpy(q.scales), HERE),
+        None,
+        stored,
+        q.contract,
+        q.method,
     )
     try:
         got = hb.dequantize(there, dtype, backend="gpu")
@@ -95,5 +103,6 @@ def compare(first: int, last: int) -> int:
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
+    refuse_unknown_constants()
     seeds = [int(argument) for argument in sys.argv[1:3]] or [0, 100]
     sys.exit(1 if compare(*seeds) else 0)

@@ -20,6 +20,7 @@ from halfbyte.arrays import like, to_numpy
 from halfbyte.testing import assert_same_bits
 from tests.backends.cases import Matrix, make_input, weights
 from tests.gpu.search_cases import SearchCase, full_rank, hessian, low_rank, own
+from tests.gpu.strict_interpreter import refuse_unknown_constants
 
 HERE = torch.empty(0)
 
@@ -123,5 +124,6 @@ def casts_that_keep() -> Iterator[int]:
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
+    refuse_unknown_constants()
     print(sum(comparisons()), "comparisons")
     sys.exit(0)

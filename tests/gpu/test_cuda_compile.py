@@ -106,9 +106,8 @@ def test_without_a_compiler_triton_serves_and_says_so_once(monkeypatch: pytest.M
     name, chosen = definitions(hb.Optimal())
     with pytest.warns(UserWarning, match="Triton's kernels serve instead .* NVRTC was not found"):
         assert table_kernels._compiled(0, TABLE_KERNELS[name], chosen, 1) is None
-    assert (
-        table_kernels._compiled(0, TABLE_KERNELS[name], (*chosen, "-DOTHER"), 1) is None
-    )  # a second warning would be an error
+    again = (*chosen, "-DOTHER")
+    assert table_kernels._compiled(0, TABLE_KERNELS[name], again, 1) is None  # a second warning would be an error
     table_kernels._compiled.cache_clear()
 
 

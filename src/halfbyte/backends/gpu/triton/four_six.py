@@ -76,7 +76,7 @@ def _over_top(x, TOP: tl.constexpr, ASM: tl.constexpr):
 def _size(d, METRIC: tl.constexpr):
     if METRIC == MSE:
         return d * d
-    else:
+    else:  # MAE, ABS_MAX
         return tl.abs(d)
 
 
@@ -107,7 +107,7 @@ def _short_error(
             d = _over_top((q * scale) * amax, TOP, ASM) - magnitude
         elif KIND == ERROR_BY_RECIPROCAL:
             d = (q * scale) * inverse - magnitude
-        else:
+        else:  # ERROR_SCALED
             d = tl.fma(q, scale, -(magnitude * factor))
         total = total + _size(d, METRIC)
         shifted = shifted + (bits_of(moved),)
@@ -120,7 +120,7 @@ def _error(x, q, scale, numbers_ptr, group, KIND: tl.constexpr, TOP: tl.constexp
         return tl.div_rn((q * scale) * number(numbers_ptr, group, AMAX), TOP) - x
     elif KIND == ERROR_BY_RECIPROCAL:
         return (q * scale) * number(numbers_ptr, group, INVERSE) - x
-    else:
+    else:  # ERROR_SCALED
         return q * scale - x * number(numbers_ptr, group, FACTOR)
 
 
@@ -138,7 +138,7 @@ def _add(sizes, N: tl.constexpr, METRIC: tl.constexpr, ORDER: tl.constexpr):
             for j in tl.static_range(1, N // 8):
                 lane = lane + sizes[i + 8 * j]
             total = total + lane
-    else:
+    else:  # SEQUENTIAL
         total = tl.zeros(sizes[0].shape, tl.float32)
         for i in tl.static_range(N):
             total = total + sizes[i]
