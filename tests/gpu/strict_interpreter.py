@@ -1,4 +1,4 @@
-"""Triton's interpreter drops constants that a kernel does not have; a card refuses them. Here the interpreter does too."""
+"""Triton's interpreter drops constants that a kernel does not have. A card refuses them, and so does this."""
 
 from __future__ import annotations
 
