@@ -29,7 +29,7 @@ from halfbyte.backends.gpu.operand import (
 )
 from halfbyte.backends.protocol import DeviceParts, Reason, Request
 from halfbyte.codec.blocks import ceil_div
-from halfbyte.contracts import MXRule, NVFP4Rule
+from halfbyte.contracts import MXRule
 from halfbyte.errors import BackendError
 
 if TYPE_CHECKING:
@@ -82,8 +82,8 @@ class Gpu:
         if isinstance(decoder, Reason):
             raise BackendError(f"backend gpu cannot do this: {decoder}")
         check_device(codes)
-        format, rule = request.format, request.contract.rule(request.format)
-        block, (rows, width) = format.block, shape
+        format, (rows, width) = request.format, shape
+        block = format.block
         whole = ceil_div(width, block) * block
         with on_device(codes):
             if whole != width:
@@ -94,21 +94,19 @@ class Gpu:
             values = out if out is not None and fits else torch.empty((rows, whole), dtype=dtype, device=codes.device)
             blocks = scales.numel()
             table = stored = codes  # placeholders where a rule needs none
-            top, group, group_blocks = 0.0, ONE_GROUP, blocks
+            group, group_blocks = ONE_GROUP, blocks
             if decoder.decode is None:
                 table = decode_table_on(request.contract, format, str(codes.device))
-            if isinstance(rule, NVFP4Rule):
-                top = float(rule.for_method(request.method).anchor(request.method))
-                if stored_scale is not None:
-                    stored = stored_scale.reshape(-1).contiguous()
-                    group_blocks = blocks // stored.numel()
-                    group = group_kind(stored.numel(), group_blocks, LANES)
+            elif stored_scale is not None:
+                stored = stored_scale.reshape(-1).contiguous()
+                group_blocks = blocks // stored.numel()
+                group = group_kind(stored.numel(), group_blocks, LANES)
             kernels.dequantize[(ceil_div(blocks, LANES),)](
                 codes.view(torch.int32), scales, stored, table, values.view(torch.int32), blocks, scales.shape[1],
                 values.shape[1] * values.element_size() // 16, group_blocks, B=LANES, N=block,
                 DTYPE=dtype_number(dtype), MAP=FLAT, GROUP=group,
-                DECODE=DECODE_BY_TABLE if decoder.decode is None else decoder.decode, TOP=top, WIDE=decoder.wide,
-                NEGATIVE_ZERO=decoder.negative_zero, ASM=assembly(codes.device), **options(),
+                DECODE=DECODE_BY_TABLE if decoder.decode is None else decoder.decode, TOP=decoder.top,
+                WIDE=decoder.wide, NEGATIVE_ZERO=decoder.negative_zero, ASM=assembly(codes.device), **options(),
             )  # fmt: skip
         if values is out:
             return values

@@ -40,7 +40,7 @@ from halfbyte.backends.gpu.slots import (
 from halfbyte.backends.numbering import DECODES, DTYPE_NUMBERS, number_of
 from halfbyte.backends.protocol import Reason, Request
 from halfbyte.contracts import Contract, MXRule, NVFP4Rule, expressions, reductions
-from halfbyte.contracts.spec import DecodeRule, Rounding, Rule, ScaleByte, Scaling, Tile
+from halfbyte.contracts.spec import DecodeRule, Rounding, ScaleByte, Scaling, Tile
 from halfbyte.formats import E2M1, BlockFormat
 from halfbyte.methods import Amax, FourSix, Hessian, Method, Optimal, Sweep
 
@@ -84,6 +84,8 @@ class Decoder:
 
     decode: int | None
     """The formula's number; None: by a table of the scale bytes."""
+    top: float
+    """c, which one formula divides by."""
     wide: bool
     """Whether an element is a byte (E4M3)."""
     negative_zero: bool
@@ -94,6 +96,8 @@ Search = str
 
 PLAIN_METHODS = (Amax, FourSix, Sweep)
 """Methods that hold no arrays, so that they can be part of a key."""
+
+METHODS = (*PLAIN_METHODS, Optimal, Hessian)
 
 REPRESENTATIVE = Optimal()
 """Stands for every exact search where a rule is asked about a method."""
@@ -315,35 +319,32 @@ def _choose_mx(rule: MXRule, format: BlockFormat, asked: Method | Search, tile: 
 
 def choose_decoder(request: Request) -> Decoder | Reason:
     """How a request is decoded, or the reason why no kernel does it."""
-    contract = request.contract
+    contract, method = request.contract, request.method
     if type(contract) is not Contract:
         return Reason(f"no GPU kernel knows contracts of class {type(contract).__name__}")
+    if type(method) not in METHODS:
+        return _choose_decoder.__wrapped__(request.format, contract, method)
+    asked = method if type(method) in PLAIN_METHODS else REPRESENTATIVE
     try:
-        decoder = _choose_decoder(request.format, contract)
+        return _choose_decoder(request.format, contract, asked)
     except TypeError:  # as in choose
-        decoder = _choose_decoder.__wrapped__(request.format, contract)
-    if isinstance(decoder, Decoder) and decoder.decode is not None:
-        return _top_reason(contract.rule(request.format), request.method) or decoder
-    return decoder
+        return _choose_decoder.__wrapped__(request.format, contract, asked)
 
 
 @functools.lru_cache(maxsize=512)
-def _choose_decoder(format: BlockFormat, contract: Contract) -> Decoder | Reason:
+def _choose_decoder(format: BlockFormat, contract: Contract, method: Method) -> Decoder | Reason:
+    """The method matters for c alone, and any class of method will do."""
     rule = contract.rules.get(format.name)
-    if type(rule) not in (NVFP4Rule, MXRule, DecodeRule) or rule is None:
+    if rule is None or type(rule) not in (NVFP4Rule, MXRule, DecodeRule):
         return Reason(f"contract {contract.name} has no rule for {format.name} that a GPU kernel knows")
     if (reason := decoding_reason(rule, format)) is not None:
         return reason
-    number = number_of(DECODES, rule.decode) if isinstance(rule, NVFP4Rule) else None
-    return Decoder(number, format.element != E2M1, bool(rule.negative_zero))
-
-
-def _top_reason(rule: Rule, method: Method) -> Reason | None:
-    """c, which one decoding formula divides by, depends on the method."""
+    wide, negative_zero = format.element != E2M1, bool(rule.negative_zero)
     if not isinstance(rule, NVFP4Rule):
-        return None
+        return Decoder(None, 0.0, wide, negative_zero)
     serving = rule.for_method(method)
     top = float(serving.anchor(method))
-    if type(serving) is NVFP4Rule and 0 < top < LARGEST_TOP:
-        return None
-    return Reason(f"the decoding kernel takes a c = element_max·e4m3_max from 0 to {LARGEST_TOP}, not {top:g}")
+    if type(serving) is not NVFP4Rule or not 0 < top < LARGEST_TOP:
+        return Reason(f"the decoding kernel takes a c = element_max·e4m3_max up to {LARGEST_TOP}, not {top:g}")
+    reason = exact_search_reason(rule) if method is REPRESENTATIVE else None
+    return reason or Decoder(number_of(DECODES, rule.decode), top, wide, negative_zero)
