@@ -1,6 +1,6 @@
-// What the CUDA kernels share: numbers of a tensor, where blocks lie, E4M3 and E2M1, packing, and the queue of blocks that
-// a table does not decide. Compiled for the card with contraction off; the tests compile it for the CPU as well, one
-// thread a block of threads and one lane a warp (tests/gpu/cuda_on_cpu.h).
+// What the CUDA kernels share: the numbers of a tensor, where blocks lie, E4M3 and E2M1, packing, and the queue of blocks
+// that a table does not decide. Compiled for the card with contraction off. The tests compile it for the CPU as well, with
+// one thread per block of threads and one lane per warp (tests/gpu/cuda_on_cpu.h).
 #pragma once
 
 typedef unsigned int u32;
@@ -13,7 +13,7 @@ constexpr int WARP = 32;
 extern __shared__ uint4 shared_memory[];
 #endif
 
-// The numbers of a group, as triton/scales.py, prepare, writes them.
+// The numbers of a group, as `prepare` in triton/scales.py writes them. A test compares them with gpu/constants.py.
 constexpr int NUMBERS = 16;
 enum Number { AMAX = 0, FACTOR = 1, INVERSE = 2, FOLDED = 3, PRESCALE = 7, PRESCALE_AGAIN = 8, UNIT = 9, SEARCHED = 10, NO_UNDERFLOW = 11 };
 
@@ -22,7 +22,7 @@ constexpr float FLOAT32_MAX = 3.4028234663852886e38f;
 // A bfloat16 is the upper half of a float.
 __device__ __forceinline__ float float_of_bf16(u32 bits) { return __uint_as_float(bits << 16); }
 
-// --- shared memory by 32-bit addresses, so that a table's begin is added once a block ---
+// --- shared memory by 32-bit addresses, so that the start of a table is added once per block ---
 
 #ifndef HALFBYTE_ON_CPU
 __device__ __forceinline__ u32 address_of(const void* shared) { return (u32)__cvta_generic_to_shared(shared); }
@@ -46,14 +46,14 @@ struct Operand {
     const uint4* x;
     uint2* codes;
     unsigned char* scales;
-    const float* numbers;            // NUMBERS for each group of blocks that share a tensor-level scale
-    const uint4* tables;             // TABLE_BYTES for each group, as the building kernel writes them
-    const i64* listed;               // (address, blocks, blocks before) of each group, where they lie anywhere
-    i64 blocks, columns, row_quads;  // rows are `row_quads` times sixteen bytes apart
+    const float* numbers;            // NUMBERS for each group; the blocks of a group share a tensor-level scale
+    const uint4* tables;             // TABLE_BYTES for each group, written by the building kernel
+    const i64* listed;               // (address, blocks, blocks before) of each group, where groups are separate allocations
+    i64 blocks, columns, row_quads;  // the distance between rows is `row_quads` times sixteen bytes
     i64 groups, group_blocks;
 };
 
-// Blocks that share a tensor-level scale, as far as one block of threads works on them.
+// The blocks with one tensor-level scale that one block of threads works on.
 struct Segment {
     const uint4* x;
     const float* numbers;
@@ -62,14 +62,14 @@ struct Segment {
     i64 begin, end, step;
 };
 
-// The segment that begins with a block. One group: all blocks, in turn with the other blocks of threads. Several: a span of
-// consecutive blocks, so that few tables are needed.
+// The segment that starts at a block. With one group: all blocks, shared in turns with the other blocks of threads. With
+// several: a span of consecutive blocks, so that few tables are needed.
 __device__ __forceinline__ Segment segment_at(const Operand& o, i64 begin, i64 end) {
     if (!GROUPED) return {o.x, o.numbers, o.tables, 0, begin, o.blocks, (i64)gridDim.x * blockDim.x};
     i64 group = LISTED ? 0 : begin / o.group_blocks, group_end = (group + 1) * o.group_blocks, before = 0;
     const uint4* x = o.x;
     if (LISTED) {
-        for (i64 beyond = o.groups; group + 1 < beyond;) {  // the last group that does not begin behind the block
+        for (i64 beyond = o.groups; group + 1 < beyond;) {  // the last group that starts at or before the block
             const i64 middle = (group + beyond) / 2;
             if (o.listed[3 * middle + 2] <= begin) group = middle;
             else beyond = middle;
@@ -116,7 +116,7 @@ __device__ __forceinline__ u32 larger_halves(u32 a, u32 b) {
 #endif
 }
 
-// max(a + minus, 0) of signed halves that do not overflow.
+// max(a + minus, 0) of signed halves; they must not overflow.
 __device__ __forceinline__ u32 halves_above(u32 a, u32 minus) {
 #if __CUDA_ARCH__ >= 900
     return __viaddmax_s16x2(a, minus, 0);
@@ -126,7 +126,7 @@ __device__ __forceinline__ u32 halves_above(u32 a, u32 minus) {
 #endif
 }
 
-// −0.0 becomes +0.0, all else stays: x·1 + 0.
+// −0.0 becomes +0.0, everything else stays: x·1 + 0.
 __device__ __forceinline__ u32 without_negative_zeros(u32 w) {
 #if __CUDA_ARCH__ >= 900
     u32 out;
@@ -157,7 +157,7 @@ __device__ __forceinline__ u32 largest(const u32* magnitudes) {
     return low > high ? low : high;
 }
 
-// Sign bits of eight values in four words, as bits 3 of nibbles.
+// Sign bits of eight values in four words, as bit 3 of each nibble.
 __device__ __forceinline__ u32 signs(const u32* w) {
     const u32 first = __byte_perm(without_negative_zeros(w[0]), without_negative_zeros(w[1]), 0x7531);
     const u32 second = __byte_perm(without_negative_zeros(w[2]), without_negative_zeros(w[3]), 0x7531);
@@ -193,7 +193,7 @@ __device__ __forceinline__ float multiplier_of(float scale, float inverse) {
     return reciprocal > FLOAT32_MAX ? FLOAT32_MAX : reciprocal;
 }
 
-// y in [0, 7) moved so that its last place is the grid's step: gpu/triton/blocks.py says why.
+// P of the rounding to E2M1, for y in [0, 7): gpu/triton/blocks.py explains it.
 __device__ __forceinline__ float step_of(float y) {
     return __uint_as_float(__float_as_uint(__fmaf_rn(y, y, 12.5f)) & 0x7F800000);
 }
@@ -209,14 +209,14 @@ __device__ __forceinline__ Element round_e2m1(float y) {
     return {(raw + (raw >> 22) - 298) & 7, __fmaf_rn(step, -524288.0f, moved)};
 }
 
-// The same for any y, NaN (code 0) included, with its sign in the code and in the value.
+// The same for any y, with its sign in the code and in the value; NaN gives code 0.
 __device__ __forceinline__ Element round_signed(float y) {
     const float magnitude = y != y ? 0.0f : fabsf(y);
     const Element e = round_e2m1(magnitude);
     return y < 0.0f ? Element{e.code | 8, -e.value} : e;
 }
 
-// A block in memory, for the exact paths: they are rare, and read it again rather than keep it in registers.
+// A block in memory, for the exact paths. They are rare, and read it again instead of keeping it in registers.
 struct Words {
     const u32* at;
 
@@ -241,10 +241,10 @@ struct Words {
 
 // --- blocks that a table does not decide ---
 
-// Each warp keeps its own: blocks wait until there is one for every lane, so that the exact arithmetic runs without idle
-// lanes. What lies in `mask` is the kernel's business.
+// Each warp has its own. Blocks wait until there is one for every lane, so that the exact arithmetic has no idle lanes. Only
+// the kernel knows what `mask` means.
 struct Queue {
-    u64* entries;  // 2·WARP of them: fewer than WARP wait while up to WARP come
+    u64* entries;  // 2·WARP of them: fewer than WARP wait when up to WARP are added
     u32 lane, waiting;
 
     __device__ Queue(u64* memory) : entries(memory + threadIdx.x / WARP * (2 * WARP)), lane(threadIdx.x % WARP), waiting(0) {}
@@ -253,7 +253,7 @@ struct Queue {
         if (joins) entries[waiting + __popc(all & ((1u << lane) - 1))] = (u64)block << 16 | mask;
         waiting += __popc(all);
     }
-    // Takes up to WARP blocks; calls work(block, mask) in the lanes that got one.
+    // Take up to WARP blocks, and call work(block, mask) in each lane that got one.
     template <typename Work>
     __device__ __forceinline__ void take(Work work) {
         __syncwarp();
@@ -268,7 +268,7 @@ struct Queue {
     }
 };
 
-// The kernel that builds tables lets the next one begin at once, and that one waits here until they are written.
+// The kernel that builds tables lets the next kernel start at once; that one waits until the tables are written.
 __device__ __forceinline__ void let_next_kernel_begin() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;");
@@ -281,9 +281,8 @@ __device__ __forceinline__ void wait_for_kernel_before() {
 #endif
 }
 
-// The blocks of a segment, `decide` for each; the next block is on its way while one is worked on. Lanes beyond the last
-// block take part, so that warps stay together. `prepare` runs once the first loads are under way and returns what `decide`
-// gets with every block.
+// Call `decide` for each block of a segment, while the next block is being loaded. Lanes beyond the last block take part, so
+// that warps stay together. `prepare` runs after the first loads have started; `decide` gets its result with every block.
 template <typename Prepare, typename Decide, typename Exact>
 __device__ __forceinline__ void for_all_blocks(const Operand& o, const Segment& s, Queue& queue, Prepare prepare, Decide decide,
                                                Exact exact) {
@@ -329,6 +328,6 @@ __device__ __forceinline__ void for_all_segments(const Operand& o, Work work) {
         const Segment s = segment_at(o, begin, end);
         work(s);
         begin = s.end;
-        __syncthreads();  // nobody needs the tables any more
+        __syncthreads();  // no thread needs the tables any more
     }
 }

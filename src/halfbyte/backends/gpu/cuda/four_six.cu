@@ -1,28 +1,29 @@
-// 4over6 of bfloat16 by a table: which of two scales errs less, and the codes under both, in one word an element.
+// 4over6 of bfloat16 by a table: one word per element says which of two scales errs less, and holds the codes under both.
 //
 // A bfloat16 has 7 bits of significand, scaling by a power of two is exact, and both scales S6 and S4 of a block follow from
 // its amax v. So within an octave of v there are at most 17 pairs (S6, S4), eight steps of each; near the top S4 saturates at
-// 448, which makes a few more. For a pair, row r of its table stands for the magnitude whose bits lie r above the pair's
-// base, 4.8 octaves from below S6/4 up to the amax. An entry holds
+// 448, which adds a few. In a pair's table, row r stands for the magnitude whose bits are the pair's base plus r; the rows
+// cover 4.8 octaves, from below S6/4 up to the amax. An entry holds
 //     bits 0–3, 4–7   the codes under S6 and S4
 //     bits 8–31       e4 − e6 in units of 2^-18·s6 (squares: s6²), rounded; e = |d| or d², s6 = S6 as it is decoded
-// Row 0 stands for everything smaller: both codes 0, both errors x, difference 0. The sum of sixteen entries tells the better
-// scale unless it is near zero; then, and for blocks outside the table's octaves, the contract's own arithmetic decides.
+// Row 0 stands for everything smaller: both codes are 0, both errors are x, their difference is 0. The sign of the sum of
+// sixteen entries tells the better scale. If the sum is near zero, or the block lies outside the table's octaves, the
+// contract's own arithmetic decides.
 //
-// How near (u = 2^-24, everything in units of s6 or s6²). The amax is at most 6.41, because S6 is off by at most 1/16; s4 is at
+// What "near" means (u = 2^-24, everything in units of s6 or s6²). The amax is at most 6.41, because S6 is off by at most 1/16; s4 is at
 // most 1.7, or, saturated, such that no |d| exceeds 1.3 and no q·s 7.7; sums over sixteen elements: Σ|d| <= 20.8, Σd² <= 27.1.
 // - The contract rounds q·s twice (15.4u), the difference, the square, and each sum. A sum of magnitudes is off by at most
 //   16·15.4u + 17u·Σ|d| <= 600u, a sum of squares by 2·15.4u·Σ|d| + 19u·Σd² <= 1160u. Both sums: 2320u < 37 units of 2^-18.
 // - An entry rounds s6 and s4 twice (15.4u each; in squares 2·1.3 times that: 80u < 1.3 units), its arithmetic a few times
 //   more (0.2 units) and itself (0.5 units): sixteen are off by less than 32 units.
 // - The codes below carry at most 16·0x77/256 < 8 units into the sum.
-// 37 + 32 + 8 = 77 < MARGIN_UNITS. Nothing under- or overflows: `limits` see to that.
+// 37 + 32 + 8 = 77 < MARGIN_UNITS. Nothing under- or overflows within `limits`.
 #ifndef MARGIN_UNITS
 #define MARGIN_UNITS 96
 #endif
 #include "common.cuh"
 
-constexpr int ROW_COUNT = 616;  // ratios up to 6.41/0.25 = 25.7: 4.69 octaves of 128, and 0.09 because bits are no logarithm
+constexpr int ROW_COUNT = 616;  // ratios up to 6.41/0.25 = 25.7: 4.69 octaves of 128 rows, plus 0.09 because bits are not quite a logarithm
 constexpr int PAIRS = 26;       // 26·616·4 bytes are within 16 bits
 constexpr int MARGIN = MARGIN_UNITS * 256;
 
@@ -32,9 +33,9 @@ struct Pair {
     Scale six, four;
 };
 
-// Amaxes (bfloat16 bits) between which the table decides, and the one from which on S4 saturates.
+// The amaxes (bfloat16 bits) between which the table decides, and the one from which on S4 saturates.
 struct Limits {
-    u32 lowest, span, saturated, zero;  // highest − lowest; a block of zeros, or no amax at all
+    u32 lowest, span, saturated, zero;  // span: highest − lowest; zero: the amax of a zero block, or a value that no amax has
 };
 
 struct Tables {
@@ -74,7 +75,7 @@ __device__ __forceinline__ float size_of(float x, const Scale& scale, float mult
     return SQUARED ? d * d : fabsf(d);
 }
 
-// A block by the contract's own formulas, whatever it holds. Not inlined: the table's path keeps its registers.
+// Any block, by the contract's own formulas. Not inlined, so that the table's path keeps its registers.
 __device__ __noinline__ void exact_block(const Operand& o, const Segment& s, i64 block) {
     const Place at = place_of(o, block);
     const Words words = {(const u32*)source(o, s, at)};
@@ -94,19 +95,19 @@ __device__ __noinline__ void exact_block(const Operand& o, const Segment& s, i64
     o.scales[scale_place(o, at, block)] = (unsigned char)(four ? p.four.byte : p.six.byte);
 }
 
-// --- building the table: every block of threads finds the pairs, and writes the rows of some ---
+// --- building the table: every block of threads finds all pairs, and writes the rows of some ---
 
 struct Pairing {
-    u32 starts[8];  // a bit for every entry of `info` that begins a pair
+    u32 starts[8];  // one bit per entry of `info`: set if a pair starts there
     u32 lowest, saturated, beyond, octave;
     Pair of[256];          // by entry of `info`
-    u32 first[PAIRS + 1];  // the entry that begins a pair; behind them, 256
+    u32 first[PAIRS + 1];  // the entry at which each pair starts; after the last pair, 256
 };
 
-// The amax that an entry of `info` stands for; any octave would do for the first 128, and in `octave` scales are near 1.
+// The amax that an entry of `info` stands for. Any octave would do for the first 128; in `octave` scales are near 1.
 __device__ __forceinline__ u32 amax_of(const Pairing& g, u32 index) { return index < 128 ? g.octave + index : g.saturated + index - 128; }
 
-// The smallest amax whose base reaches a limit, by trying the numbers around it; `first`: the thread that begins.
+// Find the smallest amax whose base reaches a limit, by trying the numbers around it, from thread `first` on.
 __device__ __forceinline__ void find_amax(u32* found, u32 first, float limit, float factor) {
     for (u32 i = threadIdx.x; i < first + 8; i += blockDim.x) {
         if (i < first) continue;
@@ -123,7 +124,7 @@ __device__ __forceinline__ u32 pairs_up_to(const Pairing& g, u32 index) {
     return count;
 }
 
-// The entries of `info` that begin a pair, numbered; how many pairs there are.
+// Number the pairs, and note the entry of `info` at which each starts. Returns how many pairs there are.
 __device__ __forceinline__ u32 find_pairs(Pairing& g, float factor) {
     for (u32 i = threadIdx.x; i < 256; i += blockDim.x) g.of[i] = pair_of(amax_of(g, i), factor);
     __syncthreads();
@@ -152,7 +153,7 @@ __device__ __forceinline__ uint2 info_of(const Pairing& g, u32 index) {
 }
 
 __device__ __forceinline__ Limits limits_of(const Pairing& g, bool usable) {
-    // Within 2**±50 no square leaves the normal numbers.
+    // Within 2**±50 every square is a normal number.
     const u32 floor = 77 << 7, ceiling = 177 << 7;
     const u32 lowest = g.lowest < floor ? floor : g.lowest, highest = g.beyond - 1 < ceiling ? g.beyond - 1 : ceiling;
     if (!usable || lowest > highest) return {0x8000, 0, 0x8000, usable ? 0 : 0xFFFFFFFF};  // above every amax
@@ -187,7 +188,7 @@ extern "C" __global__ void __launch_bounds__(BUILD_THREADS) build_four_six(const
     for (u32 i = threadIdx.x; i < 8; i += blockDim.x) g.starts[i] = 0;
     __syncthreads();
     find_amax(&g.saturated, 0, 464.0f / 1.5f, factor);  // from here on S4 is 448; 480 would be next
-    find_amax(&g.beyond, 32, 464.0f, factor);           // from here on S6 is too small for its block
+    find_amax(&g.beyond, 32, 464.0f, factor);           // from here on S6 is saturated, and too small for its block
     find_amax(&g.lowest, 64, 0.015625f, factor);        // below, scales are subnormal
     __syncthreads();
     const u32 pairs = find_pairs(g, factor);
@@ -204,7 +205,7 @@ extern "C" __global__ void __launch_bounds__(BUILD_THREADS) build_four_six(const
 
 // --- blocks ---
 
-// All loads under way at once.
+// Copy a table to shared memory; all loads are in flight together.
 __device__ __forceinline__ void copy_tables(const uint4* tables) {
     wait_for_kernel_before();
     for (u32 i = threadIdx.x; i < (sizeof(Tables) + 15) / 16; i += blockDim.x) {
@@ -220,7 +221,7 @@ __device__ __forceinline__ void copy_tables(const uint4* tables) {
     __syncthreads();
 }
 
-// Whether the table decides; if it does, codes and scale are written.
+// Returns whether the table decides; if it does, writes codes and scale.
 __device__ __forceinline__ bool decide(const Operand& o, const Tables& t, const Limits& limits, const Block& b, const Place& at, i64 block,
                                        bool exists) {
     u32 magnitudes[8], entries[16];

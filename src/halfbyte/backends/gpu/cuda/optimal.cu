@@ -1,15 +1,16 @@
-// The scale of least squared error for bfloat16, by a table: the errors of nine scales for one element in sixteen bytes.
+// The scale of least squared error for bfloat16, by a table: sixteen bytes per element hold its errors under nine scales.
 //
-// Scales from 2M/7 up are left out by definition (docs/methods.md; M is the block's amax). Let L be the last byte below, s its
-// scale: M lies in (3.5, 3.95]·s, and L's significand, one of eight, says which table. Candidates are the bytes L, L − 1 …
-// L − 8; the next one is below M/7.4, where clipping M alone costs more than M²/28. Row r of a table stands for the magnitude
-// whose bits lie r above the table's base, 5.1 octaves up to the largest M. An entry holds (q·s' − x)² of each candidate:
+// Scales from 2M/7 up are excluded by definition (docs/methods.md; M is the block's amax). Let L be the last byte below 2M/7
+// and s its scale: M lies in (3.5, 3.95]·s, and the significand of L, one of eight, selects the table. Candidates are the bytes
+// L, L − 1 … L − 8; the next one is below M/7.4, where clipping M alone costs more than M²/28. Row r of a table stands for the
+// magnitude whose bits are the table's base plus r; the rows cover 5.1 octaves, up to the largest M. An entry holds (q·s' − x)²
+// of each candidate:
 //     words 0, 1, 2   candidates 0 and 1, 2 and 5, 6 and 7: sixteen bits each, in units of 2^-16·s²
 //     word 3          candidates 3 and 4, rarely the best: eleven bits, 2^-11·s²; candidate 8: ten bits, 2^-10·s²
-// all rounded, and s² at most. Row 0 stands for everything smaller too: all codes are 0 there, so all candidates err alike, and
-// no more than it says. Sums of the words, and of the words shifted, hold the sums of all fields without carries.
+// each rounded, and at most s². Row 0 also stands for everything smaller: all codes are 0 there, so all candidates err alike,
+// and by no more than row 0 says. The sums of the words, and of the shifted words, hold the sums of all fields without carries.
 //
-// What the sums prove, in units of 2^-16·s². Sixteen entries are off by at most 8.3; candidates 3 and 4 by 256.3, candidate 8 by
+// What the sums prove, in units of 2^-16·s². A sum of sixteen entries is off by at most 8.3; candidates 3 and 4 by 256.3, candidate 8 by
 // 512.3. float32, which the objective is computed in, is off by 84u of s² with u = 2^-24 (exact.inc): by 0.4. P of a candidate
 // is its sum less 8, 256 or 512, plus 512: its error is at least P − 512.3, saturated entries or not, and at most P − 495.7,
 // or, for the coarse ones, P + 512.3. So the best is clear if
@@ -22,16 +23,16 @@
 #endif
 #include "common.cuh"
 
-constexpr int CANDIDATES = 9, ROW_COUNT = 656;   // M up to 3.95·s, codes 0 below 0.25·s/2: 4.99 octaves, and 0.09
-constexpr u32 FIRST_LAST = 20, LAST_LAST = 133;  // L within these: all candidates are normal; above 126 some are none
+constexpr int CANDIDATES = 9, ROW_COUNT = 656;   // M up to 3.95·s, code 0 below 0.25·s/2: 4.99 octaves, plus 0.09
+constexpr u32 FIRST_LAST = 20, LAST_LAST = 133;  // for L within these all candidates are normal; above 126 some are no scales
 constexpr u32 COARSE_MARGIN = 1026, SATURATED = 65000;
-constexpr u32 SMALLER = 1 << CANDIDATES;  // beside a mask of candidates: smaller scales can win too
+constexpr u32 SMALLER = 1 << CANDIDATES;  // in a mask of candidates: smaller scales can win too
 
-// What belongs to a table beside its rows.
+// What a table has besides its rows.
 struct Head {
     uint2 info[128];                    // by the significand of the amax
-    float multiplier[128], scale[128];  // by byte: what elements are multiplied by, s'
-    u32 zero;                           // the amax of a block of zeros, or no amax at all
+    float multiplier[128], scale[128];  // for each byte: what elements are multiplied by, and s'
+    u32 zero;                           // the amax of a zero block, or a value that no amax has
 };
 
 struct Tables {
@@ -39,8 +40,8 @@ struct Tables {
     Head head;
 };
 
-// In shared memory rows lie COPIES times, side by side, one for even lanes and one for odd ones: of eight lanes, which
-// read at once, four meet in the four banks of their copy, not eight in eight. Fewer of them wait for each other.
+// Shared memory holds COPIES copies of each row side by side, one for even lanes and one for odd ones. Eight lanes read at
+// once: with two copies four lanes compete for four banks, instead of eight for eight, and fewer have to wait.
 constexpr int HEAD_AT = 8 * ROW_COUNT * COPIES;
 
 static_assert(sizeof(Tables) <= TABLE_BYTES && HEAD_AT * 16 + sizeof(Head) <= SHARED_BYTES, "the launch sets this much aside");
@@ -77,7 +78,8 @@ __device__ __forceinline__ float objective(const Words& words, float multiplier,
     return total;
 }
 
-// Half of it is a scale (odd bytes below 16 have none) and reaches the amax with 7: the half is no worse.
+// True if half the scale is a scale too (odd bytes below 16 have no half) and 7 times that half reaches the amax: then the
+// half is no worse.
 __device__ __forceinline__ bool excluded(u32 byte, float most, float unit) {
     return (byte > 15 || byte % 2 == 0) && 7.0f * ((value_of_e4m3(byte) * 0.5f) * unit) >= most;
 }
@@ -93,7 +95,7 @@ struct Found {
             byte = tried;
         }
     }
-    // Bytes from `tried` down, until clipping the amax alone costs more than the best.
+    // Try bytes from `tried` down, until clipping the amax alone costs more than the best.
     __device__ __forceinline__ void go_down(u32 tried, const Words& words, const Head& t, float most, const float* n) {
 #pragma unroll 1
         for (; tried >= 1; --tried) {
@@ -104,7 +106,7 @@ struct Found {
     }
 };
 
-// Any block: up from the byte nearest to M/6 until scales are excluded, then down.
+// The search for any block: up from the byte nearest to M/6 until scales are excluded, then down.
 __device__ __forceinline__ u32 search(const Words& words, const Head& t, float most, u32 start, const float* n) {
     Found best = {FLOAT32_MAX, 255};
     u32 cover = round_e4m3(most / (n[UNIT] * 6.0f)).byte;
@@ -115,11 +117,11 @@ __device__ __forceinline__ u32 search(const Words& words, const Head& t, float m
         else if (byte > 15) break;
     }
     best.go_down(cover - 1, words, t, most, n);
-    return best.byte == 255 ? start : best.byte;  // no error may be finite
+    return best.byte == 255 ? start : best.byte;  // where no error is finite
 }
 
-// A block that the table left undecided; `mask`: the candidates that can win and, above them, whether smaller scales can;
-// 0 for all scales.
+// A block that the table left undecided. `mask`: which candidates can win, and in the bit above them whether smaller scales
+// can; 0 means all scales.
 __device__ __noinline__ void exact_block(const Operand& o, const Segment& s, const Head& t, i64 block, u32 mask) {
     const Place at = place_of(o, block);
     const Words words = {(const u32*)source(o, s, at)};
@@ -142,7 +144,7 @@ __device__ __noinline__ void exact_block(const Operand& o, const Segment& s, con
     o.scales[scale_place(o, at, block)] = (unsigned char)byte;
 }
 
-// --- building the table: every block of threads finds the octave's bytes, and writes some rows ---
+// --- building the table: every block of threads finds the bytes of the octave, and writes some rows ---
 
 struct Octave {
     u32 last[128];  // L, for amaxes of one octave
@@ -150,10 +152,10 @@ struct Octave {
     float multiplier[128], scale[128];
 };
 
-// The amax that an entry of `info` stands for, in an octave where x' is in [8, 16): scales are near 1 there.
+// The amax that an entry of `info` stands for, in the octave where x' is in [8, 16) and scales are near 1.
 __device__ __forceinline__ u32 amax_of(u32 index, float prescale) { return ((257 - (__float_as_uint(prescale) >> 23)) << 7) + index; }
 
-// Last byte that is not excluded.
+// The last byte that is not excluded.
 __device__ __forceinline__ u32 last_of(float most, float unit) {
     u32 byte = (__float_as_uint(most / (3.5f * unit)) >> 20) - 960;
     while (excluded(byte, most, unit)) --byte;
@@ -161,7 +163,7 @@ __device__ __forceinline__ u32 last_of(float most, float unit) {
     return byte;
 }
 
-// An octave on, L is larger by 8.
+// One octave further, L is larger by 8.
 __device__ __forceinline__ u32 last_at(const Octave& g, u32 index) { return g.last[index & 127] + (index >> 7) * 8; }
 
 __device__ __forceinline__ uint2 info_of(const Octave& g, u32 index, u32 amax, float prescale) {
@@ -234,7 +236,8 @@ __device__ __forceinline__ Best merged(Best a, Best b) {
     return {smaller(a.first, b.first), smaller(larger(a.first, b.first), smaller(a.second, b.second))};
 }
 
-// Eight codes, the first in the low nibble: noise above a code is shifted out, offsets are taken off together. No y is 7.
+// Eight codes, the first in the low nibble. Noise above a code is shifted out, and offsets are subtracted at once. No y
+// reaches 7.
 __device__ __forceinline__ u32 pack(const u32* w, float multiplier) {
     u32 raw[8];
 #pragma unroll
@@ -247,7 +250,7 @@ __device__ __forceinline__ u32 pack(const u32* w, float multiplier) {
     return __byte_perm(low - 56778, high - 56778, 0x5410) | signs(w);
 }
 
-// P of every candidate times 16, plus its number; 8 is added to the numbers of the coarse ones.
+// For every candidate 16·P plus its number; the coarse candidates have 8 added to their number.
 __device__ __forceinline__ void measure(const u32* magnitudes, u32 minus, u32 table, u32* p) {
     u32 plain[4] = {}, upper[4] = {}, top = 0;
 #pragma unroll
@@ -276,7 +279,7 @@ __device__ __forceinline__ void measure(const u32* magnitudes, u32 minus, u32 ta
     p[8] = top * (64 * 16) + 8;
 }
 
-// Whether the table decides; if it does, codes and scale are written, else `mask` says what is left.
+// Returns whether the table decides. If it does, writes codes and scale; if not, `mask` says what can still win.
 __device__ __forceinline__ bool decide(const Operand& o, const Head& t, u32 zero_amax, const Block& b, const Place& at, i64 block,
                                        bool exists, u32* mask) {
     u32 magnitudes[8], p[CANDIDATES];

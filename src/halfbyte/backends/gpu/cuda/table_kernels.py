@@ -1,7 +1,7 @@
 """The CUDA C++ kernels that look up tables: when a device can use them, and their launches. choose.py names them.
 
-The kernels (cuda/*.cu) look errors and codes of bfloat16 up in tables that each thread block builds in shared memory
-from the tensor's numbers; the bits are those of the Triton kernels. `HALFBYTE_CUDA=0` turns them off.
+The kernels (cuda/*.cu) look up errors and codes of bfloat16 in tables, which a small kernel builds from the tensor's
+numbers before. The bits are those of the Triton kernels. `HALFBYTE_CUDA=0` turns them off.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MOST_GROUPS = 1024
 
 THREADS = 1024
 QUEUE_BYTES = 16
-"""Shared memory that a thread needs beside the tables: two places in its warp's queue."""
+"""Shared memory per thread besides the tables: two places in its warp's queue."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Operand(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Form:
-    """How blocks lie: what a kernel is compiled for beside the contract's formulas."""
+    """How blocks lie: what a kernel is compiled for besides the contract's formulas."""
 
     rows: bool = False
     """A block's row and column matter."""

@@ -1,7 +1,7 @@
-"""Codes to values, and MXFP4 to NVFP4 without touching a code.
+"""Codes to values; and MXFP4 to NVFP4 with every code kept.
 
-A code's three magnitude bits, put where a float keeps exponent and mantissa, are its value times 2**-126: one exact
-multiplication decodes it.
+The three magnitude bits of a code, moved to where a float has its exponent and mantissa, are the code's value times
+2**-126: one exact multiplication decodes it.
 """
 
 import triton
@@ -80,7 +80,7 @@ def _value(word, AT: tl.constexpr, WIDE: tl.constexpr, NEGATIVE_ZERO: tl.constex
         magnitude = tl.where((byte & 127) == 127, float("nan"), decode_e4m3(byte & 127))
         value = float_of(bits_of(magnitude) | ((byte & 128) << 24))
     else:
-        top = (word << (28 - 4 * AT)) >> 6  # sign bits down to 25, then the code's three
+        top = (word << (28 - 4 * AT)) >> 6  # bits 31 to 25 become copies of the sign, the next three are the code's
         value = float_of(top & -2118123520) * 8.507059173023462e37  # 2**126
     if NEGATIVE_ZERO:
         return value
@@ -159,7 +159,7 @@ def cast_mxfp4_to_nvfp4(
     codes_ptr, scales_ptr, out_codes_ptr, out_scales_ptr, outside_ptr, anchor, blocks,
     B: tl.constexpr, HINTS: tl.constexpr,
 ):  # fmt: skip
-    """Codes copied; E8M0 byte k as the E4M3 byte of 2**(k − anchor), twice, because a block of 32 becomes two of 16.
+    """Copy the codes; write E8M0 byte k as the E4M3 byte of 2**(k − anchor), twice: a block of 32 becomes two of 16.
 
     A scale that E4M3 does not hold counts in outside[0] (too large, written as 448) or outside[1] (too small, as 0).
     """
@@ -167,7 +167,7 @@ def cast_mxfp4_to_nvfp4(
     block = first + tl.arange(0, B)
     exists = block < blocks
     exponent = tl.load(scales_ptr + block, mask=exists, other=0).to(tl.int32) - anchor
-    if HINTS:  # nothing is read twice: the cache need not hold on to what was read or written
+    if HINTS:  # nothing is read twice, so the cache need not keep it
         at = first * 4 + tl.arange(0, 4 * B)
         inside = at < blocks * 4
         words = tl.load(codes_ptr + at, mask=inside, other=0, eviction_policy="evict_first")

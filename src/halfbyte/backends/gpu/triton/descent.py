@@ -1,8 +1,8 @@
 """Codes moved by one step of the grid while rᵀHr falls. (backends/reference/search.py, descend)
 
-The search has written nearest codes and bytes; this kernel reads them and moves codes in place. Elements take turns in
-index order, the lower neighbour first, with the whole objective measured for every try; passes go on until one changes
-nothing. A code that moved and came back is the grid's own, so that a zero is code 0.
+The search has written nearest codes and bytes; this kernel reads them and moves codes in place. It visits the elements
+in index order, tries the lower neighbour first, and measures the whole objective for every try. Passes go on until one
+changes nothing. A code that moved and came back is written as the grid has it, so that a zero is code 0.
 """
 
 import triton
@@ -98,7 +98,7 @@ def descend(
     one = tl.full(v.shape, 1, tl.int32)
     improved = searched & (searched == 0)
     alive = searched
-    turn = tl.program_id(0) * 0 - 1  # the turn before the first measures what the search has left
+    turn = tl.program_id(0) * 0 - 1  # turn −1 measures what the search has left
     going = any_lane(alive)
     while going:
         index = turn // 2

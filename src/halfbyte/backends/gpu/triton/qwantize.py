@@ -1,7 +1,7 @@
 """qwantize's own searches, pruned by the error of the naive scale. (contracts/searches/qwantize.py has the steps)
 
-The plain kernel has written the naive codes and bytes; blocks whose byte changes get theirs anew. A lane goes up from
-the lower bound to the upper one, in the reference's order, because what is measured depends on the best error so far.
+The plain kernel has written the naive codes and bytes; blocks whose byte changes get new ones. A lane goes up from the
+lower bound to the upper one, in the reference's order, because what is measured depends on the best error so far.
 """
 
 import triton
@@ -107,7 +107,7 @@ def _through(r, matrix_ptr, N: tl.constexpr, FUSES: tl.constexpr, ASM: tl.conste
 
 @triton.jit
 def _exchange(mine, other, PLACE: tl.constexpr, K: tl.constexpr, J: tl.constexpr):
-    """What a place of a sorting network keeps of two numbers, J apart, in runs of K."""
+    """Which of two numbers, J places apart, a place of the sorting network keeps; K is the length of the runs."""
     smaller: tl.constexpr = ((PLACE & J) == 0) == ((PLACE & K) == 0)
     if smaller:
         return tl.minimum(mine, other)
@@ -175,7 +175,7 @@ def improve_as_qwantize(
     start_error = _squares(start, N)
     ordered = ascending(x, N)
     dear, found = _first_dear(ordered, start_error, N)
-    # Comparisons with NaN are false: a block with NaN or Inf has an error that is NaN or Inf, and is not searched.
+    # Comparisons with NaN are false, so a block with NaN or Inf, whose error is NaN or Inf, is not searched.
     searched = exists & found & (_squares(x, N) > start_error)
     lower = tl.maximum(tl.div_rn(ordered[N - 1] - tl.sqrt_rn(start_error), 6.0), 0.0)
     upper = tl.div_rn(dear, 0.25)

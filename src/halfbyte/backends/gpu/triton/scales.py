@@ -103,9 +103,9 @@ def amax_spans(
 ):
     """Largest magnitude of each span of words as float32 bits, by atomic maxima into out[span number · slot_step].
 
-    A span is a tensor, a row, or one tensor of several; its length and distance are given in four words. `programs`
-    work on a span, each on every so manieth chunk.
-    Integers order like magnitudes, NaN above Inf, so the order of the atomics does not matter.
+    A span is a tensor, a row, or one tensor of several; its length and its distance from the next are counted in four
+    words. `programs` programs work on a span: program p takes chunks p, p + programs, and so on.
+    Integers order like magnitudes, with NaN above Inf, so the order of the atomics does not matter.
     """
     pid = tl.program_id(0).to(tl.int64)
     which = pid // programs
@@ -124,7 +124,7 @@ def amax_spans(
 
 @triton.jit(do_not_specialize=["programs"])
 def amax_listed(table_ptr, out_ptr, programs, DTYPE: tl.constexpr, CHUNK: tl.constexpr, DEPTH: tl.constexpr):
-    """The same for tensors that lie anywhere: the table holds (address, words divided by four) of each."""
+    """The same for separate tensors: the table holds (address, number of words divided by four) of each."""
     pid = tl.program_id(0).to(tl.int64)
     which = pid // programs
     base = tl.load(table_ptr + 2 * which).to(tl.pointer_type(tl.int32))
@@ -220,16 +220,16 @@ def prepare(
     tl.store(at + FACTOR, factor, mask=exists)
     tl.store(at + INVERSE, inverse, mask=exists)
     tl.store(at + FOLDED, factor * SIXTH, mask=exists)
-    # Within these no product of the fast formulas under- or overflows.
+    # Within these limits no product of the short formulas under- or overflows.
     regular = (amax >= 8.673617379884035e-19) & (amax <= 1.152921504606847e18)
     tl.store(at + REGULAR, tl.where(regular, 1.0, 0.0), mask=exists)
-    # The smallest element times the smallest multiplier (6/A) is no zero, so that its sign bit says whether y < 0
-    # (signs of float32 are read off y).
+    # The smallest element times the smallest multiplier (6/A) is not zero, so the element's sign bit says whether y <
+    # 0. For float32 that need not hold: there the sign is taken from y.
     bound: tl.constexpr = 131072.0 if DTYPE == BF16 else 1e38
     tl.store(at + NO_UNDERFLOW, tl.where(regular & (amax <= bound), 1.0, 0.0), mask=exists)
     tl.store(at + SHARE_OF_TOP, tl.div_rn(tl.full(amax.shape, TOP, tl.float32), 6.0), mask=exists)
     tl.store(at + SHARE_OF_AMAX, tl.div_rn(amax, 6.0), mask=exists)
-    # 2**-k that brings the multiplier into [1, 2), in two factors: the first one alone where it makes numbers smaller.
+    # 2**-k, which brings the multiplier into [1, 2), as two factors. Only the first is used where 2**-k is below 1.
     searched = (multiplier > 0) & (multiplier <= FLOAT32_MAX)
     normal = tl.where(multiplier < 1.1754943508222875e-38, multiplier * 1.8446744073709552e19, multiplier)
     exponent = ((bits_of(normal) >> 23) & 0xFF) - 127
@@ -248,7 +248,7 @@ def prepare(
 
 @triton.jit
 def short_sixth(v, ASM: tl.constexpr):
-    """v/6, correctly rounded where it is a normal number: a product with 1/6 in two parts."""
+    """v/6 as a product with 1/6 in two parts. Correctly rounded where v/6 is a normal number."""
     if ASM:
         return tl.fma(v, 0.1666666567325592, v * 9.934107758624577e-09)
     else:
@@ -257,7 +257,9 @@ def short_sixth(v, ASM: tl.constexpr):
 
 @triton.jit
 def short_reciprocal(x, ASM: tl.constexpr):
-    """1/x of a normal number, correctly rounded: the hardware's estimate and one step. (tests/gpu/checks.py tries all)
+    """1/x of a normal number, correctly rounded: the hardware's estimate and one Newton step.
+
+    tests/gpu/checks.py tries every significand.
 
     Zero gives the largest float32, to which TransformerEngine clamps.
     """

@@ -4,7 +4,7 @@
     scale = E4M3((amax/6)·factor)·(1/factor), or amax/6 (fused)    d = |x| − E2M1(|x|/scale)·scale
     loss = Σ d·d in eight lanes; the first of equals, and a NaN before all numbers
 
-The exported byte is then made of the chosen amax by the contract's own formula, which is another one.
+The exported byte is then made from the chosen amax by the contract's own formula, which differs from this one.
 """
 
 import triton
