@@ -63,7 +63,7 @@ class Function:
         *arguments: Argument,
         overlaps: bool = False,
     ) -> None:
-        """Put a launch on a stream; nothing waits. `overlaps`: it may start while the kernel before is still running."""
+        """Put a launch on a stream; nothing waits. `overlaps`: it may start while the one before is still running."""
         pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(argument) for argument in arguments))
         attribute = Attribute(PROGRAMMATIC_STREAM_SERIALIZATION, 0, 1)
         configuration = Configuration(
