@@ -13,8 +13,7 @@ import numpy as np
 
 import halfbyte as hb
 from benchmarks.machine import Array, choose_instruction_set, copier
-from halfbyte.backends.cpu.backend import tensor_amax
-from halfbyte.backends.protocol import Request
+from halfbyte.backends.cpu.plain import tensor_amax
 from halfbyte.codec.bits import DTYPES, dtype_name
 from halfbyte.testing import find_difference
 
@@ -148,11 +147,8 @@ def _memcpy(inputs: Inputs) -> Operation:
 
 
 def _amax(inputs: Inputs) -> Operation:
-    format, contract = hb.get_format("nvfp4"), hb.contracts.transformer_engine()
-    request = Request(format, contract, hb.Amax(), (1, BLOCK), "tensor", dtype_name(inputs.x.dtype))
-
     def call(x: Array, buffer: int, threads: int) -> Array:
-        return tensor_amax(x, dataclasses.replace(request, threads=threads))
+        return tensor_amax(x, dtype_name(x.dtype), threads=threads)
 
     return Operation("amax", call, lambda rows: np.array([inputs.amax]), bound_by_memory=True)
 

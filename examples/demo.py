@@ -18,7 +18,7 @@ from rich.table import Table
 
 import halfbyte as hb
 from halfbyte.conform import load_vectors, run_vectors
-from halfbyte.contracts import CONTRACTS, DEFAULTS
+from halfbyte.contracts import CONTRACTS, get_contract
 from halfbyte.contracts.spec import defined_methods
 
 VECTORS = Path(__file__).parent.parent / "conformance" / "vectors.zip"
@@ -41,7 +41,7 @@ def quantizers() -> list[tuple[str, str, str]]:
         for name, make in CONTRACTS.items():
             rule = make().rules.get(format)
             methods = dict.fromkeys(method.name for method in defined_methods(rule)) if rule else {}
-            if name != DEFAULTS[format]:
+            if name != get_contract(None, hb.get_format(format)).name:
                 methods.pop("optimal", None)  # the same search on much the same numbers: shown once a format
             found += [(format, name, method) for method in methods]
     return found

@@ -27,6 +27,9 @@ ROOT = Path(__file__).parents[1]
 BLOCKS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33)
 """Around the 2, 4, 8 and 16 blocks that one step of a kernel takes."""
 
+INVENTED = range(10_000, 10_600)
+"""Seeds of tests/invented.py; tests/backends/test_closed_world.py runs others."""
+
 MISTAKES = {
     "read": "AddressSanitizer: heap-buffer-overflow",
     "write": "AddressSanitizer: heap-buffer-overflow",
@@ -158,7 +161,7 @@ def run_everything(path: str) -> None:
     for isa, number in cpu_library.ISAS.items():
         if number <= library.hb_best_isa():
             os.environ["HALFBYTE_ISA"] = isa
-            count += move_bytes() + decode_much()
+            count += move_bytes() + decode_much() + run_invented()
     cpu_library.RANGE_BYTES = 64  # threads on ranges of a few blocks
     os.environ["HALFBYTE_THREADS"] = "3"
     del os.environ["HALFBYTE_ISA"]
@@ -166,6 +169,26 @@ def run_everything(path: str) -> None:
         case.quantize(cases.make_input("block scales", "bf16"), "cpu")
         count += 1
     print(f"sanitize: {count} kernel runs, no report")
+
+
+def run_invented() -> int:
+    """Formats, contracts and methods that nobody wrote a kernel for: the reference's bytes, or a refusal."""
+    import halfbyte as hb
+    from halfbyte.testing import assert_same_bits
+    from tests.invented import draw
+
+    served = 0
+    for seed in INVENTED:
+        case = draw(seed)
+        try:
+            got = case.quantize("cpu")
+        except hb.HalfbyteError:
+            continue
+        expected = case.quantize("reference")
+        assert_same_bits(got.codes, expected.codes, inputs=case.x)
+        assert_same_bits(got.scales, expected.scales, inputs=case.x)
+        served += 1
+    return served
 
 
 def move_bytes() -> int:

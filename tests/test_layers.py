@@ -22,6 +22,7 @@ LAYERS = [
     "contracts",
     "arrays",
     "types",
+    "request",
     "backends",
     "on_device",
     "quantize",

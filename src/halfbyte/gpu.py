@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from halfbyte.backends import choose_device_backend
+from halfbyte.backends import choose_backend
 from halfbyte.backends.gpu import (
     cast_scales,
     check_list,
@@ -13,12 +13,13 @@ from halfbyte.backends.gpu import (
     quantize_list,
     quantize_matrix,
 )
-from halfbyte.backends.protocol import DeviceParts, Request
+from halfbyte.backends.protocol import Parts
 from halfbyte.contracts import Contract, get_contract
 from halfbyte.errors import InputError, UnsupportedError
 from halfbyte.formats import get_format
-from halfbyte.methods import Amax, Method
+from halfbyte.methods import Method
 from halfbyte.on_device import device_of
+from halfbyte.request import Request, resolve
 from halfbyte.types import QuantizedTensor
 
 if TYPE_CHECKING:
@@ -93,14 +94,15 @@ def _request(x: torch.Tensor, contract: str | Contract | None, method: Method | 
     name = str(x.dtype).removeprefix("torch.")
     if name not in names:
         raise InputError(f"cannot quantize dtype {name}: give float32, float16 or bfloat16")
-    picked = method or (chosen.method if isinstance(chosen.method, Method) else Amax())
-    request = Request(block_format, chosen, picked, (1, block_format.block), "tensor", names[name], device=device_of(x))
-    if choose_device_backend("gpu", request) is None:
-        raise UnsupportedError("no GPU backend is installed")
+    plain = (1, block_format.block)
+    request = resolve(
+        block_format, chosen, method, tile=plain, scaling="tensor", dtype=names[name], device=device_of(x)
+    )
+    choose_backend("gpu", request)
     return request
 
 
-def _views(parts: DeviceParts, shapes: list[tuple[int, ...]], request: Request) -> list[QuantizedTensor]:
+def _views(parts: Parts[torch.Tensor], shapes: list[tuple[int, ...]], request: Request) -> list[QuantizedTensor]:
     codes, scales, block = parts.codes.reshape(-1), parts.scales.reshape(-1), request.format.block
     out, at = [], 0
     for index, shape in enumerate(shapes):

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from halfbyte.arrays import Array, is_torch
-from halfbyte.backends.protocol import DeviceBackend, Request
-from halfbyte.codec.bits import DTYPES
+from halfbyte.backends.protocol import Backend, Parts
+from halfbyte.codec.bits import DTYPES, F32
 from halfbyte.errors import InputError
+from halfbyte.request import Request, check_takes_amax
 from halfbyte.types import QuantizedTensor
 
 if TYPE_CHECKING:
@@ -25,9 +26,9 @@ def quantize_tensor(
     x: torch.Tensor,
     shape: tuple[int, ...],
     request: Request,
-    engine: DeviceBackend,
+    engine: Backend[torch.Tensor],
     out: QuantizedTensor | None,
-    global_amax: torch.Tensor | None = None,
+    global_amax: torch.Tensor | F32 | None,
 ) -> QuantizedTensor:
     """Quantize a tensor of the logical shape `shape` (after the contract's transform) on its device."""
     matrix = x.detach().reshape(-1, x.shape[-1])
@@ -59,7 +60,7 @@ def quantize_tensor(
 
 
 def decode_tensor(
-    q: QuantizedTensor, request: Request, engine: DeviceBackend, dtype: np.dtype[np.generic], out: Array | None
+    q: QuantizedTensor, request: Request, engine: Backend[torch.Tensor], dtype: np.dtype[np.generic], out: Array | None
 ) -> torch.Tensor:
     """Decode where the tensor lies."""
     import torch
@@ -82,28 +83,33 @@ def decode_tensor(
             _check_apart(out, part, "q")
         given = out.view(rows, width)
     values = engine.dequantize(
-        codes.reshape(rows, -1), scales.reshape(rows, -1), stored, (rows, width), request, wanted, given
+        Parts(codes.reshape(rows, -1), scales.reshape(rows, -1), stored), (rows, width), request, wanted, given
     )
     return out if out is not None and is_torch(out) else values.reshape(q.shape)
 
 
-def _device_amax(request: Request, global_amax: torch.Tensor | None, x: torch.Tensor, rows: int) -> torch.Tensor | None:
+def _device_amax(
+    request: Request, global_amax: torch.Tensor | F32 | None, x: torch.Tensor, rows: int
+) -> torch.Tensor | None:
+    """The given amax on the operand's device. A tensor is not looked at, because that would wait for the device."""
     import torch
 
-    wanted = rows if request.scaling == "row" else 1
-    if global_amax is not None:
-        if global_amax.numel() != wanted:
-            raise InputError(
-                f"global_amax has {global_amax.numel()} values, but scaling={request.scaling!r} needs {wanted}"
-            )
-        if not global_amax.is_floating_point():
-            raise InputError(f"global_amax must be a floating-point tensor, not {global_amax.dtype}")
-        return global_amax.detach().to(device=x.device, dtype=torch.float32)
-    if request.global_amax is None:
+    if global_amax is None:
         return None
-    if request.global_amax.size == 1:  # a fill needs no copy from the host
-        return torch.full((1,), float(request.global_amax[0]), dtype=torch.float32, device=x.device)
-    return torch.from_numpy(request.global_amax).to(x.device)
+    if not is_torch(global_amax):
+        checked = cast("F32", global_amax)
+        if checked.size == 1:  # a fill needs no copy from the host
+            return torch.full((1,), float(checked[0]), dtype=torch.float32, device=x.device)
+        return torch.from_numpy(checked).to(x.device)
+    check_takes_amax(request)
+    wanted = rows if request.scaling == "row" else 1
+    if global_amax.numel() != wanted:
+        raise InputError(
+            f"global_amax has {global_amax.numel()} values, but scaling={request.scaling!r} needs {wanted}"
+        )
+    if not global_amax.is_floating_point():
+        raise InputError(f"global_amax must be a floating-point tensor, not {global_amax.dtype}")
+    return global_amax.detach().to(device=x.device, dtype=torch.float32)
 
 
 def _check_out(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import pytest
 
@@ -21,6 +20,7 @@ class Unable:
     """A backend that serves nothing."""
 
     name = "unable"
+    takes_tensors = False
 
     def supports(self, request: Request) -> str | None:
         return f"no {request.format.name} today"
@@ -28,17 +28,18 @@ class Unable:
     def supports_decoding(self, request: Request) -> str | None:
         return self.supports(request)
 
-    def quantize(self, x: npt.NDArray[np.generic], request: Request) -> Parts:
+    def quantize(
+        self, x: npt.NDArray[Any], request: Request, amax: F32 | None = None, out: tuple[U8, U8] | None = None
+    ) -> Parts[npt.NDArray[Any]]:
         raise AssertionError("asked in spite of its refusal")
 
     def dequantize(
         self,
-        codes: U8,
-        scales: U8,
-        stored_scale: F32 | None,
+        parts: Parts[npt.NDArray[Any]],
         shape: tuple[int, int],
         request: Request,
-        dtype: np.dtype[np.generic],
+        dtype: Any,
+        out: npt.NDArray[Any] | None = None,
     ) -> npt.NDArray[Any]:
         raise AssertionError("asked in spite of its refusal")
 

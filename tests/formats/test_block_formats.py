@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import pytest
 
 from halfbyte import FORMATS, UnknownNameError, UnsupportedError, get_format
-from halfbyte.formats import E2M1, E4M3, E8M0, BlockFormat
+from halfbyte.formats import E2M1, E4M3, E8M0, BlockFormat, ElementFormat
 
 # element, scale, block, global scale, codes a byte, bits a weight
 FACTS = {
@@ -77,3 +80,29 @@ def test_formats_are_frozen() -> None:
 
 def test_table_is_keyed_by_name() -> None:
     assert all(isinstance(format, BlockFormat) and key == format.name for key, format in FORMATS.items())
+
+
+NINE_BITS = ElementFormat(name="e5m3", exponent_bits=5, mantissa_bits=3, bias=15)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"element": ElementFormat(name="e1m0", exponent_bits=1, mantissa_bits=0, bias=0)}, "of 2 bits do not pack"),
+        ({"element": ElementFormat(name="e2m0", exponent_bits=2, mantissa_bits=0, bias=1)}, "of 3 bits do not pack"),
+        ({"element": NINE_BITS}, "of 9 bits do not pack"),
+        ({"scale": NINE_BITS}, "a scale of 9 bits does not fit into a byte"),
+        ({"block": 15}, "blocks of 15 elements do not end at a byte; take a positive multiple of 2"),
+        ({"block": 0}, "blocks of 0 elements"),
+        ({"block": -16}, "blocks of -16 elements"),
+    ],
+)
+def test_what_does_not_pack_is_refused_when_it_is_made(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedError, match=message):
+        dataclasses.replace(get_format("nvfp4"), **changed)
+
+
+def test_six_bits_take_a_byte() -> None:
+    e3m2 = ElementFormat(name="e3m2", exponent_bits=3, mantissa_bits=2, bias=3)
+    mxfp6 = dataclasses.replace(get_format("mxfp4"), element=e3m2)
+    assert (mxfp6.codes_per_byte, mxfp6.bits_per_element) == (1, 8.25)

@@ -16,11 +16,10 @@ from halfbyte.backends.gpu.choose import Kernel, choose
 from halfbyte.backends.gpu.constants import NUMBERS, PREPARED
 from halfbyte.backends.gpu.cuda.table_kernels import SOURCES, TABLE_KERNELS, Form, Operand
 from halfbyte.backends.numbering import METRICS
-from halfbyte.backends.reference.quantize import tensor_scale
 from halfbyte.backends.reference.search import exponent_of
 from halfbyte.codec.bits import F32, U8, widen
-from halfbyte.codec.blocks import split
 from halfbyte.contracts import NVFP4Rule, expressions
+from halfbyte.contracts.arithmetic import tensor_scale
 
 HERE = Path(__file__).parent
 
@@ -46,7 +45,12 @@ class OnCpu:
     library: ctypes.CDLL
 
     def quantize(
-        self, x: npt.NDArray[np.generic], request: Request, swizzled: bool = False, group_rows: int | None = None
+        self,
+        x: npt.NDArray[np.generic],
+        request: Request,
+        swizzled: bool = False,
+        group_rows: int | None = None,
+        amax: F32 | None = None,
     ) -> tuple[U8, U8, int]:
         """Codes, scale bytes, and how many blocks the tables left to exact arithmetic. Rows of x may be strided."""
         rule = self._rule(request)
@@ -57,7 +61,7 @@ class OnCpu:
         codes = np.zeros((rows, width // 2), np.uint8)
         scales = np.zeros(tiles if swizzled else (rows, columns), np.uint8)
         parts = [x[start : start + group_rows] for start in range(0, rows, group_rows)]
-        numbers = np.concatenate([numbers_of(part, rule, request) for part in parts])
+        numbers = np.concatenate([numbers_of(part, rule, request, amax) for part in parts])
         form = Form(swizzled or stride != 2 * width, swizzled, len(parts) > 1)
         operand = Operand(
             x.ctypes.data, codes.ctypes.data, scales.ctypes.data, numbers.ctypes.data, None, None, rows * columns,
@@ -115,11 +119,12 @@ def build(name: str, *definitions: str) -> OnCpu:
 
 
 @np.errstate(all="ignore")
-def numbers_of(x: npt.NDArray[np.generic], rule: NVFP4Rule, request: Request) -> F32:
+def numbers_of(x: npt.NDArray[np.generic], rule: NVFP4Rule, request: Request, given: F32 | None = None) -> F32:
     """What triton/scales.py, prepare, writes for a tensor, from the contract's own functions."""
     if rule.factor is not expressions.clamped_ratio or rule.stored is None:
         raise TypeError("the kernels know TransformerEngine's formulas")
-    t = tensor_scale(split(widen(x), 16), rule, request)
+    amaxes = np.abs(widen(x)).max().reshape(1) if given is None else given.reshape(1)
+    t = tensor_scale(amaxes, rule, request.method, request.dtype)
     amax, factor = np.float32(t.amax.item()), np.float32(t.factor.item())
     multiplier = np.float32(rule.multiplier(rule.stored(t).reshape(-1), t.top).item())
     searched = np.isfinite(multiplier) and multiplier > 0

@@ -1,7 +1,8 @@
-"""The numbers by which compiled kernels know formulas, dtypes, ties and signs. Each list's order is the numbering.
+"""Numbers by which kernels know dtypes, formulas and choices. Python, C++, Triton and CUDA mean the same by them.
 
-Kernels in Triton take their constants from these lists (gpu/triton/numbers.py); tests compare the lists with what is
-written out in C++ and CUDA.
+The place in a list is the number. Triton's constants are made from these lists (gpu/triton/numbers.py); tests compare
+them with what is written out in C++ and CUDA, and see that every formula has its branch in Triton. A new formula goes
+to the end of its list, and into the kernels that are to serve it.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from halfbyte.arrays import is_torch
-from halfbyte.backends import Request, choose_device_backend
+from halfbyte.backends import choose_backend
 from halfbyte.backends.gpu import cast_scales
 from halfbyte.casting.move import HIGHEST, LOWEST, WINDOW
 from halfbyte.casting.operand import HALF
@@ -18,6 +18,7 @@ from halfbyte.casting.report import CastReport, ShareCost, Tally, describe
 from halfbyte.casting.scales import NVFP4, GlobalScale, power
 from halfbyte.casting.to_nvfp4 import Settings
 from halfbyte.on_device import device_of
+from halfbyte.request import resolve_decoding
 from halfbyte.types import QuantizedTensor
 
 if TYPE_CHECKING:
@@ -42,10 +43,8 @@ def keep_on_device(
         return None
     if source.format.block != 2 * HALF or source.shape[-1] != scales.shape[-1] * source.format.block:
         return None
-    request = Request(
-        source.format, source.contract, source.method, (1, 2 * HALF), "tensor", "bf16", device=device_of(codes)
-    )
-    if choose_device_backend(settings.backend, request, decoding=True) is None:
+    request = resolve_decoding(source.format, source.contract, source.method, device=device_of(codes))
+    if not choose_backend(settings.backend, request, decoding=True).takes_tensors:
         return None
     lowest, highest, least, most, used = _look(codes, scales)
     exponents = (least - BIAS, most - BIAS) if used else None

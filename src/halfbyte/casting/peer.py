@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from halfbyte.backends.reference.quantize import scale_byte
 from halfbyte.casting.operand import Piece
 from halfbyte.casting.scales import nvfp4_rule
 from halfbyte.codec.bits import F32, U8, widen
@@ -12,6 +11,7 @@ from halfbyte.codec.blocks import join, split
 from halfbyte.codec.element import decode
 from halfbyte.codec.pack import pack
 from halfbyte.contracts import Contract
+from halfbyte.contracts.arithmetic import scale_byte
 from halfbyte.contracts.rounding import round_elements
 from halfbyte.contracts.spec import CastRule, TensorScale
 from halfbyte.errors import UnsupportedError

@@ -15,16 +15,15 @@ import numpy as np
 import numpy.typing as npt
 
 from halfbyte.arrays import like, to_numpy
-from halfbyte.backends import Request
-from halfbyte.backends.cpu.backend import tensor_amax
-from halfbyte.backends.cpu.library import load_library
-from halfbyte.backends.reference.quantize import tensor_scale
-from halfbyte.codec.bits import BFLOAT16, F32, U8, dtype_name, widen
+from halfbyte.backends.amax import largest_magnitude
+from halfbyte.codec.bits import BFLOAT16, F32, U8, dtype_name
 from halfbyte.contracts import Contract, NVFP4Rule
+from halfbyte.contracts.arithmetic import stored_scale, tensor_scale
 from halfbyte.errors import CheckpointError, InputError, UnsupportedError
-from halfbyte.formats import BlockFormat, get_format
+from halfbyte.formats import BlockFormat
 from halfbyte.methods import Amax, Method
 from halfbyte.quantize import quantize
+from halfbyte.request import resolve
 from halfbyte.types import QuantizedTensor
 
 SMALLEST_AMAX = np.float32(2688 * 2.0**-126)
@@ -52,24 +51,16 @@ class Engine:
     ) -> None:
         self.format, self.contract, self.method, self.repairs = format, contract, method, repairs
         self.device = resolve_device(device)
-        self._compiled = load_library() is not None
         self._resolved: Method = Amax()
         """The method as an instance, with the options that it has when asked for by name."""
         if format is not None and contract is not None:
-            probe = np.zeros((1, format.block), np.float32)
-            self._resolved = quantize(probe, format, contract, method, backend="reference").method
+            self._resolved = resolve(format, contract, method).method
 
     def amax(self, x: npt.NDArray[Any]) -> np.float32:
         """Largest magnitude of a chunk; NaN if there is one."""
         if self.device != "cpu":
             return np.float32(to_numpy(self._on_device(x).abs().amax().float()))
-        if not self._compiled or not x.flags.c_contiguous:
-            return np.float32(np.abs(widen(x)).max())
-        contract, format = self.contract, self.format or get_format("nvfp4")
-        if contract is None:
-            raise UnsupportedError("there is no amax without a contract")
-        request = Request(format, contract, Amax(), (1, format.block), "tensor", dtype_name(x.dtype), threads=1)
-        return np.float32(tensor_amax(x, request)[0])
+        return largest_magnitude(x, threads=1)
 
     def usable_amax(self, amax: np.float32, module: str) -> np.float32:
         """The amax to quantize with. NaN and Inf are refused; under the default contract zero and tiny ones are raised.
@@ -107,15 +98,11 @@ class Engine:
         if not isinstance(rule, NVFP4Rule) or rule.stored is None:
             raise UnsupportedError(f"{self.contract} stores no tensor scale")
         rule = rule.for_method(self._resolved)
-        shared = np.array([amax], np.float32)
-        tile, name = (1, self.format.block), dtype_name(np.dtype(dtype))
-        request = Request(self.format, self.contract, self._resolved, tile, "tensor", name, global_amax=shared)
         with np.errstate(all="ignore"):
-            t = tensor_scale(np.zeros((1, 1, 1), np.float32), rule, request)
-            stored = np.float32(rule.stored(t).reshape(())) if rule.stored is not None else np.float32(1)
-            multiplier = np.float32(rule.multiplier(np.asarray(stored), t.top))
-        if rule.stored_as == "encode factor":
-            return TensorScales(multiplier, stored)
+            t = tensor_scale(np.array([amax], np.float32), rule, self._resolved, dtype_name(np.dtype(dtype)))
+            stored, (multiplier,) = stored_scale(rule, t)
+        if rule.stored_as == "encode factor" and stored is not None:
+            return TensorScales(multiplier, stored[0])
         with np.errstate(
             over="ignore", divide="ignore"
         ):  # an all-zero tensor under a contract that stores next to nothing

@@ -18,7 +18,7 @@ from halfbyte.formats import BlockFormat, get_format
 from halfbyte.layouts import get_layout
 from halfbyte.layouts.spec import Activations, Layout
 from halfbyte.methods import Method
-from halfbyte.quantize import quantize
+from halfbyte.request import resolve
 
 TARGETS = ("nvfp4", "mxfp4", "bf16")
 DEFAULT_CONTRACT = {"nvfp4": "modelopt", "mxfp4": "ocp"}
@@ -79,7 +79,7 @@ def resolve_target(options: Options, family: Family) -> Target:
     method = options.method
     if method is None and options.contract is None and options.to == "nvfp4":
         method = "optimal"
-    quantize(np.zeros((1, format.block), np.float32), format, contract, method, backend="reference")
+    resolve(format, contract, method)
     return Target(format, layout, contract, method, repairs)
 
 

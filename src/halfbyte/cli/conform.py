@@ -11,7 +11,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from halfbyte.backends import BACKENDS, DEVICE_BACKENDS, backend_name
+from halfbyte.backends import ALIASES, BACKENDS
 from halfbyte.cli.app import app, err, out
 from halfbyte.conform import Report, load_vectors, run_vectors
 from halfbyte.errors import HalfbyteError, unknown_name
@@ -23,9 +23,7 @@ def conform(
         Path,
         typer.Argument(metavar="DIR", help="A directory of vectors (index.json and .safetensors), or a zip of one."),
     ],
-    backend: Annotated[
-        str, typer.Option(help=f"Which engine computes: auto, {', '.join((*BACKENDS, *DEVICE_BACKENDS))}.")
-    ] = "auto",
+    backend: Annotated[str, typer.Option(help=f"Which engine computes: auto, {', '.join(BACKENDS)}.")] = "auto",
     allow_pending: Annotated[
         bool, typer.Option("--allow-pending", help="Exit 0 although cases wait for a feature, if none differs.")
     ] = False,
@@ -37,8 +35,8 @@ def conform(
     Exit code 0: every case agrees (with --allow-pending: none differs). 1: some do not. 2: the vectors cannot be read.
     """
     try:
-        if backend_name(backend) not in ("auto", *BACKENDS, *DEVICE_BACKENDS):
-            raise unknown_name("backend", backend, ["auto", *BACKENDS, *DEVICE_BACKENDS])
+        if backend not in ("auto", *BACKENDS, *ALIASES):
+            raise unknown_name("backend", backend, ["auto", *BACKENDS])
         cases = load_vectors(vectors)
     except HalfbyteError as error:
         err().print(f"halfbyte conform: {error}", markup=False, soft_wrap=True)

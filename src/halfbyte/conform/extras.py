@@ -8,32 +8,34 @@ import numpy as np
 import numpy.typing as npt
 
 from halfbyte.arrays import to_numpy
-from halfbyte.backends import Request
-from halfbyte.backends.reference.quantize import block_amax, scale_byte, tensor_scale
 from halfbyte.casting.operand import read
 from halfbyte.casting.peer import closed_form_amax
 from halfbyte.codec.bits import F32, dtype_name, widen
 from halfbyte.codec.blocks import join, split
 from halfbyte.codec.element import decode
 from halfbyte.contracts import Contract, MXRule, NVFP4Rule
+from halfbyte.contracts.arithmetic import block_amax, scale_byte, statistics_dtype, tensor_scale
 from halfbyte.contracts.peers.modelopt_cast import count_lossless, largest_exponent
 from halfbyte.contracts.searches.qwantize import fused_multiply_add
 from halfbyte.contracts.searches.static import fake_quantize, searched_scale
-from halfbyte.contracts.spec import CastRule
+from halfbyte.contracts.spec import CastRule, TensorScale
 from halfbyte.errors import UnsupportedError
 from halfbyte.formats import E4M3, BlockFormat
 from halfbyte.methods import Method
+from halfbyte.request import resolve
 from halfbyte.types import QuantizedTensor
 
 Outputs = dict[str, npt.NDArray[Any]]
 
 
-def _request(x: npt.NDArray[Any], format: BlockFormat, contract: Contract) -> tuple[F32, Request]:
-    """Blocks of x, and the request that `quantize` would have made of a contract's presets."""
-    if not isinstance(contract.method, Method):
-        raise UnsupportedError(f"{contract} has no method of its own")
-    request = Request(format, contract, contract.method, (1, format.block), contract.scaling, dtype_name(x.dtype))
-    return split(widen(x), format.block), request
+def _scaled(
+    x: npt.NDArray[Any], format: BlockFormat, contract: Contract, rule: NVFP4Rule
+) -> tuple[F32, TensorScale, Method]:
+    """Blocks of x, the tensor-level numbers under the contract's presets, and its method."""
+    request = resolve(format, contract, dtype=dtype_name(x.dtype))
+    blocks = split(widen(x), format.block)
+    amax = np.abs(blocks).max(axis=(1, 2) if request.scaling == "row" else (0, 1, 2), keepdims=True)
+    return blocks, tensor_scale(amax, rule, request.method, request.dtype), request.method
 
 
 @np.errstate(all="ignore")
@@ -42,11 +44,10 @@ def static_search(x: npt.NDArray[Any], format: BlockFormat, contract: Contract) 
     rule = contract.rule(format)
     if not isinstance(rule, NVFP4Rule):
         raise UnsupportedError(f"no static weights in {format.name}")
-    blocks, request = _request(x, format, contract)
-    t = tensor_scale(blocks, rule, request)
+    blocks, t, method = _scaled(x, format, contract, rule)
     amax = block_amax(blocks)
-    if rule.block_search is not None and request.method in rule.searches:
-        amax = rule.block_search(blocks, amax, t, request.method)
+    if rule.block_search is not None and method in rule.searches:
+        amax = rule.block_search(blocks, amax, t, method)
     copy = fake_quantize(blocks, searched_scale(amax, t))
     return {
         "block_amax": amax[..., 0].reshape(*x.shape[:-1], -1),
@@ -73,9 +74,8 @@ def float_scale(x: npt.NDArray[Any], q: QuantizedTensor) -> F32:
     rule = q.contract.rule(q.format)
     if not isinstance(rule, MXRule):
         return decode(to_numpy(q.scales), E4M3)
-    blocks, request = _request(x, q.format, q.contract)
-    statistics = request.dtype if rule.statistics == "input" else "fp32"
-    scale = rule.scale(block_amax(blocks), statistics, q.format.element)[1]
+    amax = block_amax(split(widen(x), q.format.block))
+    scale = rule.scale(amax, statistics_dtype(rule, dtype_name(x.dtype)), q.format.element)[1]
     return scale[..., 0].reshape(q.scales.shape)
 
 
@@ -85,8 +85,7 @@ def four_six_choice(x: npt.NDArray[Any], q: QuantizedTensor) -> Outputs:
     rule = q.contract.rule(q.format)
     if not isinstance(rule, NVFP4Rule) or rule.four_six is None:
         raise UnsupportedError(f"no 4over6 in {q.contract}")
-    blocks, request = _request(x, q.format, q.contract)
-    t = tensor_scale(blocks, rule, request)
+    blocks, t, _ = _scaled(x, q.format, q.contract, rule)
     six = scale_byte(rule.four_six.pre_scale(block_amax(blocks), t), rule.scale_byte)
     picked = (six[..., 0].reshape(q.scales.shape) != to_numpy(q.scales)).astype(np.uint8)
     return {"amax": t.amax.reshape(-1), "picked_four": picked}

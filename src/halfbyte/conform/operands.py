@@ -7,7 +7,7 @@ from typing import Any
 import numpy.typing as npt
 
 from halfbyte.arrays import Array, like
-from halfbyte.backends import DEVICE_BACKENDS, backend_name
+from halfbyte.backends import ALIASES, BACKENDS
 from halfbyte.backends.gpu import interpreting
 from halfbyte.contracts import Contract
 from halfbyte.errors import BackendError
@@ -19,7 +19,8 @@ from halfbyte.types import QuantizedTensor
 
 def placed(x: npt.NDArray[Any], backend: str) -> Array:
     """The operand where the backend computes: as it is, or on a device."""
-    if backend_name(backend) not in DEVICE_BACKENDS:
+    found = BACKENDS.get(ALIASES.get(backend, backend))
+    if found is None or not found.takes_tensors:
         return x
     try:
         import torch

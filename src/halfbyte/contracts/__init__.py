@@ -43,8 +43,8 @@ CONTRACTS: dict[str, Callable[..., Contract]] = {
     )
 }
 
-DEFAULTS = {"nvfp4": "transformer_engine", "mxfp4": "ocp", "mxfp8": "ocp"}
-"""The contract used for a format when none is named."""
+DEFAULTS = {True: "transformer_engine", False: "ocp"}
+"""The contract used when none is named: for formats with a global scale, and for those without."""
 
 __all__ = [
     "CONTRACTS",
@@ -73,7 +73,7 @@ def get_contract(contract: str | Contract | None, format: BlockFormat) -> Contra
     """A contract by name with its default options, an instance as it is, or the format's default."""
     if isinstance(contract, Contract):
         return contract
-    name = DEFAULTS[format.name] if contract is None else contract
+    name = DEFAULTS[format.has_global] if contract is None else contract
     if not isinstance(name, str) or name not in CONTRACTS:
         raise unknown_name("contract", name, CONTRACTS)
     return _with_defaults(name)

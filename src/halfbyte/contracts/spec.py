@@ -27,7 +27,7 @@ from halfbyte.codec.bits import F32, U8, round_to
 from halfbyte.codec.element import Tie
 from halfbyte.errors import UnsupportedError
 from halfbyte.formats.spec import BlockFormat, ElementFormat
-from halfbyte.methods import Amax, FourSix, Method, Optimal
+from halfbyte.methods import METHODS, Amax, FourSix, Method
 
 Scaling = Literal["tensor", "row"]
 Stored = Literal["amax", "multiplier", "encode factor", "none"]
@@ -200,7 +200,7 @@ def defined_methods(rule: Rule) -> list[Method]:
     """The methods that a rule defines, with the options it uses when they are asked for by name."""
     if isinstance(rule, DecodeRule):
         return []
-    methods: list[Method] = [Amax(), Optimal()]
+    methods: list[Method] = [kind() for kind in METHODS.values() if kind.everywhere and not kind.needs]
     if isinstance(rule, NVFP4Rule):
         methods += (rule.search_rule or rule).searches
         if rule.four_six is not None:

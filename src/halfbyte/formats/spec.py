@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from halfbyte.errors import UnsupportedError
+
 
 @dataclass(frozen=True, kw_only=True)
 class ElementFormat:
@@ -97,6 +99,21 @@ class BlockFormat:
     blocks: tuple[int, ...]
     """The block lengths that may be asked for."""
 
+    def __post_init__(self) -> None:
+        """Refuse what has no place in bytes: codes are stored two or one to a byte, scales one."""
+        if not 4 <= self.element.bits <= 8:
+            raise UnsupportedError(
+                f"format {self.name}: elements of {self.element.bits} bits do not pack; codes of 4 bits are stored two "
+                "to a byte, codes of 5 to 8 bits one to a byte"
+            )
+        if self.scale.bits > 8:
+            raise UnsupportedError(f"format {self.name}: a scale of {self.scale.bits} bits does not fit into a byte")
+        if self.block < 1 or self.block % self.codes_per_byte:
+            raise UnsupportedError(
+                f"format {self.name}: blocks of {self.block} elements do not end at a byte; take a positive multiple "
+                f"of {self.codes_per_byte}"
+            )
+
     @property
     def codes_per_byte(self) -> int:
         return 8 // self.element.bits
@@ -104,4 +121,4 @@ class BlockFormat:
     @property
     def bits_per_element(self) -> float:
         """Storage for one element, block scale included, global scale left out."""
-        return self.element.bits + self.scale.bits / self.block
+        return 8 / self.codes_per_byte + 8 / self.block

@@ -13,3 +13,4 @@ class Amax(Method):
     """Scale each block so that its largest magnitude lands on the format's largest element."""
 
     name: ClassVar[str] = "amax"
+    everywhere: ClassVar[bool] = True

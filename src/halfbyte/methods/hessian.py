@@ -28,6 +28,9 @@ class Hessian(Method):
     h: object
     codes: Literal["nearest", "descent"] = "nearest"
     name: ClassVar[str] = "hessian"
+    everywhere: ClassVar[bool] = True
+    one_row: ClassVar[bool] = True
+    needs: ClassVar[str] = "its matrices: give hb.Hessian(h), h from activations"
 
     def __post_init__(self) -> None:
         matrices = self.matrices
@@ -40,6 +43,14 @@ class Hessian(Method):
         if self.codes not in CODES:
             raise unknown_name("codes of Hessian", self.codes, CODES)
         object.__setattr__(self, "h", frozen_copy(matrices))
+
+    def check_width(self, width: int, block: int) -> None:
+        count, size, _ = self.matrices.shape
+        if count * block != width or size != block:
+            raise InputError(
+                f"h has shape {self.matrices.shape}, but a last axis of {width} with blocks of {block} needs "
+                f"({width / block:g}, {block}, {block})"
+            )
 
     @property
     def matrices(self) -> npt.NDArray[np.float32]:

@@ -31,6 +31,8 @@ class Optimal(Method):
 
     weights: object = None
     name: ClassVar[str] = "optimal"
+    everywhere: ClassVar[bool] = True
+    one_row: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.weights is None:
@@ -46,6 +48,11 @@ class Optimal(Method):
 
     def __hash__(self) -> int:
         return hash(Optimal) if self.weights is None else object.__hash__(self)
+
+    def check_width(self, width: int, block: int) -> None:
+        weights = self.channel_weights
+        if weights is not None and weights.size != width:
+            raise InputError(f"Optimal has {weights.size} weights, but the last axis has {width} elements")
 
     @property
     def channel_weights(self) -> npt.NDArray[np.float32] | None:

@@ -18,6 +18,17 @@ class Method:
     """
 
     name: ClassVar[str]
+    everywhere: ClassVar[bool] = False
+    """True: every contract has the method, because it uses nothing but the contract's own formulas. False: a contract
+    has to define it."""
+    one_row: ClassVar[bool] = False
+    """True: it chooses scales for blocks of one row, so a tile cannot span several."""
+    needs: ClassVar[str] = ""
+    """What the caller has to give, if the method cannot be asked for by name alone."""
+
+    def check_width(self, width: int, block: int) -> None:
+        """Raise if the method's arrays do not belong to operands of that width. A method without arrays has no say."""
+        return
 
 
 def frozen_copy(array: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:

@@ -1,4 +1,4 @@
-"""The compiled CPU backend: checks, tables, ranges. The bits are the reference's, by tables made from its formulas.
+"""The compiled CPU backend. The bits are the reference's, by tables made from the contract's own formulas.
 
 Blocks that no table describes (NaN, Inf, a contract's odd corners) are listed by the kernel and quantized by the
 reference; so are whole tensors whose numbers leave the range in which a kernel's shortcut is exact.
@@ -6,168 +6,142 @@ reference; so are whole tensors whose numbers leave the range in which a kernel'
 
 from __future__ import annotations
 
-import ctypes
-import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from halfbyte.backends.cpu.library import DTYPE_CODES, load_library, native, over_ranges, pointer
-from halfbyte.backends.cpu.mx import mx_reason, quantize_mx, run_tables
-from halfbyte.backends.cpu.nvfp4 import choose_bytes, search_reason
-from halfbyte.backends.cpu.tables import build_nvfp4_tables, decode_table, magnitude_values, one_scale
-from halfbyte.backends.protocol import Parts, Request
-from halfbyte.backends.reference.quantize import Reference, tensor_scale
+from halfbyte.backends.cpu import exact, four_six, mx, peer_searches, plain
+from halfbyte.backends.cpu.call import MXCall, NVFP4Call
+from halfbyte.backends.cpu.choose import Kernel, choose, choose_decoder
+from halfbyte.backends.cpu.decode import decode_blocks, decode_table
+from halfbyte.backends.cpu.hadamard import rotate_matrix
+from halfbyte.backends.protocol import Parts, Reason
+from halfbyte.backends.reference.quantize import Reference, quantize_matrix
 from halfbyte.codec.bits import F32, U8
 from halfbyte.codec.blocks import ceil_div
 from halfbyte.contracts import MXRule, NVFP4Rule
-from halfbyte.formats import E2M1
-from halfbyte.methods import Amax
+from halfbyte.contracts.arithmetic import stored_scale, tensor_scale
+from halfbyte.request import Request
 
-REFERENCE = Reference()
+NVFP4_KERNELS: dict[Kernel, Callable[[NVFP4Call], bool]] = {
+    Kernel.PLAIN_BLOCKS: plain.blocks,
+    Kernel.PLAIN_TILES: plain.tiles,
+    Kernel.PLAIN_ROWS: plain.rows,
+    Kernel.FOUR_SIX_BLOCKS: four_six.blocks,
+    Kernel.FOUR_SIX_TILES: four_six.tiles,
+    Kernel.FOUR_SIX_ROWS: four_six.rows,
+    Kernel.FOUR_SIX_ORDERED: four_six.ordered,
+    Kernel.EXACT_BLOCKS: exact.blocks,
+    Kernel.EXACT_ROWS: exact.rows,
+    Kernel.EXACT_GENERAL: exact.general,
+    Kernel.STATIC_SEARCH: peer_searches.static,
+    Kernel.QWANTIZE_SEARCH: peer_searches.nvfp4_by_qwantize,
+}
+"""Each fills codes and scales, or returns False where the tensor's numbers are beyond it."""
+
+MX_KERNELS: dict[Kernel, Callable[[MXCall], None]] = {
+    Kernel.MX_BLOCKS: mx.blocks,
+    Kernel.MX_EXACT: mx.exact,
+    Kernel.MX_HESSIAN: mx.through_hessians,
+    Kernel.MX_QWANTIZE_SEARCH: mx.by_qwantize,
+}
 
 
 class Cpu:
     """The C++ kernels."""
 
     name = "cpu"
+    takes_tensors = False
 
     def supports(self, request: Request) -> str | None:
-        if load_library() is None:
-            return "the compiled kernels are not installed"
-        rule = request.contract.rules.get(request.format.name)
-        if isinstance(rule, MXRule):
-            return mx_reason(request, rule)
-        if isinstance(rule, NVFP4Rule):
-            return search_reason(request, rule.for_method(request.method))
-        return None
+        found = choose(request)
+        return found if isinstance(found, Reason) else None
 
     def supports_decoding(self, request: Request) -> str | None:
-        return None if load_library() is not None else "the compiled kernels are not installed"
+        return choose_decoder(request)
 
-    def quantize(self, x: npt.NDArray[np.generic], request: Request) -> Parts:
+    def quantize(
+        self, x: npt.NDArray[Any], request: Request, amax: F32 | None = None, out: tuple[U8, U8] | None = None
+    ) -> Parts[npt.NDArray[Any]]:
         """Quantize a (rows, K) matrix; strided or unaligned input is copied first."""
-        rows, width = x.shape
-        block = request.format.block
-        padding = ((0, -rows % request.tile[0]), (0, -width % block))
-        whole = not (padding[0][1] or padding[1][1])
-        matrix = np.require(x, requirements=["C", "A"]) if whole else np.pad(x, padding)
-        rule = request.contract.rule(request.format)
+        kernel, rule = choose(request), request.rule
+        if isinstance(kernel, Reason):
+            raise TypeError(f"{kernel}: `supports` was not asked")
+        if request.contract.transform.hadamard:
+            x = rotate_matrix(x, request.dtype, request.contract.transform.random_signs, request.threads)
+        matrix = _whole(x, request)
+        codes, scales = _outputs(matrix, request, out)
         if isinstance(rule, MXRule):
-            codes, scales = _outputs(matrix, request)
-            quantize_mx(matrix, rule, request, codes, scales)
-            parts = Parts(codes, scales, None, None)
+            MX_KERNELS[kernel](MXCall(x=matrix, request=request, codes=codes, scales=scales, rule=rule))
+            parts: Parts[npt.NDArray[Any]] = Parts(codes, scales, None, None)
         elif isinstance(rule, NVFP4Rule):
-            parts = _quantize_nvfp4(matrix, rule.for_method(request.method), request)
+            parts = _quantize_nvfp4(matrix, rule, request, amax, (codes, scales), NVFP4_KERNELS[kernel])
         else:
             raise TypeError(f"{request.contract} has no quantizer")
         return parts if matrix.shape == x.shape else _crop(parts, x.shape, request)
 
     def dequantize(
         self,
-        codes: U8,
-        scales: U8,
-        stored_scale: F32 | None,
+        parts: Parts[npt.NDArray[Any]],
         shape: tuple[int, int],
         request: Request,
-        dtype: np.dtype[np.generic],
+        dtype: Any,
         out: npt.NDArray[Any] | None = None,
     ) -> npt.NDArray[Any]:
         """Decode a (rows, K) matrix by a table of the contract's own values, straight to the output dtype."""
-        if (stored_scale is not None and stored_scale.size > 1) or shape[1] % request.format.block:
-            return REFERENCE.dequantize(codes, scales, stored_scale, shape, request, dtype)
-        rule = request.contract.rule(request.format)
-        top = rule.for_method(request.method).anchor(request.method) if isinstance(rule, NVFP4Rule) else np.float32(1)
-        stored = None if stored_scale is None else stored_scale.reshape(())
-        table = decode_table(request.contract, request.format, stored, top, dtype)
-        return _decode(np.ascontiguousarray(codes), np.ascontiguousarray(scales), table, shape, request, out)
+        stored = parts.stored_scale
+        if (stored is not None and stored.size > 1) or shape[1] % request.format.block:
+            return Reference().dequantize(parts, shape, request, dtype)
+        rule = request.rule
+        top = rule.anchor(request.method) if isinstance(rule, NVFP4Rule) else np.float32(1)
+        one = None if stored is None else stored.reshape(())
+        table = decode_table(request.contract, request.format, one, top, dtype)
+        codes, scales = np.ascontiguousarray(parts.codes), np.ascontiguousarray(parts.scales)
+        return decode_blocks(codes, scales, table, shape, request, out)
 
 
-def tensor_amax(x: npt.NDArray[Any], request: Request) -> F32:
-    """Largest magnitude of a contiguous matrix, or of each row, as float32 of shape (1,) or (rows,). NaN wins."""
-    library, isa = native()
-    dtype, size, width = DTYPE_CODES[request.dtype], x.dtype.itemsize, x.shape[1]
-    if request.scaling == "row":
-        bits = np.empty(x.shape[0], np.uint32)
-
-        def rows(start: int, stop: int) -> None:
-            library.hb_amax_rows(
-                isa, pointer(x, start * width * size), ctypes.c_int64(stop - start), ctypes.c_int64(width), dtype,
-                pointer(bits, start * 4),
-            )  # fmt: skip
-
-        over_ranges(rows, x.shape[0], width * size, request.threads)
-    else:
-
-        def part(start: int, stop: int) -> int:
-            return int(library.hb_amax(isa, pointer(x, start * size), ctypes.c_int64(stop - start), dtype))
-
-        bits = np.array([max(over_ranges(part, x.size, size, request.threads))], np.uint32)
-    return magnitude_values(bits.astype(np.int64), request.dtype)
-
-
-def _quantize_nvfp4(x: npt.NDArray[Any], rule: NVFP4Rule, request: Request) -> Parts:
+def _quantize_nvfp4(
+    x: npt.NDArray[Any],
+    rule: NVFP4Rule,
+    request: Request,
+    amax: F32 | None,
+    outputs: tuple[U8, U8],
+    kernel: Callable[[NVFP4Call], bool],
+) -> Parts[npt.NDArray[Any]]:
+    """Tensor-level numbers, then the kernel; the reference where the numbers are beyond it."""
     largest: float | None = None  # of the tensor itself, where the amax pass has found it
-    amax = request.global_amax
     if amax is None:
-        amax = tensor_amax(x, request)
+        amax = plain.tensor_amax(x, request.dtype, request.scaling == "row", request.threads)
         largest = float(amax.max())  # NaN wins
-    request = dataclasses.replace(request, global_amax=amax)
     with np.errstate(all="ignore"):
-        t = tensor_scale(np.zeros((1, 1, 1), np.float32), rule, request)
-        stored = None if rule.stored is None else rule.stored(t).reshape(-1)
-        multiplier = np.ones(1, np.float32) if stored is None else rule.multiplier(stored, t.top)
-    codes, scales = _outputs(x, request)
-    if request.scaling == "row" or request.tile[0] != 1 or not isinstance(request.method, Amax):
-        done = choose_bytes(x, rule, t, multiplier, request, codes, scales, largest)
-        if not done:
-            return REFERENCE.quantize(x, request)
-    else:
-        tables = build_nvfp4_tables(rule, one_scale(t), request.dtype)
-        if tables is None:
-            return REFERENCE.quantize(x, request)
-        run_tables(x, tables, request, codes, scales)
-    return Parts(codes, scales, stored, multiplier)
+        t = tensor_scale(amax.reshape(-1, 1, 1), rule, request.method, request.dtype)
+        stored, multiplier = stored_scale(rule, t)
+    call = NVFP4Call(
+        x=x, request=request, codes=outputs[0], scales=outputs[1], amax=amax, rule=rule, t=t, multiplier=multiplier,
+        largest=largest,
+    )  # fmt: skip
+    return Parts(*outputs, stored, multiplier) if kernel(call) else quantize_matrix(x, request, amax)
 
 
-def _outputs(x: npt.NDArray[Any], request: Request) -> tuple[U8, U8]:
+def _whole(x: npt.NDArray[Any], request: Request) -> npt.NDArray[Any]:
+    """The matrix contiguous and padded with zeros to whole blocks and tiles."""
+    rows, width = x.shape
+    below, right = -rows % request.tile[0], -width % request.format.block
+    return np.pad(x, ((0, below), (0, right))) if below or right else np.require(x, requirements=["C", "A"])
+
+
+def _outputs(x: npt.NDArray[Any], request: Request, out: tuple[U8, U8] | None) -> tuple[U8, U8]:
     """The arrays to write into: those given, if they fit the (perhaps padded) operand, or new ones."""
     code_shape = (x.shape[0], x.shape[1] // request.format.codes_per_byte)
     scale_shape = (x.shape[0], x.shape[1] // request.format.block)
-    if request.out is not None and (request.out[0].shape, request.out[1].shape) == (code_shape, scale_shape):
-        return request.out
+    if out is not None and (out[0].shape, out[1].shape) == (code_shape, scale_shape):
+        return out
     return np.empty(code_shape, np.uint8), np.empty(scale_shape, np.uint8)
 
 
-def _decode(
-    codes: U8,
-    scales: U8,
-    table: npt.NDArray[Any],
-    shape: tuple[int, int],
-    request: Request,
-    out: npt.NDArray[Any] | None,
-) -> npt.NDArray[Any]:
-    library, isa = native()
-    block, width = request.format.block, table.dtype.itemsize
-    code_bytes = block // request.format.codes_per_byte
-    out = np.empty(shape, table.dtype) if out is None else out
-    if request.format.element == E2M1 and width == 2:  # sixteen low bytes, then sixteen high bytes
-        table = np.ascontiguousarray(table.view(np.uint8).reshape(256, 16, 2).swapaxes(1, 2))
-
-    def run(start: int, stop: int) -> None:
-        inputs = pointer(codes, start * code_bytes), pointer(scales, start), ctypes.c_int64(stop - start)
-        at = pointer(out, start * block * width)
-        if request.format.element == E2M1:
-            library.hb_decode(isa, *inputs, block, pointer(table), width, at)
-        else:
-            library.hb_decode_mxfp8(isa, *inputs, pointer(table), width, at)
-
-    over_ranges(run, scales.size, block * width, request.threads)
-    return out
-
-
-def _crop(parts: Parts, shape: tuple[int, ...], request: Request) -> Parts:
+def _crop(parts: Parts[npt.NDArray[Any]], shape: tuple[int, ...], request: Request) -> Parts[npt.NDArray[Any]]:
     """Parts of a padded matrix, cropped to the operand's own shape; an odd row ends in a zero nibble."""
     rows, width = shape
     codes = np.ascontiguousarray(parts.codes[:rows, : ceil_div(width, request.format.codes_per_byte)])

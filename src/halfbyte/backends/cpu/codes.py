@@ -3,81 +3,71 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from halfbyte.backends.cpu.library import DTYPE_CODES, Tables, native, over_ranges, pointer
-from halfbyte.backends.cpu.tables import element_constants, one_scale
-from halfbyte.backends.protocol import Request
+from halfbyte.backends.cpu.call import Call, NVFP4Call
+from halfbyte.backends.cpu.library import native, pointer
+from halfbyte.backends.cpu.structs import Tables
+from halfbyte.backends.cpu.tables_nvfp4 import element_constants
 from halfbyte.codec.bits import F32, U8
-from halfbyte.contracts import NVFP4Rule
-from halfbyte.contracts.spec import TensorScale
 
 
-def emit_codes(x: npt.NDArray[Any], tables: Tables, request: Request, codes: U8, scales: U8) -> None:
+def emit_codes(call: Call, tables: Tables) -> None:
     """E2M1 codes by the tables of the contract and the tensor."""
     library, isa = native()
-    block, dtype = request.format.block, DTYPE_CODES[request.dtype]
-    size = block * x.dtype.itemsize
 
     def emit(start: int, stop: int) -> None:
         library.hb_emit(
-            isa, pointer(x, start * size), ctypes.c_int64(stop - start), block, dtype, ctypes.byref(tables),
-            pointer(codes, start * block // 2), pointer(scales, start),
+            isa, pointer(call.x, start * call.block_bytes), ctypes.c_int64(stop - start), call.block, call.dtype,
+            ctypes.byref(tables), pointer(call.codes, start * call.code_bytes), pointer(call.scales, start),
         )  # fmt: skip
 
-    over_ranges(emit, scales.size, size, request.threads)
+    call.over_blocks(emit)
 
 
-def wrap_codes(
-    x: npt.NDArray[Any], rule: NVFP4Rule, t: TensorScale, request: Request, codes: U8, scales: U8
-) -> None:  # fmt: skip
+def wrap_codes(call: NVFP4Call) -> None:
     """The codes of a contract whose rounding wraps, where an element lies beyond 7 under the chosen scale."""
     library, isa = native()
-    block, dtype = request.format.block, DTYPE_CODES[request.dtype]
-    size = block * x.dtype.itemsize
     constants = np.zeros(256, np.float32)
-    constants[:127] = element_constants(rule, one_scale(t))[1]
+    constants[:127] = element_constants(call.rule, call.one_scale)[1]
 
     def wrap(start: int, stop: int) -> None:
         library.hb_wrap(
-            isa, pointer(x, start * size), ctypes.c_int64(stop - start), block, dtype, pointer(constants),
-            pointer(codes, start * block // 2), pointer(scales, start),
+            isa, pointer(call.x, start * call.block_bytes), ctypes.c_int64(stop - start), call.block, call.dtype,
+            pointer(constants), pointer(call.codes, start * call.code_bytes), pointer(call.scales, start),
         )  # fmt: skip
 
-    over_ranges(wrap, scales.size, size, request.threads)
+    call.over_blocks(wrap)
 
 
-def row_codes(x: npt.NDArray[Any], factors: F32, request: Request, codes: U8, scales: U8, fixed: bool) -> None:
+def row_codes(call: NVFP4Call, fixed: bool) -> None:
     """Codes of rows with their own global scale; scale bytes too, unless they are there already (`fixed`).
 
     The kernel takes blocks of 16. A block of 32 is two of them: its byte is the larger of theirs, because bytes never
     fall as the amax grows.
     """
-    halves = request.format.block // 16
+    halves = call.block // 16
     if halves == 1:
-        _direct_rows(x, factors, request, codes, scales, fixed)
+        _direct_rows(call, call.scales, fixed)
         return
-    small = np.repeat(scales, halves, axis=1) if fixed else np.empty((x.shape[0], x.shape[1] // 16), np.uint8)
     if not fixed:
-        _direct_rows(x, factors, request, codes, small, False)
-        scales[:] = small.reshape(*scales.shape, halves).max(axis=2)
-        small = np.repeat(scales, halves, axis=1)
-    _direct_rows(x, factors, request, codes, small, True)
+        small = np.empty((call.x.shape[0], call.x.shape[1] // 16), np.uint8)
+        _direct_rows(call, small, False)
+        call.scales[:] = small.reshape(*call.scales.shape, halves).max(axis=2)
+    _direct_rows(call, np.repeat(call.scales, halves, axis=1), True)
 
 
-def _direct_rows(x: npt.NDArray[Any], factors: F32, request: Request, codes: U8, scales: U8, fixed: bool) -> None:
+def _direct_rows(call: NVFP4Call, scales: U8, fixed: bool) -> None:
     library, isa = native()
-    given = np.ascontiguousarray(factors.reshape(-1), np.float32)
-    columns, row_bytes = scales.shape[1], x.shape[1] * x.dtype.itemsize
+    factors: F32 = np.ascontiguousarray(call.t.factor.reshape(-1), np.float32)
+    columns = scales.shape[1]
 
     def run(start: int, stop: int) -> None:
         library.hb_direct_rows(
-            isa, pointer(x, start * row_bytes), ctypes.c_int64(stop - start), ctypes.c_int64(columns),
-            DTYPE_CODES[request.dtype], int(fixed), pointer(given, start * 4), pointer(codes, start * columns * 8),
+            isa, pointer(call.x, start * call.row_bytes), ctypes.c_int64(stop - start), ctypes.c_int64(columns),
+            call.dtype, int(fixed), pointer(factors, start * 4), pointer(call.codes, start * columns * 8),
             pointer(scales, start * columns),
         )  # fmt: skip
 
-    over_ranges(run, scales.shape[0], row_bytes, request.threads)
+    call.over_rows(run)

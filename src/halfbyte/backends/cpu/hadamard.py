@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from halfbyte.backends.cpu.library import DTYPE_CODES, native, over_ranges, pointer
+from halfbyte.backends.cpu.library import native, over_ranges, pointer
+from halfbyte.backends.numbering import DTYPE_NUMBERS
 from halfbyte.contracts.hadamard import GROUP, rotation
 
 
@@ -21,7 +22,7 @@ def rotate_matrix(x: npt.NDArray[Any], dtype: str, random_signs: bool, threads: 
 
     def run(start: int, stop: int) -> None:
         library.hb_rotate(
-            isa, pointer(source, start * size), ctypes.c_int64(stop - start), DTYPE_CODES[dtype], pointer(matrix),
+            isa, pointer(source, start * size), ctypes.c_int64(stop - start), DTYPE_NUMBERS[dtype], pointer(matrix),
             pointer(out, start * size),
         )  # fmt: skip
 

@@ -14,107 +14,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
+from halfbyte.backends.cpu import structs
 from halfbyte.errors import InputError, unknown_name
 
 ISAS = {"portable": 0, "avx2": 1, "avx512": 2}
-DTYPE_CODES = {"bf16": 0, "fp16": 1, "fp32": 2}
 
 RANGE_BYTES = 1 << 18
 """Least input of a thread's range: below this a second thread costs more than it saves."""
-
-
-class Tables(ctypes.Structure):
-    """common.h: Tables."""
-
-    _fields_ = [
-        ("lut", ctypes.c_uint8 * 32768),
-        ("starts", ctypes.c_uint32 * 257),
-        ("written", ctypes.c_uint8 * 256),
-        ("zero_below", ctypes.c_uint32),
-        ("zero_byte", ctypes.c_uint32),
-        ("threshold", ctypes.c_int32 * 8 * 256),
-        ("positive_sign", ctypes.c_int32 * 256),
-        ("has_positive_sign", ctypes.c_int32),
-        ("scale", ctypes.c_float * 256),
-        ("first_segment", ctypes.c_int32),
-        ("last_segment", ctypes.c_int32),
-        ("segment_sign", ctypes.c_int32),
-        ("last_bounded", ctypes.c_int32),
-        ("segment", ctypes.c_uint8 * 32 * 256),
-        ("steps", ctypes.c_uint8 * 24),
-    ]
-
-
-class Rule(ctypes.Structure):
-    """common.h: Rule."""
-
-    _fields_ = [
-        *((name, ctypes.c_int32) for name in ("pre_scale", "divides", "tie", "sign", "wraps", "for_zero_byte")),
-        ("statistics", ctypes.c_int32),
-        *((name, ctypes.c_float) for name in ("smallest", "for_zero", "factor", "largest", "top", "amax")),
-        ("constant", ctypes.c_float * 256),
-    ]
-
-
-class SearchTables(ctypes.Structure):
-    """kernels.h: SearchTables."""
-
-    _fields_ = [
-        ("multiplier", ctypes.c_float * 128),
-        ("scale", ctypes.c_float * 128),
-        ("divides", ctypes.c_int32),
-        ("first", ctypes.c_int32),
-        ("zero_byte", ctypes.c_int32),
-        *((name, ctypes.c_float) for name in ("prescale", "unit", "to_scale")),
-    ]
-
-
-class GeneralSearch(ctypes.Structure):
-    """searches.h: GeneralSearch."""
-
-    _fields_ = [
-        *((name, ctypes.c_int32) for name in ("block", "dtype", "element", "objective", "divides", "first", "last")),
-        *((name, ctypes.c_int32) for name in ("by_block", "zero_byte", "per_row", "start")),
-        *((name, ctypes.c_float) for name in ("most_value", "zero_below")),
-        *((name, ctypes.c_void_p) for name in ("value", "constant", "prescale", "unit", "numbers", "bounds")),
-    ]
-
-
-class Grid(ctypes.Structure):
-    """searches.h: Grid."""
-
-    _fields_ = [
-        ("size", ctypes.c_int32),
-        ("code_bits", ctypes.c_int32),
-        ("value", ctypes.c_float * 256),
-        ("code", ctypes.c_uint8 * 256),
-        ("place", ctypes.c_uint8 * 256),
-    ]
-
-
-class SweepTables(ctypes.Structure):
-    """searches.h: SweepTables."""
-
-    _fields_ = [
-        ("scale", ctypes.c_float * 126),
-        ("byte", ctypes.c_uint8 * 128),
-        ("ascending", ctypes.c_int32),
-        ("regular", ctypes.c_int32),
-        ("unit", ctypes.c_float),
-    ]
-
-
-class PeerSearch(ctypes.Structure):
-    """searches.h: PeerSearch."""
-
-    _fields_ = [
-        *((name, ctypes.c_int32) for name in ("block", "dtype", "last", "limit")),
-        ("value", ctypes.c_float * 256),
-        ("h", ctypes.c_void_p),
-    ]
 
 
 def library_path() -> Path | None:
@@ -138,16 +46,7 @@ def load_library() -> ctypes.CDLL | None:
         )
         return None
     library = ctypes.CDLL(str(path))
-    structures = {
-        "tables": Tables,
-        "rule": Rule,
-        "search": SearchTables,
-        "general": GeneralSearch,
-        "grid": Grid,
-        "sweep": SweepTables,
-        "peer": PeerSearch,
-    }
-    for name, structure in structures.items():
+    for name, structure in structs.STRUCTURES.items():
         size = getattr(library, f"hb_sizeof_{name}", None)
         if size is not None:
             size.restype = ctypes.c_int64
@@ -215,8 +114,3 @@ def pointer(array: npt.NDArray[Any], offset: int = 0) -> ctypes.c_void_p:
     if not array.flags.c_contiguous:
         raise TypeError("only contiguous arrays go to a kernel")
     return ctypes.c_void_p(array.ctypes.data + offset)
-
-
-def as_array(part: Any, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """A ctypes array as a numpy array of the same memory."""
-    return np.frombuffer(part, dtype=dtype)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from halfbyte.backends.cpu.library import Tables, as_array
+from halfbyte.backends.cpu.structs import Tables, as_array
 from halfbyte.codec.bits import DTYPES, F32, widen
 from halfbyte.codec.element import encode_magnitude
 from halfbyte.formats import E2M1

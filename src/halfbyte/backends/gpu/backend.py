@@ -27,10 +27,11 @@ from halfbyte.backends.gpu.operand import (
     readable,
     rotated,
 )
-from halfbyte.backends.protocol import DeviceParts, Reason, Request
+from halfbyte.backends.protocol import Parts, Reason
 from halfbyte.codec.blocks import ceil_div
 from halfbyte.contracts import MXRule
 from halfbyte.errors import BackendError
+from halfbyte.request import Request
 
 if TYPE_CHECKING:
     import torch
@@ -45,6 +46,7 @@ class Gpu:
     """The Triton kernels, and the CUDA C++ kernels beside them."""
 
     name = "gpu"
+    takes_tensors = True
 
     def supports(self, request: Request) -> Reason | None:
         return _device_reason(request.device) or _reason(choose(request))
@@ -58,15 +60,13 @@ class Gpu:
         request: Request,
         amax: torch.Tensor | None = None,
         out: tuple[torch.Tensor, torch.Tensor] | None = None,
-    ) -> DeviceParts:
+    ) -> Parts[torch.Tensor]:
         """Quantize a (rows, K) matrix on its device."""
         return quantize_matrix(x, request, amax, out)
 
     def dequantize(
         self,
-        codes: torch.Tensor,
-        scales: torch.Tensor,
-        stored_scale: torch.Tensor | None,
+        parts: Parts[torch.Tensor],
         shape: tuple[int, int],
         request: Request,
         dtype: torch.dtype,
@@ -78,6 +78,7 @@ class Gpu:
 
         from halfbyte.backends.gpu.triton import decode as kernels
 
+        codes, scales, stored_scale = parts.codes, parts.scales, parts.stored_scale
         decoder = choose_decoder(request)
         if isinstance(decoder, Reason):
             raise BackendError(f"backend gpu cannot do this: {decoder}")
@@ -121,7 +122,7 @@ def quantize_matrix(
     out: tuple[torch.Tensor, torch.Tensor] | None = None,
     group_rows: int | None = None,
     swizzled: bool = False,
-) -> DeviceParts:
+) -> Parts[torch.Tensor]:
     """Quantize a (rows, K) matrix on its device.
 
     amax: float32 amaxes to use in place of the operand's own, one for each group. group_rows: rows that share a
@@ -153,7 +154,7 @@ def quantize_matrix(
         if request.scaling == "row":
             stored = None if stored is None else stored[:rows]
             multiplier = None if multiplier is None else multiplier[:rows]
-    return DeviceParts(codes, scales, stored, multiplier)
+    return Parts(codes, scales, stored, multiplier)
 
 
 def _reason(chosen: object) -> Reason | None:

@@ -10,10 +10,11 @@ from halfbyte.backends.gpu.constants import LISTED
 from halfbyte.backends.gpu.dispatch import AMAX_CHUNK, AMAX_DEPTH, AMAX_PROGRAMS, amax_of, launch_blocks, prepare
 from halfbyte.backends.gpu.launch import SEARCH_LANES, SEARCHES, Launch, Source, weighs_columns
 from halfbyte.backends.gpu.operand import LANES, check_device, dtype_number, on_device
-from halfbyte.backends.protocol import DeviceParts, Reason, Request
+from halfbyte.backends.protocol import Parts, Reason
 from halfbyte.codec.blocks import ceil_div
 from halfbyte.contracts import NVFP4Rule
 from halfbyte.errors import BackendError, InputError
+from halfbyte.request import Request
 
 if TYPE_CHECKING:
     import torch
@@ -67,7 +68,7 @@ def _table(rows: tuple[tuple[int, ...], ...], device: str) -> torch.Tensor:
     return torch.tensor(rows, dtype=torch.int64).to(device)
 
 
-def quantize_list(tensors: list[torch.Tensor], request: Request, shared: bool) -> DeviceParts:
+def quantize_list(tensors: list[torch.Tensor], request: Request, shared: bool) -> Parts[torch.Tensor]:
     """Quantize tensors that lie anywhere. Codes and scales of all of them follow each other in two flat arrays."""
     import torch
 
@@ -101,7 +102,7 @@ def quantize_list(tensors: list[torch.Tensor], request: Request, shared: bool) -
         )
         numbers, stored, multiplier = prepare(kernel, bits)
         launch_blocks(Launch(kernel, request, source, codes, scales, numbers=numbers))
-    return DeviceParts(codes, scales, stored, multiplier)
+    return Parts(codes, scales, stored, multiplier)
 
 
 def group_amaxes(x: torch.Tensor, group_rows: int) -> torch.Tensor:

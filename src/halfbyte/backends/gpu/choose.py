@@ -17,9 +17,7 @@ from halfbyte.backends.gpu.constants import (
     STATIC_FOUR_SIX,
     Constants,
     block_constants,
-    first_byte,
     four_six_constants,
-    four_six_error,
     prepare_constants,
     rounding_constants,
 )
@@ -38,11 +36,13 @@ from halfbyte.backends.gpu.slots import (
     static_reason,
 )
 from halfbyte.backends.numbering import DECODES, DTYPE_NUMBERS, number_of
-from halfbyte.backends.protocol import Reason, Request
+from halfbyte.backends.protocol import Reason
 from halfbyte.contracts import Contract, MXRule, NVFP4Rule, expressions, reductions
+from halfbyte.contracts.arithmetic import first_scale_byte, four_six_error
 from halfbyte.contracts.spec import DecodeRule, Rounding, ScaleByte, Scaling, Tile
 from halfbyte.formats import E2M1, BlockFormat
 from halfbyte.methods import Amax, FourSix, Hessian, Method, Optimal, Sweep
+from halfbyte.request import Request
 
 
 class Family(Enum):
@@ -240,7 +240,7 @@ def _family_constants(family: Family, rule: NVFP4Rule, case: NVFP4Case) -> Const
         sweep = FUSED_SWEEP if isinstance(asked, Sweep) and asked.fused else EAGER_SWEEP
         return {"METHOD": sweep if isinstance(asked, Sweep) else STATIC_FOUR_SIX}
     if family in (Family.OPTIMAL, Family.HESSIAN):
-        return {"FIRST": first_byte(rule)}
+        return {"FIRST": first_scale_byte(rule)}
     return {}
 
 

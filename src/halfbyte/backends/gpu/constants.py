@@ -23,8 +23,8 @@ from halfbyte.backends.numbering import (
     number_of,
 )
 from halfbyte.contracts import NVFP4Rule, reductions
-from halfbyte.contracts.spec import FourSixRule, Rounding, ScaleByte, Tile
-from halfbyte.formats import E4M3
+from halfbyte.contracts.arithmetic import four_six_error, statistics_dtype
+from halfbyte.contracts.spec import FourSixRule, Rounding, ScaleByte, Scaling, Tile
 from halfbyte.formats.spec import ElementFormat
 from halfbyte.methods import FourSix, Method
 
@@ -94,7 +94,7 @@ def prepare_constants(rule: NVFP4Rule, method: Method, dtype: str) -> Constants:
     return {
         "TOP": float(rule.anchor(method)),
         "KIND": CONSTANT_FACTOR if constant is not None else _number(FACTORS, rule.factor),
-        "STATISTICS": DTYPE_NUMBERS[dtype if rule.statistics == "input" else "fp32"],
+        "STATISTICS": DTYPE_NUMBERS[statistics_dtype(rule, dtype)],
         "CONSTANT": 0.0 if constant is None else float(constant),
         "STORED": NOT_STORED if rule.stored is None else _number(STORED, rule.stored),
         "MULTIPLIER": ONE_LEVEL if rule.stored is None else _number(MULTIPLIERS, rule.multiplier),
@@ -107,7 +107,7 @@ def block_constants(rule: NVFP4Rule, pre_scale: object, element: ElementFormat, 
     return {
         "PRE": _number(PRE_SCALES, pre_scale),
         "ELEMENT": _number(ELEMENTS, rule.element),
-        "STATISTICS": DTYPE_NUMBERS[dtype if rule.statistics == "input" else "fp32"],
+        "STATISTICS": DTYPE_NUMBERS[statistics_dtype(rule, dtype)],
         "LARGEST": float(np.float32(rule.element_max)),
         "WRAPS": int(rule.rounding.wraps),
         "DTYPE": DTYPE_NUMBERS[dtype],
@@ -129,16 +129,7 @@ def scale_byte_constants(policy: ScaleByte) -> Constants:
     }
 
 
-def four_six_error(four_six: FourSixRule, method: FourSix, scaling: str) -> object:
-    """The formula of an element's error."""
-    if method.fast_error and four_six.fast_error is not None:
-        return four_six.fast_error
-    if scaling == "row" and four_six.exact_row_error is not None:
-        return four_six.exact_row_error
-    return four_six.exact_error
-
-
-def four_six_constants(four_six: FourSixRule, method: FourSix, tile: Tile, scaling: str) -> Constants:
+def four_six_constants(four_six: FourSixRule, method: FourSix, tile: Tile, scaling: Scaling) -> Constants:
     """4over6: the error, its size, and the order in which the sizes of a row are added."""
     order = four_six.block_sum if tile[0] == 1 else reductions.sequential
     return {
@@ -146,12 +137,6 @@ def four_six_constants(four_six: FourSixRule, method: FourSix, tile: Tile, scali
         "METRIC": METRICS.index(method.error),
         "ORDER": _number(SUMS, order),
     }
-
-
-def first_byte(rule: NVFP4Rule) -> int:
-    """The smallest scale that an exact search tries."""
-    least = max(rule.scale_byte.smallest, E4M3.smallest)
-    return int(np.searchsorted(E4M3.magnitudes, least))
 
 
 def _number(listed: list[object], entry: object) -> int:

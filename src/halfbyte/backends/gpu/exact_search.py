@@ -1,12 +1,10 @@
-"""Launches of the exact searches, and what their kernels derive from weights and Hessians."""
+"""Launches of the exact searches."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from halfbyte.backends.cpu.tables import exponent_of_largest
+from halfbyte.backends.derived import quadratics, scaled_weights
 from halfbyte.backends.gpu.constants import HESSIAN, ONE_GROUP, UNIFORM, WEIGHTED, Constants
 from halfbyte.backends.gpu.device_cache import derived_tensors
 from halfbyte.backends.gpu.launch import SEARCH_LANES, Launch
@@ -89,56 +87,30 @@ def _descend_if_asked(launch: Launch, matrices: torch.Tensor, numbers: torch.Ten
     )  # fmt: skip
 
 
-# --- arrays derived from a method ---
+# --- arrays derived from a method, on the device ---
 
 
 def weights_on(method: Optimal, launch: Launch) -> torch.Tensor:
-    """Weights scaled by a power of two that brings the largest into [1, 2), followed by zeros up to whole blocks."""
+    """Scaled weights, followed by zeros up to whole blocks."""
     width = launch.source.columns * launch.request.format.block
 
     def make() -> tuple[F32]:
-        given = method.channel_weights
-        if given is None:
+        weights = scaled_weights(method, width)
+        if weights is None:
             raise TypeError("this method has no weights")
-        padded = np.zeros(width, np.float32)
-        padded[: given.size] = np.ldexp(given, -exponent_of_largest(given))
-        return (padded,)
+        return (weights,)
 
     return derived_tensors(method, f"weights {width}", launch.codes.device, make)[0]
 
 
 def hessian_on(launch: Launch) -> tuple[torch.Tensor, ...]:
-    """Upper triangles row by row, doubled off the diagonal, and bounds; the largest entry is brought into [1, 2)."""
+    """Triangles of the matrices, and bounds for each of them."""
     method = launch.request.method
     if not isinstance(method, Hessian):
         raise TypeError("this search needs a Hessian")
 
     def make() -> tuple[F32, F32]:
-        scaled = np.ldexp(method.matrices, -exponent_of_largest(np.abs(method.matrices))).astype(np.float32)
-        rows, columns = np.triu_indices(scaled.shape[-1])
-        triangles = scaled[:, rows, columns] * np.where(rows == columns, 1, 2).astype(np.float32)
-        return np.ascontiguousarray(triangles), hessian_bounds(scaled)
+        derived = quadratics(method)
+        return derived.triangles, derived.bounds
 
     return derived_tensors(method, "triangles and bounds", launch.codes.device, make)
-
-
-ROUNDING = 4e-6
-"""Of Σ|h·r·r|: more than float32 sums of sixteen elements are off; the kernels take twice that for 32."""
-
-
-def hessian_bounds(matrices: F32) -> F32:
-    """For each matrix: a bound on the root of its largest eigenvalue, and one on what a quadratic form may be off.
-
-    With them the kernels leave out scales that cannot win. Few activations give a matrix whose smallest eigenvalue is
-    zero but for roundings. If it is −d, then H + d·I is semidefinite, its largest eigenvalue is larger by d, and rᵀHr
-    is smaller than its form by d·‖r‖², which counts among what the form may be off. Far below zero nothing is left
-    out: a root of −1.
-    """
-    size, exact = matrices.shape[-1], matrices.astype(np.float64)
-    values = np.linalg.eigvalsh(exact)
-    trace = np.trace(exact, axis1=1, axis2=2)
-    below = np.maximum(1e-12 * np.abs(values).max(axis=1) - values[:, 0], 0)
-    root = np.sqrt(np.maximum(values[:, -1] + below, 0)) * (1 + 1e-6)
-    root = np.where(below > 1e-5 * values[:, -1], -1, root)
-    off = ((trace + size * below) + below / ROUNDING) * (1 + 1e-6)
-    return np.ascontiguousarray(np.stack([root, off], axis=1).astype(np.float32))

@@ -18,9 +18,9 @@ from halfbyte.backends.gpu.constants import (
     Constants,
 )
 from halfbyte.backends.gpu.operand import LANES, assembly, options, row_quads
-from halfbyte.backends.protocol import Request
 from halfbyte.codec.blocks import ceil_div
 from halfbyte.methods import Hessian, Method, Optimal
+from halfbyte.request import Request
 
 if TYPE_CHECKING:
     import torch

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from halfbyte.backends.gpu.constants import ASSEMBLY, FP4_ASSEMBLY, NO_ASSEMBLY
 from halfbyte.backends.numbering import DTYPE_NUMBERS
-from halfbyte.backends.protocol import Request
 from halfbyte.codec.blocks import ceil_div
 from halfbyte.contracts.hadamard import GROUP, SIGNS
 from halfbyte.errors import InputError
+from halfbyte.request import Request
 
 if TYPE_CHECKING:
     import torch

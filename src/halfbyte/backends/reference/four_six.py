@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
-from halfbyte.backends.protocol import Request
 from halfbyte.codec.bits import F32, U8
 from halfbyte.codec.blocks import over_tiles, repeat_rows
 from halfbyte.codec.element import decode
+from halfbyte.contracts.arithmetic import four_six_error, scale_byte
 from halfbyte.contracts.reductions import maximum, maximum_flat
 from halfbyte.contracts.rounding import round_elements
-from halfbyte.contracts.spec import FourSixRule, NVFP4Rule, ScaleByte, TensorScale
+from halfbyte.contracts.spec import FourSixRule, NVFP4Rule, TensorScale
 from halfbyte.formats import E4M3
 from halfbyte.methods import FourSix
+from halfbyte.request import Request
 
 
-def choose_four_six(
-    blocks: F32,
-    v: F32,
-    t: TensorScale,
-    rule: NVFP4Rule,
-    request: Request,
-    scale_byte: Callable[[F32, ScaleByte], U8],
-) -> tuple[U8, U8]:
+def choose_four_six(blocks: F32, v: F32, t: TensorScale, rule: NVFP4Rule, request: Request) -> tuple[U8, U8]:
     """Codes and scale bytes of the better of two scales for each block or tile."""
     four_six, method = rule.four_six, request.method
     if four_six is None or not isinstance(method, FourSix):
@@ -35,20 +27,12 @@ def choose_four_six(
         byte = scale_byte(pre_scale, rule.scale_byte)
         scale = decode(byte, E4M3)
         codes, q = round_elements(blocks, rule.element(blocks, scale, t), request.format.element, rule.rounding)
-        difference = _error(four_six, method, request)(q, scale, blocks, t)
+        difference = four_six_error(four_six, method, request.scaling)(q, scale, blocks, t)
         size = difference * difference if method.error == "mse" else np.abs(difference)
         candidates.append((codes, byte, _total(size, four_six, method, request.tile[0])))
     (codes_six, byte_six, error_six), (codes_four, byte_four, error_four) = candidates
     four = error_four < error_six
     return np.where(four, codes_four, codes_six), np.where(four, byte_four, byte_six)
-
-
-def _error(four_six: FourSixRule, method: FourSix, request: Request) -> Callable[[F32, F32, F32, TensorScale], F32]:
-    if method.fast_error and four_six.fast_error is not None:
-        return four_six.fast_error
-    if request.scaling == "row" and four_six.exact_row_error is not None:
-        return four_six.exact_row_error
-    return four_six.exact_error
 
 
 def _total(size: F32, four_six: FourSixRule, method: FourSix, tile_rows: int) -> F32:

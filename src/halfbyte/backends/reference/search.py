@@ -19,11 +19,12 @@ tries every scale.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
-from halfbyte.codec.bits import F32, U8
+from halfbyte.codec.bits import F32, I32, U8
 from halfbyte.codec.element import decode
 from halfbyte.contracts.reductions import sequential
 from halfbyte.formats.spec import ElementFormat
@@ -33,28 +34,37 @@ Encode = Callable[[U8], U8]
 """Scale bytes (rows, blocks, 1) to element codes (rows, blocks, block) under the contract."""
 
 
-def exponent_of(x: F32) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]]:
+def exponent_of(x: F32) -> I32:
     """floor(log2 x) of positive numbers, exact; 0 for zero, NaN and Inf."""
     usable = np.isfinite(x) & (x > 0)
     return np.where(usable, np.frexp(np.where(usable, x, 1).astype(np.float32))[1] - 1, 0).astype(np.int32)
 
 
+@dataclass(frozen=True)
+class ScaleGrid:
+    """The scales that a search may choose from, with g and k of the module's formula."""
+
+    first: int
+    """The smallest scale byte that is tried; from there on every finite one is."""
+    format: ElementFormat
+    """The format of the scales."""
+    multiplier: F32
+    """g, broadcastable to (rows, blocks, 1); so is `exponent`, k."""
+    exponent: I32
+
+
+ScaleSearcher = Callable[[F32, tuple[U8, U8], ScaleGrid, Encode, ElementFormat, Method], tuple[U8, U8]]
+"""How a method that searches computes: as `search_scales` does, whose arguments it takes."""
+
+
 def search_scales(
-    blocks: F32,
-    start: tuple[U8, U8],
-    candidates: Iterable[int],
-    encode: Encode,
-    scale_values: F32,
-    multiplier: F32,
-    exponent: np.ndarray[tuple[int, ...], np.dtype[np.int32]],
-    element: ElementFormat,
-    method: Method,
+    blocks: F32, start: tuple[U8, U8], grid: ScaleGrid, encode: Encode, element: ElementFormat, method: Method
 ) -> tuple[U8, U8]:
     """Codes and scale bytes with the smallest objective, for every block.
 
-    `start`: codes and bytes of the amax method, kept where there is nothing to search. `multiplier` and `exponent`: g
-    and k of the module's formula, broadcastable to (rows, blocks, 1).
+    `start`: codes and bytes of the amax method, kept where there is nothing to search.
     """
+    scale_values, multiplier, exponent = grid.format.values, grid.multiplier, grid.exponent
     halves = half_scales(scale_values) if isinstance(method, Optimal) else {}
     reach = np.float32(element.max + (element.max - float(element.magnitudes[-2])) / 2)
     codes, byte = start[0].copy(), np.broadcast_to(start[1], (*blocks.shape[:2], 1)).copy()
@@ -65,7 +75,7 @@ def search_scales(
     unit = np.ldexp(multiplier, -exponent).astype(np.float32)
     measure = _objective(method, blocks.shape)
     best = np.full(byte.shape, np.inf, np.float32)
-    for candidate in candidates:
+    for candidate in range(grid.first, grid.format.magnitudes.size):
         tried = np.full(byte.shape, candidate, np.uint8)
         scale = scale_values[candidate] * unit
         tried_codes = encode(tried)
@@ -145,3 +155,12 @@ def descend(codes: U8, scale: F32, scaled: F32, measure: Callable[[F32], F32], e
 def _code_of(value: np.float32, element: ElementFormat) -> int:
     magnitude = int(np.searchsorted(element.magnitudes, abs(value)))
     return magnitude | (element.sign_code if value < 0 else 0)
+
+
+SEARCHES: dict[type[Method], ScaleSearcher] = {Optimal: search_scales, Hessian: search_scales}
+"""The methods that choose among all scales of the format, whatever the contract. Others leave the amax method's."""
+
+
+def searcher_of(method: Method) -> ScaleSearcher | None:
+    """The function that computes a method, or the one it derives from; None where there is nothing to search."""
+    return next((SEARCHES[kind] for kind in type(method).__mro__ if kind in SEARCHES), None)

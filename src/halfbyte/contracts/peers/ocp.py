@@ -10,6 +10,7 @@ from __future__ import annotations
 from halfbyte.contracts import exponents
 from halfbyte.contracts.options import listing_options
 from halfbyte.contracts.spec import Contract, MXRule, Rounding
+from halfbyte.formats import E8M0, FORMATS
 
 MX = MXRule(
     scale=exponents.ocp_floor, element=exponents.over, rounding=Rounding(sign="sign bit"), decode=exponents.decode_e8m0
@@ -18,10 +19,10 @@ MX = MXRule(
 
 @listing_options
 def ocp() -> Contract:
-    """The MX specification (MXFP4, MXFP8)."""
+    """The MX specification: every format with E8M0 scales and no global one."""
     return Contract(
         name="ocp",
         source="OCP Microscaling Formats v1.0, section 6.3",
-        rules={"mxfp4": MX, "mxfp8": MX},
+        rules={name: MX for name, format in FORMATS.items() if format.scale == E8M0 and not format.has_global},
         ragged="pad",
     )

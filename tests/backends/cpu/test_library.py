@@ -19,11 +19,12 @@ import halfbyte as hb
 from halfbyte.arrays import to_numpy
 from halfbyte.backends.cpu import library as cpu_library
 from halfbyte.backends.cpu.library import ISAS, choose_isa, load_library, over_ranges, pointer, thread_count
+from halfbyte.backends.cpu.structs import STRUCTURES
 from halfbyte.testing import assert_same_bits
 from tests.backends.cases import Case, make_input, served_cases
 from tests.samples import E2M1_VALUES, F32, f32, float8, gaussian
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def library() -> ctypes.CDLL:
@@ -374,14 +375,12 @@ def test_without_a_library_the_backend_named_cpu_raises() -> None:
         hb.dequantize(q, backend="cpu")
 
 
-@pytest.mark.parametrize(
-    "name", ["Tables", "Rule", "SearchTables", "GeneralSearch", "Grid", "SweepTables", "PeerSearch"]
-)
+@pytest.mark.parametrize("name", STRUCTURES)
 def test_a_library_from_other_sources_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     class Longer(ctypes.Structure):
-        _fields_ = [*getattr(cpu_library, name)._fields_, ("more", ctypes.c_int32)]
+        _fields_ = [*STRUCTURES[name]._fields_, ("more", ctypes.c_int32)]
 
-    monkeypatch.setattr(cpu_library, name, Longer)
+    monkeypatch.setitem(STRUCTURES, name, Longer)
     with pytest.raises(
         ImportError, match=r"libhalfbyte_cpu.* was built from other sources than this package; reinstall"
     ):

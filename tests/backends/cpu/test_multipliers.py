@@ -7,7 +7,7 @@ import pytest
 
 import halfbyte as hb
 from halfbyte.backends.cpu.multipliers import fit_multipliers
-from halfbyte.backends.cpu.tables import build_nvfp4_tables, element_constants
+from halfbyte.backends.cpu.tables_nvfp4 import build_nvfp4_tables, element_constants
 from halfbyte.codec.bits import DTYPES, F32, widen
 from halfbyte.codec.element import encode_magnitude
 from halfbyte.contracts import NVFP4Rule

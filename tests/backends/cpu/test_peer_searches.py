@@ -13,14 +13,14 @@ import pytest
 
 import halfbyte as hb
 from halfbyte import contracts
-from halfbyte.backends.cpu.library import as_array
 from halfbyte.backends.cpu.peer_searches import sweep_tables
+from halfbyte.backends.cpu.structs import as_array
 from halfbyte.contracts import NVFP4Rule
 from halfbyte.contracts.spec import Scaling, TensorScale
 from halfbyte.testing import assert_same_bits
 from tests.backends.cases import DTYPES, EXACT, METHODS, Case, every_case, has_own_kernel, peer_cases
+from tests.backends.cpu.test_screening import DATA, SHAPE
 from tests.backends.test_bits import SEARCHED_INPUTS, check, each_isa, isa
-from tests.backends.test_screening import DATA, SHAPE
 
 __all__ = ["isa"]  # the fixture
 

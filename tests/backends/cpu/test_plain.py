@@ -10,14 +10,14 @@ import pytest
 
 import halfbyte as hb
 from halfbyte import contracts
-from halfbyte.backends.cpu.library import as_array
-from halfbyte.backends.cpu.tables import IRREGULAR, build_mx_tables
+from halfbyte.backends.cpu.structs import as_array
+from halfbyte.backends.cpu.tables_mx import IRREGULAR, build_mx_tables
 from halfbyte.contracts.spec import MXRule
 from halfbyte.formats import E2M1
 from halfbyte.testing import assert_same_bits
 from tests.backends.cases import Matrix
+from tests.backends.cpu.test_tables import INFINITY, nvfp4
 from tests.backends.test_bits import ISA_NAMES
-from tests.backends.test_cpu_tables import INFINITY, nvfp4
 
 CASES = {
     "transformer_engine": ("nvfp4", contracts.transformer_engine(), 16, 3.71875),

@@ -10,11 +10,11 @@ import pytest
 
 import halfbyte as hb
 from halfbyte import contracts
-from halfbyte.backends.cpu.library import Tables, as_array
-from halfbyte.backends.cpu.tables import IRREGULAR, build_mx_tables, build_nvfp4_tables, magnitude_values
-from halfbyte.backends.protocol import Request
-from halfbyte.backends.reference.quantize import scale_byte, tensor_scale
+from halfbyte.backends.cpu.structs import Tables, as_array
+from halfbyte.backends.cpu.tables_mx import IRREGULAR, build_mx_tables, magnitude_values
+from halfbyte.backends.cpu.tables_nvfp4 import build_nvfp4_tables
 from halfbyte.codec.element import decode
+from halfbyte.contracts.arithmetic import scale_byte, tensor_scale
 from halfbyte.contracts.rounding import round_elements
 from halfbyte.contracts.spec import MXRule, NVFP4Rule, TensorScale
 from halfbyte.formats import E2M1, E4M3
@@ -60,9 +60,7 @@ def every_magnitude(dtype: str) -> F32:
 def nvfp4(name: str, dtype: str, amax: float) -> tuple[NVFP4Rule, TensorScale, Tables]:
     rule = NVFP4[name].rules["nvfp4"]
     assert isinstance(rule, NVFP4Rule)
-    request = Request(hb.get_format("nvfp4"), NVFP4[name], hb.Amax(), (1, 16), "tensor", dtype, f32(amax))
-    t = tensor_scale(f32(0).reshape(1, 1, 1), rule, request)
-    scalar = TensorScale(t.amax.reshape(()), t.factor.reshape(()), t.largest, t.top, t.statistics)
+    scalar = tensor_scale(f32(amax).reshape(()), rule, hb.Amax(), dtype)
     tables = build_nvfp4_tables(rule, scalar, dtype)
     assert tables is not None
     return rule, scalar, tables

@@ -1,0 +1,113 @@
+"""One quantization on its way through the kernels: operand, results, and the numbers of its contract."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from halfbyte.backends.cpu.library import over_ranges
+from halfbyte.backends.numbering import DTYPE_NUMBERS
+from halfbyte.backends.reference.quantize import quantize_matrix
+from halfbyte.codec.bits import F32, U8
+from halfbyte.contracts import MXRule, NVFP4Rule
+from halfbyte.contracts.spec import TensorScale
+from halfbyte.request import Request
+
+Listed = npt.NDArray[np.int64]
+"""Numbers of blocks that no table describes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """A contiguous matrix of whole blocks and tiles, and the arrays to fill."""
+
+    x: npt.NDArray[Any]
+    request: Request
+    codes: U8
+    scales: U8
+    amax: F32 | None = None
+    """The tensor-level amaxes that blocks are quantized with; None for MX formats."""
+
+    @property
+    def block(self) -> int:
+        return self.request.format.block
+
+    @property
+    def dtype(self) -> int:
+        """The number by which the kernels know the operand's dtype."""
+        return DTYPE_NUMBERS[self.request.dtype]
+
+    @property
+    def columns(self) -> int:
+        """Blocks per row."""
+        return int(self.scales.shape[1])
+
+    @property
+    def block_bytes(self) -> int:
+        return self.block * self.x.dtype.itemsize
+
+    @property
+    def row_bytes(self) -> int:
+        return int(self.x.shape[1]) * self.x.dtype.itemsize
+
+    @property
+    def code_bytes(self) -> int:
+        """Bytes of codes per block."""
+        return self.block // self.request.format.codes_per_byte
+
+    def over_blocks(self, run: Callable[[int, int], Any]) -> list[Any]:
+        """Call run(first block, block after the last) on ranges that cover the matrix, on threads."""
+        return over_ranges(run, self.scales.size, self.block_bytes, self.request.threads)
+
+    def over_rows(self, run: Callable[[int, int], Any], rows: int = 1) -> list[Any]:
+        """The same over rows, or over groups of that many rows."""
+        return over_ranges(run, self.x.shape[0] // rows, rows * self.row_bytes, self.request.threads)
+
+    def patch_blocks(self, listed: Listed) -> None:
+        """The listed blocks by the reference."""
+        if listed.size == 0:
+            return
+        parts = quantize_matrix(self.x.reshape(-1, self.block)[listed], self.request, self.amax)
+        self.codes.reshape(-1, parts.codes.shape[1])[listed] = parts.codes
+        self.scales.reshape(-1)[listed] = parts.scales[:, 0]
+
+    def patch_rows(self, listed: Listed) -> None:
+        """Rows with listed blocks by the reference: weights and Hessians belong to columns, so whole rows go."""
+        if listed.size == 0:
+            return
+        touched = np.unique(listed // self.columns)
+        parts = quantize_matrix(self.x[touched], self.request, self.amax)
+        self.codes[touched], self.scales[touched] = parts.codes, parts.scales
+
+
+@dataclass(frozen=True, kw_only=True)
+class NVFP4Call(Call):
+    """A call with the rule and the tensor-level numbers of NVFP4."""
+
+    rule: NVFP4Rule
+    t: TensorScale
+    multiplier: F32
+    """What code × scale is multiplied by: one for the tensor, or one per row."""
+    largest: float | None = None
+    """The matrix's own largest magnitude, where it is known already."""
+
+    @property
+    def by_row(self) -> bool:
+        return self.request.scaling == "row"
+
+    @property
+    def one_scale(self) -> TensorScale:
+        """The tensor-level numbers as scalars, where there is one for the whole tensor."""
+        t = self.t
+        return TensorScale(t.amax.reshape(()), t.factor.reshape(()), t.largest, t.top, t.statistics)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MXCall(Call):
+    """A call with the rule of an MX format."""
+
+    rule: MXRule

@@ -1,0 +1,386 @@
+"""Which kernel serves a request: an explicit list. What is not listed gets a reason, never a guess.
+
+A kernel computes a contract's formulas by numbers and tables of its own, so it serves the formulas, roundings, blocks
+and methods that it was written for. The lists here say which those are; tests draw formats, contracts and methods at
+random and hold every answer to the reference's bytes.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from halfbyte.backends.cpu.library import load_library
+from halfbyte.backends.cpu.tables_mx import element_number
+from halfbyte.backends.numbering import DTYPE_NUMBERS, ERRORS, SIGNS, TIES
+from halfbyte.backends.protocol import Reason
+from halfbyte.contracts import MXRule, NVFP4Rule, exponents, expressions, reductions
+from halfbyte.contracts.arithmetic import four_six_error
+from halfbyte.contracts.peers.flashinfer import ceil_bits_of_factor
+from halfbyte.contracts.peers.gguf import first_nearest
+from halfbyte.contracts.searches.qwantize import search_e4m3, search_e8m0
+from halfbyte.contracts.searches.static import search_block_amax
+from halfbyte.contracts.spec import DecodeRule, Rounding, ScaleByte
+from halfbyte.formats import E2M1, E4M3, E8M0
+from halfbyte.methods import Amax, FourSix, Hessian, Optimal, Sweep
+from halfbyte.request import Request
+
+
+class Kernel(Enum):
+    """What runs: each has a function in the module that is named after it."""
+
+    PLAIN_BLOCKS = "plain.blocks"
+    PLAIN_TILES = "plain.tiles"
+    PLAIN_ROWS = "plain.rows"
+    FOUR_SIX_BLOCKS = "four_six.blocks"
+    FOUR_SIX_TILES = "four_six.tiles"
+    FOUR_SIX_ROWS = "four_six.rows"
+    FOUR_SIX_ORDERED = "four_six.ordered"
+    EXACT_BLOCKS = "exact.blocks"
+    EXACT_ROWS = "exact.rows"
+    EXACT_GENERAL = "exact.general"
+    STATIC_SEARCH = "peer_searches.static"
+    QWANTIZE_SEARCH = "peer_searches.nvfp4_by_qwantize"
+    MX_BLOCKS = "mx.blocks"
+    MX_EXACT = "mx.exact"
+    MX_HESSIAN = "mx.through_hessians"
+    MX_QWANTIZE_SEARCH = "mx.by_qwantize"
+
+
+@dataclass(frozen=True)
+class Formulas:
+    """Slots that belong together: any of them may be combined with any other of the same kind of tensor scale."""
+
+    factors: tuple[object, ...]
+    pre_scales: tuple[object, ...]
+    elements: tuple[object, ...]
+    stored: tuple[tuple[object, object], ...]
+    """(stored, multiplier)."""
+
+
+ENCODING = Formulas(
+    factors=(
+        expressions.clamped_ratio,
+        expressions.ratio,
+        expressions.reciprocal_product,
+        expressions.reciprocal_product_or_max,
+        expressions.reciprocal_product_in_statistics,
+    ),
+    pre_scales=(
+        expressions.folded_sixth,
+        expressions.sixth_then_factor,
+        expressions.divided_then_factor_or_zero,
+        expressions.factor_times_divided,
+    ),
+    elements=(
+        expressions.times_clamped_reciprocal,
+        expressions.times_reciprocal_or_zero,
+        expressions.times_reciprocal_zeroed,
+        expressions.times_reciprocal_shrunk,
+        expressions.over_scale_quotient,
+    ),
+    stored=(
+        (expressions.store_amax, expressions.amax_over_top),
+        (expressions.store_factor, expressions.reciprocal_of_stored),
+        (expressions.store_reciprocal, expressions.as_stored),
+        (expressions.store_reciprocal_or_zero, expressions.as_stored),
+    ),
+)
+"""The tensor-level number is c/A, with which elements are encoded."""
+
+DECODING = Formulas(
+    factors=(expressions.quotient,),
+    pre_scales=(expressions.over_product, expressions.divided_twice, expressions.static_scale),
+    elements=(expressions.over_scale_product, expressions.times_reciprocal_over_scale),
+    stored=((expressions.store_factor, expressions.as_stored),),
+)
+"""The tensor-level number is A/c, with which elements are decoded."""
+
+SINGLE_LEVEL = Formulas(
+    factors=(expressions.no_factor,),
+    pre_scales=(expressions.divided, expressions.divided_floored),
+    elements=(expressions.over_scale, expressions.times_reciprocal_of_scale),
+    stored=((None, expressions.as_stored),),
+)
+"""There is no tensor-level number."""
+
+ELEMENT_MAXES, E4M3_MAXES = (4, 6), (256, 448)
+SMALLEST_SCALES = (0.0, 2.0**-9, 2.0**-6)
+FOR_ZERO, FOR_ZERO_BYTE = (None, 1.0), (None, 0x20)
+
+MX_SCALES: tuple[object, ...] = (
+    exponents.ocp_floor,
+    exponents.ceil_log2_clamped,
+    exponents.ceil_log2_or_none,
+    exponents.ceil_bits_of_six,
+    exponents.ceil_bits_of_four,
+    exponents.round_up_quarter,
+    exponents.floor_field,
+    exponents.even_field,
+    exponents.ceil_field,
+    exponents.rceil_log2,
+    exponents.floor_log2_floored,
+    exponents.floor_log2_wrapping,
+    ceil_bits_of_factor,
+)
+"""Exponent rules of which the tables know that each bucket of amaxes holds at most one step."""
+POWERS_OF_TWO: tuple[object, ...] = (
+    exponents.ocp_floor,
+    exponents.floor_field,
+    exponents.even_field,
+    exponents.ceil_field,
+    exponents.rceil_log2,
+)
+"""Those whose scale is a power of two for every byte, never 0: what the E4M3 kernel multiplies by one over."""
+MX_ELEMENTS: tuple[object, ...] = (
+    exponents.over,
+    exponents.times_reciprocal,
+    exponents.times_reciprocal_zeroed,
+    exponents.over_or_zero,
+)
+SATURATING = Rounding(sign="sign bit")
+"""What the E4M3 kernel does: nearest even, the sign of x itself. NaN codes are the element format's."""
+
+
+def choose(request: Request) -> Kernel | Reason:
+    """The kernel that quantizes a request, or why there is none."""
+    if load_library() is None:
+        return Reason("the compiled kernels are not installed")
+    if request.dtype not in DTYPE_NUMBERS:
+        return Reason(f"its kernels take bf16, fp16 and fp32, not {request.dtype}")
+    rule = request.rule
+    if type(rule) is NVFP4Rule:
+        return _unserved_nvfp4(request, rule) or _choose_nvfp4(request, rule)
+    if type(rule) is MXRule:
+        return _unserved_mx(request, rule) or _choose_mx(request, rule)
+    return Reason(f"it has no kernel for rules of type {type(rule).__name__}")
+
+
+def choose_decoder(request: Request) -> Reason | None:
+    """Why no kernel decodes a request; None if one does. Values come from a table that the contract itself fills."""
+    if load_library() is None:
+        return Reason("the compiled kernels are not installed")
+    format = request.format
+    if type(request.contract.rule(format)) not in (NVFP4Rule, MXRule, DecodeRule):
+        return Reason(f"it decodes no rules of type {type(request.rule).__name__}")
+    if (format.element == E2M1 and format.block in (16, 32)) or (format.element == E4M3 and format.block == 32):
+        return None
+    return Reason(f"it decodes e2m1 in blocks of 16 or 32 and e4m3 in blocks of 32, not {_words(request)}")
+
+
+# --- NVFP4 ---
+
+
+def _unserved_nvfp4(request: Request, rule: NVFP4Rule) -> Reason | None:
+    """What no NVFP4 kernel serves, whatever the method."""
+    if request.format.element != E2M1 or request.format.scale != E4M3 or request.format.block not in (16, 32):
+        return Reason(f"its kernels take e2m1 under e4m3 scales in blocks of 16 or 32, not {_words(request)}")
+    if request.tile not in ((1, request.format.block), (16, 16)) or request.scaling not in ("tensor", "row"):
+        return Reason(f"no kernel was written for tiles of {request.tile} with scaling {request.scaling!r}")
+    return _unserved_formulas(rule) or _unserved_numbers(rule)
+
+
+def _unserved_formulas(rule: NVFP4Rule) -> Reason | None:
+    kind = next((kind for kind in (ENCODING, DECODING, SINGLE_LEVEL) if rule.factor in kind.factors), None)
+    if kind is None:
+        return _unknown("tensor-level formula", rule.factor)
+    if rule.pre_scale not in kind.pre_scales:
+        return _unknown("scale formula", rule.pre_scale)
+    if rule.element not in kind.elements:
+        return _unknown("element formula", rule.element)
+    if (rule.stored, rule.multiplier) not in kind.stored:
+        return _unknown("way of storing the tensor scale", rule.stored or rule.multiplier)
+    given = rule.constant_factor is not None
+    if given and (kind is not ENCODING or rule.stored is not expressions.store_factor):
+        return Reason("a tensor-level number of the caller's own is compiled for contracts that store an encode factor")
+    return None
+
+
+def _unserved_numbers(rule: NVFP4Rule) -> Reason | None:
+    policy, rounding = rule.scale_byte, rule.rounding
+    if rule.element_max not in ELEMENT_MAXES or rule.e4m3_max not in E4M3_MAXES:
+        return Reason(f"no kernel was written for a tensor's amax at {rule.element_max} times {rule.e4m3_max}")
+    if rule.statistics not in ("input", "fp32"):
+        return Reason(f"no kernel was written for statistics in {rule.statistics!r}")
+    zeros = policy.for_zero in FOR_ZERO and policy.for_zero_byte in FOR_ZERO_BYTE
+    if policy.smallest not in SMALLEST_SCALES or not zeros:
+        return Reason(f"no kernel was written for {policy}")
+    if rounding.tie not in TIES or rounding.sign not in SIGNS or not 0 <= rounding.nan_code < 8:
+        return Reason(f"no kernel was written for {rounding}")
+    as_fouroversix = rounding == Rounding(wraps=True) and rule.element is expressions.times_reciprocal_or_zero
+    if rounding.wraps and not as_fouroversix:
+        return Reason("codes that wrap are compiled for fouroversix's own rounding and element formula")
+    return None
+
+
+def _choose_nvfp4(request: Request, rule: NVFP4Rule) -> Kernel | Reason:
+    method, kind = request.method, type(request.method)
+    takes_four_six = isinstance(method, FourSix) and rule.four_six is not None  # it comes before a peer's own search
+    if rule.block_search is not None and method in rule.searches and not takes_four_six:
+        return _choose_static(request, rule)
+    if request.scaling == "row" and not _is_transformer_engine(rule):
+        return Reason("row scaling is compiled for TransformerEngine's formulas only")
+    if kind is FourSix:
+        return _choose_four_six(request, rule)
+    if kind is Optimal or kind is Hessian:
+        return _choose_exact(request, rule)
+    if kind is not Amax:
+        return _unknown("method", kind)
+    if request.scaling == "row":
+        return Kernel.PLAIN_ROWS
+    return Kernel.PLAIN_BLOCKS if request.tile[0] == 1 else Kernel.PLAIN_TILES
+
+
+def _choose_static(request: Request, rule: NVFP4Rule) -> Kernel | Reason:
+    if rule.block_search is not search_block_amax:
+        return _unknown("search", rule.block_search)
+    if type(request.method) not in (FourSix, Sweep):
+        return _unknown("method", type(request.method))
+    formulas = rule.pre_scale is expressions.static_scale and rule.element is expressions.over_scale_product
+    one_scale = request.tile[0] == 1 and request.scaling == "tensor"
+    if not (formulas and one_scale and rule.scale_byte == ScaleByte(smallest=2.0**-9) and rule.element_max == 6):
+        return Reason("static weights are compiled for Model-Optimizer's own formulas in blocks of one row")
+    return Kernel.STATIC_SEARCH
+
+
+def _choose_four_six(request: Request, rule: NVFP4Rule) -> Kernel | Reason:
+    four_six, method = rule.four_six, request.method
+    if four_six is None or type(method) is not FourSix:
+        return Reason("this contract has no 4over6")
+    error = four_six_error(four_six, method, request.scaling)
+    tiled = request.tile[0] != 1
+    if rule.rounding.wraps:
+        formulas = (
+            rule.factor is expressions.ratio
+            and four_six.pre_scale is expressions.divided_then_factor_or_zero
+            and rule.element is expressions.times_reciprocal_or_zero
+            and error is expressions.error_by_amax
+        )
+        sums = (
+            four_six.tile_sum is reductions.eight_lanes_flat if tiled else four_six.block_sum is reductions.eight_lanes
+        )
+        if not (formulas and sums and rule.scale_byte == ScaleByte() and rule.element_max == 6):
+            return Reason("4over6 with codes that wrap is compiled for fouroversix's own formulas and sums")
+        return Kernel.FOUR_SIX_ORDERED if request.scaling == "tensor" else Reason("it has no row scaling with them")
+    formulas = (
+        rule.factor is expressions.clamped_ratio
+        and four_six.pre_scale is expressions.divided_then_factor
+        and rule.element is expressions.times_clamped_reciprocal
+        and error in ERRORS
+        and rule.rounding == Rounding()
+        and rule.scale_byte == ScaleByte()
+        and rule.element_max == 6
+    )
+    if not formulas or method.error not in ("mae", "mse"):
+        return Reason("4over6 is compiled for TransformerEngine's formulas, with absolute or squared errors")
+    if tiled:
+        fits = four_six.tile_sum is reductions.rows_then_tree and request.format.block == 16
+        return Kernel.FOUR_SIX_TILES if fits else Reason("4over6 on tiles is compiled for sums of rows, then a tree")
+    if four_six.block_sum is not reductions.sequential:
+        return _unknown("order of 4over6's sums", four_six.block_sum)
+    if request.format.block != 16:
+        return Kernel.FOUR_SIX_ORDERED
+    return Kernel.FOUR_SIX_ROWS if request.scaling == "row" else Kernel.FOUR_SIX_BLOCKS
+
+
+def _choose_exact(request: Request, rule: NVFP4Rule) -> Kernel | Reason:
+    if rule.scale_search is not None:
+        unserved = _unserved_scale_search(request, rule, search_e4m3)
+        return unserved or Kernel.QWANTIZE_SEARCH
+    if request.tile[0] != 1:
+        return Reason("its exact searches take blocks of one row")
+    method = request.method
+    if request.format.block != 16 or rule.rounding.wraps:
+        return Kernel.EXACT_GENERAL
+    if request.scaling == "row":
+        plain = isinstance(method, Optimal) and method.channel_weights is None
+        return Kernel.EXACT_ROWS if plain else Kernel.EXACT_GENERAL
+    return Kernel.EXACT_BLOCKS if rule.rounding.tie == "even" or request.dtype != "fp32" else Kernel.EXACT_GENERAL
+
+
+def _is_transformer_engine(rule: NVFP4Rule) -> bool:
+    """What the kernels with one global scale per row compute."""
+    return (
+        rule.factor is expressions.clamped_ratio
+        and rule.pre_scale is expressions.folded_sixth
+        and rule.element is expressions.times_clamped_reciprocal
+        and rule.rounding == Rounding()
+        and rule.scale_byte == ScaleByte()
+        and rule.element_max == 6
+    )
+
+
+def _unserved_scale_search(request: Request, rule: NVFP4Rule | MXRule, search: Callable[..., object]) -> Reason | None:
+    """Why a peer's own scale search has no kernel; None if it has."""
+    method = request.method
+    if rule.scale_search is not search:
+        return _unknown("search", rule.scale_search)
+    if isinstance(rule, NVFP4Rule) and (rule.factor is not expressions.no_factor or request.tile[0] != 1):
+        return Reason("qwantize's search is compiled for one level of scales and blocks of one row")
+    if isinstance(rule, MXRule) and rule.scale is not exponents.floor_log2_floored:
+        return Reason("qwantize's search is compiled for its own exponent rule")
+    if isinstance(method, Optimal) and method.weights is not None:
+        return Reason("qwantize's search knows no weights")
+    if isinstance(method, Hessian) and method.codes != "nearest":
+        return Reason(f"qwantize's search has no codes={method.codes!r}")
+    return None
+
+
+# --- MX ---
+
+
+def _unserved_mx(request: Request, rule: MXRule) -> Reason | None:
+    """What no MX kernel serves, whatever the method."""
+    format, rounding = request.format, rule.rounding
+    narrow = format.element == E2M1 and format.block in (16, 32)
+    wide = format.element == E4M3 and format.block == 32
+    if format.scale != E8M0 or not (narrow or wide):
+        return Reason(f"its kernels take e2m1 in blocks of 16 or 32 and e4m3 in blocks of 32, not {_words(request)}")
+    if request.tile != (1, format.block) or request.scaling != "tensor":
+        return Reason(f"no kernel was written for tiles of {request.tile} with scaling {request.scaling!r}")
+    scale = rule.scale.func if isinstance(rule.scale, functools.partial) else rule.scale
+    if scale not in MX_SCALES:
+        return _unknown("exponent rule", scale)
+    if rule.element not in MX_ELEMENTS:
+        return _unknown("element formula", rule.element)
+    if rule.nearest not in (None, first_nearest):
+        return _unknown("way to the nearest code", rule.nearest)
+    if rule.statistics not in ("input", "fp32") or rounding.wraps or rounding.tie not in TIES:
+        return Reason(f"no kernel was written for {rounding} with statistics in {rule.statistics!r}")
+    if rounding.sign not in SIGNS or not 0 <= rounding.nan_code < 8:
+        return Reason(f"no kernel was written for {rounding}")
+    if not wide:
+        return None
+    plain = rule.element in (exponents.over, exponents.times_reciprocal) and rule.nearest is None
+    rounds = (rounding.tie, rounding.sign, rounding.zero_input) == (SATURATING.tie, SATURATING.sign, False)
+    if not (plain and rounds) or rule.rounds_quotient or scale not in POWERS_OF_TWO:
+        return Reason("e4m3 elements are compiled for x over a power of two, nearest even, with the sign bit of x")
+    return None
+
+
+def _choose_mx(request: Request, rule: MXRule) -> Kernel | Reason:
+    kind = type(request.method)
+    if kind is Amax:
+        return Kernel.MX_BLOCKS
+    if kind is not Optimal and kind is not Hessian:
+        return _unknown("method", kind)
+    if rule.scale_search is not None:
+        return _unserved_scale_search(request, rule, search_e8m0) or Kernel.MX_QWANTIZE_SEARCH
+    if element_number(rule, request.format.element, request.dtype) is None:
+        return Reason(f"its exact search of {request.format.name} takes contracts that round to the nearest code")
+    return Kernel.MX_EXACT if kind is Optimal else Kernel.MX_HESSIAN
+
+
+# --- words ---
+
+
+def _unknown(what: str, found: object) -> Reason:
+    name = getattr(found, "__name__", None) or repr(found)
+    return Reason(f"no kernel was written for the {what} {name}")
+
+
+def _words(request: Request) -> str:
+    format = request.format
+    return f"{format.element.name} under {format.scale.name} in blocks of {format.block}"

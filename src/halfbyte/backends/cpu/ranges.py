@@ -1,0 +1,44 @@
+"""The numbers for which the kernels' shortcuts are exact. Beyond them whole tensors go to the reference."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+
+from halfbyte.backends.cpu.call import NVFP4Call
+from halfbyte.backends.cpu.library import native, over_ranges, pointer
+from halfbyte.backends.cpu.tables_mx import magnitude_values
+
+AMAXES = (2.0**-60, 2.0**60)
+"""Amaxes for which no product of the searches under- or overflows, so that powers of two may be factored out."""
+
+MULTIPLIERS = (2.0**-80, 2.0**60)
+LARGEST_OVER_MULTIPLIER = 2.0**50
+"""A caller's own amax or factor may not fit the tensor: beyond these, squared errors would overflow."""
+
+
+def in_range(largest: float, call: NVFP4Call) -> bool:
+    """Whether the shortcuts are exact for a tensor with that largest magnitude; NaN and Inf never are in range."""
+    amax, multiplier = call.t.amax, call.multiplier
+    amaxes = (amax >= AMAXES[0]) & (amax <= AMAXES[1])
+    multipliers = (multiplier >= MULTIPLIERS[0]) & (multiplier <= MULTIPLIERS[1])
+    bounded = largest <= multiplier.astype(np.float64) * LARGEST_OVER_MULTIPLIER
+    return bool(np.isfinite(largest) and amaxes.all() and multipliers.all() and bounded.all())
+
+
+def own_amax_in_range(call: NVFP4Call) -> bool:
+    """The same for the tensor's own largest magnitude, which is looked for where it is not known."""
+    return in_range(_largest(call) if call.largest is None else call.largest, call)
+
+
+def _largest(call: NVFP4Call) -> float:
+    """Largest magnitude of the tensor itself, NaN and Inf included."""
+    library, isa = native()
+    x, size = call.x, call.x.dtype.itemsize
+
+    def part(start: int, stop: int) -> int:
+        return int(library.hb_amax(isa, pointer(x, start * size), ctypes.c_int64(stop - start), call.dtype))
+
+    bits = max(over_ranges(part, x.size, size, call.request.threads))
+    return float(magnitude_values(np.array(bits, np.int64), call.request.dtype))

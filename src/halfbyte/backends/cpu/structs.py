@@ -1,0 +1,117 @@
+"""The structures that Python and the C++ kernels share. `load_library` compares their sizes, a test their fields."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+
+class Tables(ctypes.Structure):
+    """common.h: Tables."""
+
+    _fields_ = [
+        ("lut", ctypes.c_uint8 * 32768),
+        ("starts", ctypes.c_uint32 * 257),
+        ("written", ctypes.c_uint8 * 256),
+        ("zero_below", ctypes.c_uint32),
+        ("zero_byte", ctypes.c_uint32),
+        ("threshold", ctypes.c_int32 * 8 * 256),
+        ("positive_sign", ctypes.c_int32 * 256),
+        ("has_positive_sign", ctypes.c_int32),
+        ("scale", ctypes.c_float * 256),
+        ("first_segment", ctypes.c_int32),
+        ("last_segment", ctypes.c_int32),
+        ("segment_sign", ctypes.c_int32),
+        ("last_bounded", ctypes.c_int32),
+        ("segment", ctypes.c_uint8 * 32 * 256),
+        ("steps", ctypes.c_uint8 * 24),
+    ]
+
+
+class Rule(ctypes.Structure):
+    """common.h: Rule."""
+
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in ("pre_scale", "divides", "tie", "sign", "wraps", "for_zero_byte")),
+        ("statistics", ctypes.c_int32),
+        *((name, ctypes.c_float) for name in ("smallest", "for_zero", "factor", "largest", "top", "amax")),
+        ("constant", ctypes.c_float * 256),
+    ]
+
+
+class SearchTables(ctypes.Structure):
+    """kernels.h: SearchTables."""
+
+    _fields_ = [
+        ("multiplier", ctypes.c_float * 128),
+        ("scale", ctypes.c_float * 128),
+        ("divides", ctypes.c_int32),
+        ("first", ctypes.c_int32),
+        ("zero_byte", ctypes.c_int32),
+        *((name, ctypes.c_float) for name in ("prescale", "unit", "to_scale")),
+    ]
+
+
+class GeneralSearch(ctypes.Structure):
+    """searches.h: GeneralSearch."""
+
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in ("block", "dtype", "element", "objective", "divides", "first", "last")),
+        *((name, ctypes.c_int32) for name in ("by_block", "zero_byte", "per_row", "start")),
+        *((name, ctypes.c_float) for name in ("most_value", "zero_below")),
+        *((name, ctypes.c_void_p) for name in ("value", "constant", "prescale", "unit", "numbers", "bounds")),
+    ]
+
+
+class Grid(ctypes.Structure):
+    """searches.h: Grid."""
+
+    _fields_ = [
+        ("size", ctypes.c_int32),
+        ("code_bits", ctypes.c_int32),
+        ("value", ctypes.c_float * 256),
+        ("code", ctypes.c_uint8 * 256),
+        ("place", ctypes.c_uint8 * 256),
+    ]
+
+
+class SweepTables(ctypes.Structure):
+    """searches.h: SweepTables."""
+
+    _fields_ = [
+        ("scale", ctypes.c_float * 126),
+        ("byte", ctypes.c_uint8 * 128),
+        ("ascending", ctypes.c_int32),
+        ("regular", ctypes.c_int32),
+        ("unit", ctypes.c_float),
+    ]
+
+
+class PeerSearch(ctypes.Structure):
+    """searches.h: PeerSearch."""
+
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in ("block", "dtype", "last", "limit")),
+        ("value", ctypes.c_float * 256),
+        ("h", ctypes.c_void_p),
+    ]
+
+
+STRUCTURES: dict[str, type[ctypes.Structure]] = {
+    "tables": Tables,
+    "rule": Rule,
+    "search": SearchTables,
+    "general": GeneralSearch,
+    "grid": Grid,
+    "sweep": SweepTables,
+    "peer": PeerSearch,
+}
+"""By the name under which the library tells a structure's size: hb_sizeof_NAME."""
+
+
+def as_array(part: Any, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """A ctypes array as a numpy array of the same memory."""
+    return np.frombuffer(part, dtype=dtype)

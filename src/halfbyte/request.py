@@ -1,0 +1,240 @@
+"""What a call means: names looked up, defaults filled in, and everything checked that needs no data.
+
+`resolve` is the only maker of a `Request`. It computes nothing, so a conversion can be planned with it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from halfbyte.contracts import CONTRACTS, Contract, DecodeRule, MXRule, NVFP4Rule, get_contract
+from halfbyte.contracts.hadamard import GROUP
+from halfbyte.contracts.spec import Rule, Scaling, Tile, defined_methods
+from halfbyte.errors import InputError, UnsupportedError, unknown_name
+from halfbyte.formats import E2M1, E4M3, E8M0, BlockFormat, get_format
+from halfbyte.methods import Amax, FourSix, Method, check_method_name
+
+SCALINGS = ("tensor", "row")
+
+
+@dataclass(frozen=True)
+class Request:
+    """One way to quantize, checked and with every default filled in. It holds no data."""
+
+    format: BlockFormat
+    contract: Contract
+    method: Method
+    tile: Tile
+    scaling: Scaling
+    dtype: str
+    """Short name of the operand's dtype; statistics may be held in it."""
+    threads: int | None = None
+    """How many threads may work; None: the backend's own choice. Never changes a bit."""
+    device: str = "numpy"
+    """Where the operand lies: "numpy", or the type of a torch tensor's device ("cpu", "cuda")."""
+
+    @property
+    def rule(self) -> Rule:
+        """The contract's rule for the format; for NVFP4 the one that serves the method."""
+        rule = self.contract.rule(self.format)
+        return rule.for_method(self.method) if isinstance(rule, NVFP4Rule) else rule
+
+
+def resolve(
+    format: str | BlockFormat,
+    contract: str | Contract | None = None,
+    method: str | Method | None = None,
+    *,
+    block: int | None = None,
+    tile: tuple[int, int] | None = None,
+    scaling: Scaling | None = None,
+    dtype: str = "fp32",
+    threads: int | None = None,
+    device: str = "numpy",
+) -> Request:
+    """The request that `quantize` makes of its arguments, described there.
+
+    Raises where the combination has no definition. What depends on the operand's shape is checked by `check_shape`.
+    """
+    block_format = get_format(format, block)
+    chosen = get_contract(contract, block_format)
+    rule = chosen.rule(block_format)
+    _check_scale(rule, chosen, block_format)
+    _check_block(rule, chosen, block_format)
+    resolved = _resolve_method(method, chosen, rule, block_format)
+    scaled = _resolve_scaling(scaling, chosen, rule, block_format)
+    tiled = _resolve_tile(tile, chosen, rule, block_format, scaled)
+    if resolved.one_row and tiled[0] != 1:
+        raise UnsupportedError(f"method {resolved.name} searches blocks of one row; tile {tiled} spans several")
+    _check_element(rule, chosen, block_format, resolved)
+    return Request(block_format, chosen, resolved, tiled, scaled, dtype, threads, device)
+
+
+def resolve_decoding(
+    format: BlockFormat, contract: Contract, method: Method, threads: int | None = None, device: str = "numpy"
+) -> Request:
+    """The request for reading a tensor back: tiles and rows stand in its arrays already."""
+    _check_scale(contract.rule(format), contract, format)
+    return Request(format, contract, method, (1, format.block), "tensor", "fp32", threads, device)
+
+
+def check_shape(request: Request, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The logical shape of an operand after the contract's transform. Raises where the request cannot take it."""
+    contract, block = request.contract, request.format.block
+    if not shape or 0 in shape:
+        raise InputError(f"cannot quantize a tensor of shape {shape}: it has no elements along some axis")
+    if contract.transform.columnwise:
+        shape = (shape[-1], math.prod(shape[:-1]))
+    width = shape[-1]
+    if contract.transform.hadamard and width % GROUP:
+        raise InputError(f"the Hadamard transform needs a block axis that is a multiple of {GROUP}, not {width}")
+    if contract.ragged == "refuse" and width % block:
+        padding = [name for name, make in CONTRACTS.items() if make().ragged == "pad"]
+        raise InputError(
+            f"shape {shape}: contract {contract.name} needs a last axis that is a multiple of {block}, not "
+            f"{width}; pad the tensor, or choose a contract that pads ({', '.join(padding)})"
+        )
+    request.method.check_width(width, block)
+    return shape
+
+
+def check_takes_amax(request: Request) -> None:
+    """Refuse a caller's amax where the contract has no use for one."""
+    rule = request.contract.rule(request.format)
+    if not isinstance(rule, NVFP4Rule) or rule.stored is None:
+        raise UnsupportedError(f"{request.format.name} under this contract has no global scale; leave global_amax out")
+    if rule.constant_factor is not None:
+        raise UnsupportedError("this contract was made with a global_scale of its own; leave global_amax out")
+
+
+def stores_scale(rule: Rule) -> bool:
+    """Whether a contract stores a tensor-level scale beside the blocks, and needs it to decode."""
+    return isinstance(rule, NVFP4Rule) and rule.stored is not None
+
+
+# --- a rule and a format ---
+
+
+def _check_scale(rule: Rule, contract: Contract, format: BlockFormat) -> None:
+    """Rules are looked up by the format's name; here it must also be what the rule was written for."""
+    scale = E8M0 if isinstance(rule, MXRule) else E4M3 if isinstance(rule, NVFP4Rule) else format.scale
+    if format.scale != scale:
+        raise UnsupportedError(
+            f"contract {contract.name} has {scale.name} scales for {format.name}, not {format.scale.name}; give the "
+            "format another name and a contract that defines it"
+        )
+
+
+def _check_block(rule: Rule, contract: Contract, format: BlockFormat) -> None:
+    if isinstance(rule, MXRule) and rule.blocks is not None and format.block not in rule.blocks:
+        listed = ", ".join(map(str, rule.blocks))
+        raise UnsupportedError(f"contract {contract.name} has blocks of {listed}, not {format.block}")
+
+
+def _check_element(rule: Rule, contract: Contract, format: BlockFormat, method: Method) -> None:
+    """Some rules speak of E2M1 itself: codes cut from a float's bits, or a peer's own way or search to them."""
+    if format.element == E2M1 or isinstance(rule, DecodeRule):
+        return
+    of_e2m1 = rule.rounding.wraps
+    if isinstance(rule, MXRule):
+        of_e2m1 |= rule.nearest is not None
+    else:
+        of_e2m1 |= method in rule.for_method(method).searches
+    of_e2m1 |= method.one_row and rule.scale_search is not None
+    if of_e2m1:
+        raise UnsupportedError(
+            f"contract {contract.name} defines method {method.name} for e2m1, not {format.element.name}"
+        )
+
+
+# --- method ---
+
+
+def _resolve_method(method: str | Method | None, contract: Contract, rule: Rule, format: BlockFormat) -> Method:
+    """The method as an instance that this contract defines for this format."""
+    if isinstance(rule, DecodeRule):
+        raise UnsupportedError(f"contract {contract.name} decodes {format.name} only: it has no quantizer for it")
+    if method is None:  # presets such as 4over6 concern NVFP4; the MX formats of such a contract stay plain
+        preset_fits = isinstance(rule, NVFP4Rule) or isinstance(contract.method, str) or contract.method.everywhere
+        method = contract.method if preset_fits else Amax()
+    known = defined_methods(rule)
+    if isinstance(method, str):
+        kind = check_method_name(method)
+        if kind.needs:
+            raise UnsupportedError(f"method {method!r} needs {kind.needs}")
+        named = [candidate for candidate in known if isinstance(candidate, kind)]
+        if not named:
+            raise _undefined(method, contract, format, known)
+        return named[0]
+    if not isinstance(method, Method):
+        raise unknown_name("method", method, ["a name", "hb.Amax()", "hb.FourSix(...)", "hb.Optimal(...)"])
+    if method.everywhere:
+        return method
+    if isinstance(method, FourSix) and isinstance(rule, NVFP4Rule) and rule.four_six is not None:
+        four_six = rule.four_six
+        if (
+            method.error in four_six.errors
+            and method.e4m3_max in four_six.e4m3_maxes
+            and (four_six.fast_error is not None or not method.fast_error)
+        ):
+            return method
+        errors, maxes = ", ".join(four_six.errors), ", ".join(map(str, four_six.e4m3_maxes))
+        fast = "False or True" if four_six.fast_error is not None else "False"
+        raise UnsupportedError(
+            f"contract {contract.name} has no {method}; it has error {errors}, e4m3_max {maxes}, fast_error {fast}"
+        )
+    if method not in known:
+        raise _undefined(method, contract, format, known)
+    return method
+
+
+def _undefined(method: object, contract: Contract, format: BlockFormat, known: list[Method]) -> UnsupportedError:
+    listed = ", ".join(map(str, known))
+    return UnsupportedError(
+        f"contract {contract.name} does not define method {method} for {format.name}; it has {listed}"
+    )
+
+
+# --- scaling and tile ---
+
+
+def _resolve_scaling(scaling: Scaling | None, contract: Contract, rule: Rule, format: BlockFormat) -> Scaling:
+    if scaling is None:
+        scaling = contract.scaling if isinstance(rule, NVFP4Rule) else "tensor"
+    if scaling not in SCALINGS:
+        raise unknown_name("scaling", scaling, SCALINGS)
+    if scaling == "row":
+        if not isinstance(rule, NVFP4Rule):
+            raise UnsupportedError(f"{format.name} has no global scale, so scaling='row' has no meaning; leave it out")
+        if not rule.row_scaling:
+            raise UnsupportedError(
+                f"contract {contract.name} has no row scaling here; transformer_engine and flashinfer's modes te and "
+                "4over6 have it"
+            )
+    return scaling
+
+
+def _resolve_tile(
+    tile: tuple[int, int] | None, contract: Contract, rule: Rule, format: BlockFormat, scaling: Scaling
+) -> Tile:
+    """One row of a block, or a square tile where the contract has one."""
+    if tile is None and isinstance(rule, NVFP4Rule):
+        tile = contract.tile
+    plain = (1, format.block)
+    if tile is not None and not (isinstance(tile, tuple | list) and len(tile) == 2):
+        raise UnsupportedError(f"tile is a pair such as {plain} or (16, 16), not {tile!r}")
+    if tile is None or tuple(tile) == plain:
+        return plain
+    tiles = tuple(known for known in rule.tiles if known[1] == format.block) if isinstance(rule, NVFP4Rule) else ()
+    if tuple(tile) not in tiles:
+        listed = ", ".join(map(str, dict.fromkeys((plain, *tiles))))
+        raise UnsupportedError(
+            f"tile {tuple(tile)} does not fit: contract {contract.name} has {listed} for {format.name} with blocks of "
+            f"{format.block}"
+        )
+    if scaling == "row":
+        raise UnsupportedError(
+            f"tile {tuple(tile)} spans rows, so it cannot have one global scale per row; use tile=None"
+        )
+    return (tile[0], tile[1])
