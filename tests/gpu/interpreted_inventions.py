@@ -9,18 +9,27 @@ that only so many of those are tried; all other cases are cheap.
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import sys
 import traceback
 import warnings
 from collections import Counter
+from collections.abc import Iterator
 
+import numpy as np
 import torch
 
 import halfbyte as hb
+from halfbyte import contracts
 from halfbyte.arrays import like, to_numpy
 from halfbyte.backends import Request
 from halfbyte.backends.gpu.choose import Kernel, choose
+from halfbyte.contracts import Contract, NVFP4Rule, exponents, expressions, reductions
+from halfbyte.contracts.spec import Rounding, ScaleByte
+from halfbyte.methods import Method
 from halfbyte.testing import find_difference
+from tests.backends.cases import Matrix, make_input
 from tests.gpu.strict_interpreter import refuse_unknown_constants
 from tests.invented import Invented, draw
 
@@ -87,12 +96,50 @@ def _decoding(case: Invented, q: hb.QuantizedTensor) -> tuple[str, str | None]:
     return "equal", None if difference is None else f"decoded to {dtype}: {difference.reason}"
 
 
+def once_wrong() -> Iterator[Invented]:
+    """Contracts of known formulas for which kernels once gave other bytes than the reference."""
+    te, ct, gguf = contracts.transformer_engine(), contracts.compressed_tensors(), contracts.gguf()
+    given = contracts.flashinfer(global_scale=448.0)
+    nvfp4 = te.rules["nvfp4"]
+    assert isinstance(nvfp4, NVFP4Rule)
+    assert nvfp4.four_six is not None
+    lanes = dataclasses.replace(nvfp4.four_six, block_sum=reductions.eight_lanes, errors=("mae", "mse", "abs_max"))
+    folded = dataclasses.replace(nvfp4.four_six, pre_scale=expressions.folded_sixth)
+    yield _case("outlier", ct, scale_byte=ScaleByte(for_zero_byte=1))
+    yield _case("ties", te, pre_scale=expressions.divided_then_factor)
+    yield _case("many", te, hb.FourSix("mse", 256), four_six=lanes)
+    yield _case("many", te, hb.FourSix("abs_max", 256), four_six=lanes)
+    yield _case("ties", te, hb.FourSix("mae", 448), four_six=folded)
+    yield _case("many", given, stored=expressions.store_amax, multiplier=expressions.amax_over_top)
+    yield _case("many", given, pre_scale=expressions.divided_then_factor_or_zero)
+    yield _case("signs", contracts.fouroversix(), format="mxfp4", rounding=Rounding(sign="sign bit"))
+    yield _case("ties", gguf, format="mxfp4", nearest=None, rounding=Rounding(wraps=True))
+    yield _case("signs", contracts.ocp(), format="mxfp8", rounding=Rounding())
+    yield _case("many", contracts.flashinfer(global_scale=3.0), format="mxfp4", element=exponents.over)
+
+
+def _operand(name: str) -> Matrix:
+    if name == "many":
+        return np.random.default_rng(0).normal(size=(64, 128)).astype(np.float32)
+    if name == "signs":  # zeros of both signs, alone in their blocks and beside numbers
+        rows = np.array([[0.0], [-0.0], [1.0]], np.float32)
+        return rows * np.array([1, -1] * 32, np.float32)
+    return np.array(make_input(name, "fp32"))
+
+
+def _case(x: str, contract: Contract, method: Method | None = None, format: str = "nvfp4", **slots: object) -> Invented:
+    """A contract with other slots, on an operand that shows the difference."""
+    rule = dataclasses.replace(contract.rules[format], **slots)  # type: ignore[arg-type]
+    kind = hb.get_format(format)
+    changed = dataclasses.replace(contract, rules={format: rule})
+    return Invented(-1, kind, changed, method or hb.Amax(), (1, kind.block), "tensor", "fp32", _operand(x))
+
+
 def compare(first: int, last: int, searches: int) -> int:
     """Compare the cases of these seeds, with at most so many exact searches among them; how many were wrong."""
     outcomes: Counter[str] = Counter()
     failures = 0
-    for seed in range(first, last):
-        case = draw(seed)
+    for case in itertools.chain(once_wrong(), map(draw, range(first, last))):
         if type(case.method) in (hb.Optimal, hb.Hessian) and isinstance(choose(request_of(case)), Kernel):
             searches -= 1
             if searches < 0:
