@@ -37,7 +37,7 @@ from benchmarks.eager import convert_eagerly
 from benchmarks.synthetic import Made, write_experts, write_holes
 from conformance.peers.spec import quiet
 from halfbyte.checkpoint import Options, Resources, Rules, make_plan, run
-from halfbyte.checkpoint.header import read_header
+from halfbyte.checkpoint.io.header import read_header
 
 TE = Options(contract="transformer_engine", method="amax", rules=Rules(experts_only=True))
 

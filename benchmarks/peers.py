@@ -23,7 +23,7 @@ from conformance.peers.spec import codes_of, pack_nibbles, quiet
 from conformance.peers.tensors import to_numpy
 from conformance.peers.transformer_engine import reference as load_transformer_engine
 from halfbyte.codec.bits import dtype_name
-from halfbyte.conform.extras import fused_hessian
+from halfbyte.conform.peer_intermediates import fused_hessian
 
 if TYPE_CHECKING:
     import torch

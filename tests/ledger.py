@@ -19,7 +19,7 @@ import numpy as np
 import halfbyte as hb
 from halfbyte.arrays import to_numpy
 from halfbyte.checkpoint import Options, Resources, make_plan, run
-from tests import models
+from tests import tiny_models as models
 from tests.backends.cases import DTYPES, EXACT, Case, every_case, fits, make_input, peer_cases
 from tests.checkpoint import toy
 from tests.checkpoint.test_packed_sources import write_int4, write_quark

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 import halfbyte as hb
-from tests.models import BF16, E4M3, MODELS, Array, Config, Tensors, read_safetensors, write_checkpoint
+from tests.tiny_models import BF16, E4M3, MODELS, Array, Config, Tensors, read_safetensors, write_checkpoint
 
 Layout = Literal["modelopt", "compressed-tensors"]
 GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -34,7 +34,7 @@ def write_quantized(
     activations: bool = False,
     seed: int = 0,
 ) -> Path:
-    """A model of tests.models with its linear layers quantized."""
+    """A model of tests.tiny_models with its linear layers quantized."""
     tensors, config = MODELS[model](seed)
     stored: Tensors = {}
     for name, values in tensors.items():

@@ -31,6 +31,7 @@ LAYERS = [
     "search",
     "casting",
     "halfbyte",  # the package itself: its public names
+    "models",
     "layouts",
     "checkpoint",
     "online",
@@ -42,7 +43,11 @@ LAYERS = [
 ]
 """From left to right. A module imports only from its left or its own package."""
 
-NARROW = {"layouts": {"errors", "formats", "codec"}, "testing": {"errors", "arrays"}}
+NARROW = {
+    "models": {"errors"},
+    "layouts": {"errors", "formats", "codec", "models"},
+    "testing": {"errors", "arrays"},
+}
 """Layers that need less than all to their left, and should go on doing so."""
 
 FRAMEWORKS = ("torch", "triton", "ray", "plotly", "transformers", "typer", "rich")
@@ -100,6 +105,18 @@ MODULES = modules()
 @pytest.mark.parametrize("path", MODULES, ids=[".".join(parts) or "halfbyte" for parts in MODULES.values()])
 def test_imports_go_one_way(path: str) -> None:
     assert violations(Path(path).read_text(), MODULES[path]) == []
+
+
+OPEN_BACKENDS = {"halfbyte.backends", "halfbyte.backends.blocks", "halfbyte.backends.reference.quantize"}
+"""What the cast may import of the backends: the choice of one, and the kernels for blocks. (The last is contract
+arithmetic, which closed_form.py needs.)"""
+
+
+@pytest.mark.parametrize("path", [path for path, parts in MODULES.items() if parts[:1] == ("casting",)])
+def test_the_cast_imports_no_backend_from_inside(path: str) -> None:
+    tree = ast.parse(Path(path).read_text())
+    found = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert {name for name in found if name.startswith("halfbyte.backends")} <= OPEN_BACKENDS
 
 
 def test_every_layer_exists() -> None:

@@ -13,14 +13,18 @@ from typing import cast
 import numpy as np
 
 from halfbyte.arrays import Array, is_torch, like, to_numpy
-from halfbyte.checkpoint.engine import Engine
-from halfbyte.checkpoint.families import Stacking, find_family
-from halfbyte.checkpoint.plan import Options
-from halfbyte.checkpoint.select import Rules, Selector, layer_index, matches, share_scales
-from halfbyte.checkpoint.target import Target, activations_of, resolve_target
+from halfbyte.checkpoint.execute.engine import Engine
+from halfbyte.checkpoint.plan.select import Rules, Selector, matches
+from halfbyte.checkpoint.plan.target import Target, activations_of, resolve_target
+from halfbyte.checkpoint.plan.types import Options
 from halfbyte.codec.bits import F32, dtype_name, widen
 from halfbyte.errors import InputError, UnsupportedError
-from halfbyte.layouts.spec import Activations, Stack
+from halfbyte.layouts.description import Activations, LogicalWeight
+from halfbyte.models import Model
+from halfbyte.models.experts import expert_module, is_stack, is_transposed
+from halfbyte.models.families import find_family
+from halfbyte.models.names import layer_index
+from halfbyte.models.partners import share_scales
 from halfbyte.quantize import quantize
 from halfbyte.types import QuantizedTensor
 
@@ -58,8 +62,8 @@ def quantize_named(params: Iterable[Named], rules: Rules, config: Config) -> lis
     layers.0.mlp.up_proj.weight_scale (32, 4)
     layers.0.mlp.up_proj.weight_scale_2 ()
     """
-    family = find_family(config.model_type)
-    target = resolve_target(config.options, family)
+    model = Model(find_family(config.model_type), config.num_hidden_layers, config.tie_word_embeddings)
+    target = resolve_target(config.options, model.family)
     format = target.format
     if format is None:
         raise UnsupportedError("weight sync quantizes; there is nothing to do for bf16")
@@ -68,12 +72,12 @@ def quantize_named(params: Iterable[Named], rules: Rules, config: Config) -> lis
         raise UnsupportedError(
             "weight sync knows activations none and unit; calibrated scales do not change with weights"
         )
-    selector = Selector(rules, family, config.num_hidden_layers, config.tie_word_embeddings)
-    pairs = [pair for given in params for pair in _unstack(given, family.stacking, target)]
+    selector = Selector(rules, model)
+    pairs = [pair for given in params for pair in _unstack(given, model)]
     weights = {name.removesuffix(".weight"): x for name, x in pairs if name.endswith(".weight") and len(x.shape) == 2}
     reasons = {module: _reason(selector, module, x, format.block, rules, config) for module, x in weights.items()}
     fresh = {module for module, reason in reasons.items() if reason is None}
-    groups, partners = share_scales(list(weights), fresh.__contains__, family.optional, strict=True)
+    groups, partners = share_scales(list(weights), fresh.__contains__, model.family.optional, strict=True)
     amaxes = _shared_amaxes(weights, [group for group in groups if format.has_global])
     engine = Engine(format, target.contract, target.method, target.repairs)
     result: list[Named] = []
@@ -134,7 +138,7 @@ def _quantized(
     scales = engine.tensor_scales(usable, cast("np.dtype[np.generic]", to_dtype(x))) if format.has_global else None
     one = np.float32(1)
     named: list[Named] = []
-    for part in target.layout.parts(Stack(module, x.shape[0], x.shape[1]), format, activations):
+    for part in target.layout.parts(LogicalWeight(module, x.shape[0], x.shape[1]), format, activations):
         match part.role:
             case "codes":
                 value: Array = q.codes
@@ -145,8 +149,12 @@ def _quantized(
                 value = like(_scalar(word, part.shape), x)
             case _:
                 value = like(_scalar(one, part.shape), x)
-        named.append((part.name, value))
+        named.append((part.name, _transposed(value) if part.transposed else value))
     return named
+
+
+def _transposed(matrix: Array) -> Array:
+    return matrix.T.contiguous() if is_torch(matrix) else np.ascontiguousarray(matrix.T)
 
 
 def _scale_bytes(q: QuantizedTensor, dtype: str) -> Array:
@@ -157,25 +165,18 @@ def _scalar(value: np.float32, shape: tuple[int, ...]) -> F32:
     return np.full(shape, value, np.float32)
 
 
-def _unstack(pair: Named, stacking: Stacking | None, target: Target) -> list[Named]:
-    """Stacked experts as one pair each, in the layouts that hold them so."""
+def _unstack(pair: Named, model: Model) -> list[Named]:
+    """Stacked experts as one pair per expert and projection."""
     name, x = pair
-    if len(x.shape) != 3 or not name.endswith((".experts.gate_up_proj", ".experts.down_proj")):
+    if len(x.shape) != 3 or not is_stack(name):
         return [pair]
-    if stacking is None:
+    if model.stacking is None:
         raise InputError(
             f"{name}: stacked experts of a family whose orientation is not known; hand them over one by one"
         )
-    prefix, _, end = name.rpartition(".")
     result: list[Named] = []
     for expert in range(x.shape[0]):
-        matrix = x[expert] if stacking == "halves" else x[expert].T
-        if end == "down_proj":
-            parts = {"down_proj": matrix}
-        elif stacking == "interleaved":
-            parts = {"gate_proj": matrix[0::2], "up_proj": matrix[1::2]}
-        else:
-            half = matrix.shape[0] // 2
-            parts = {"gate_proj": matrix[:half], "up_proj": matrix[half:]}
-        result += [(f"{prefix}.{expert}.{part}.weight", rows) for part, rows in parts.items()]
+        matrix = x[expert].T if is_transposed(model.stacking) else x[expert]
+        for projection, rows in model.projections(name, matrix.shape[0]).items():
+            result.append((f"{expert_module(name, expert, projection)}.weight", matrix[rows]))
     return result

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 
 import halfbyte as hb
-from halfbyte.casting.exact import intervals
-from halfbyte.casting.move import power_bytes, power_scales
-from halfbyte.casting.operand import Group, Piece, read
+from halfbyte.casting.lossless import intervals
+from halfbyte.casting.rows import Rows
+from halfbyte.casting.window import power_bytes, power_scales
 from halfbyte.formats import E4M3
 from halfbyte.testing import assert_same_bits
 from tests.casting.sources import Matrix, decoded, random_source, source, sources
@@ -143,6 +143,22 @@ def test_zero_blocks_do_not_count() -> None:
     assert_same_bits(hb.dequantize(result), hb.dequantize(q))
 
 
+@pytest.mark.parametrize("spread", [3, 19])
+@pytest.mark.parametrize("contract", ["modelopt", "torchao"])
+def test_bit_exact_means_the_sign_of_zeros_too(contract: str, spread: int) -> None:
+    """Model-Optimizer reads code 8 as +0.0; the source is OCP's, where it is -0.0. Without code 8 all bits are kept."""
+    sixes = np.resize(np.array([7, 15]), 32)
+    for zero in (8, 0):
+        codes = np.concatenate([np.append(np.arange(1, 32) % 8, zero), sixes])[None]
+        q = source(np.array([[0, -spread]]), codes)
+        result, report = hb.cast(q, "nvfp4", contract=contract)
+        before, after = np.asarray(hb.dequantize(q)), np.asarray(hb.dequantize(result))
+        same_bits = np.array_equal(before.view(np.uint32), after.view(np.uint32))
+        assert same_bits == (contract == "torchao" or zero == 0)
+        assert report.lossless
+        assert (report.label == "bit-exact") == (same_bits and spread == 3)
+
+
 def test_byte_0_with_nibbles_is_a_value() -> None:
     """Model-Optimizer takes byte 0 for an empty block; here it is 2^-127 times what the nibbles say."""
     q = source(np.full((1, 2), -127), np.arange(64)[None] % 16)
@@ -188,18 +204,16 @@ def test_blocks_of_16_become_one_block_each() -> None:
     assert_same_bits(hb.dequantize(result), hb.dequantize(q))
 
 
-def test_the_scales_alone_settle_the_common_case(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No code is looked at to know that a spread of 17 is kept; a spread of 18 asks for the codes."""
+def test_halves_are_counted_only_where_blocks_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A spread of 17 is kept without a look at the halves; a spread of 18 asks for them."""
 
-    def refuse(self: Piece) -> None:
-        raise AssertionError("a code was read")
+    def refuse(self: Rows) -> None:
+        raise AssertionError("halves were counted")
 
-    pieces = [read(random_source(np.random.default_rng(0), spread), "q") for spread in (17, 18)]
-    monkeypatch.setattr(Piece, "whole", property(refuse))
-    assert Group([pieces[0]]).settled
-    assert not Group([pieces[1]]).settled
-    with pytest.raises(AssertionError, match="a code was read"):
-        bool(Group([pieces[1]]).fits)
+    monkeypatch.setattr(Rows, "counts", property(refuse))
+    assert hb.cast(random_source(np.random.default_rng(0), 17), "nvfp4")[1].label == "bit-exact"
+    with pytest.raises(AssertionError, match="halves were counted"):
+        hb.cast(random_source(np.random.default_rng(0), 18), "nvfp4")
 
 
 @given(sources(widest=17))

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from halfbyte.verify.matching import sglang_modelopt
+from halfbyte.layouts.matching import sglang_modelopt
 from tests.clients.converted import converted
 from tests.clients.matching_cases import disagreements
 from tests.quantized import dequantized, edit, load

@@ -16,12 +16,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from halfbyte.layouts.matching import vllm_modelopt
 from halfbyte.testing import assert_same_bits
-from halfbyte.verify.matching import vllm_modelopt
 from tests.clients.converted import converted
 from tests.clients.matching_cases import disagreements
-from tests.models import E4M3
 from tests.quantized import edit, load, write_dequantized
+from tests.tiny_models import E4M3
 
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-vllm" / "bin" / "python"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from halfbyte.cli import app
-from tests.models import make
+from tests.tiny_models import make
 
 
 def convert(source: Path, target: Path, *options: str) -> Path:

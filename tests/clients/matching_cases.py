@@ -6,7 +6,7 @@ import json
 import subprocess
 from pathlib import Path
 
-from halfbyte.verify.matching import Matcher
+from halfbyte.layouts.description import Matcher
 
 NAMES = [
     "lm_head",

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from halfbyte.checkpoint.header import read_header
+from halfbyte.checkpoint.io.header import read_header
 from halfbyte.verify import verify
 from tests.clients.converted import convert, converted
-from tests.models import BF16, MODELS, Tensors, make
 from tests.quantized import edit, load
+from tests.tiny_models import BF16, MODELS, Tensors, make
 
 MODELOPT, COMPRESSED = ("--layout", "modelopt"), ("--layout", "compressed-tensors")
 WAYS = {

@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import load_file
 
 from conformance.peers.spec import quiet
-from halfbyte.checkpoint.index import open_checkpoint
+from halfbyte.checkpoint.io.index import open_checkpoint
 from halfbyte.testing import assert_same_bits
+from halfbyte.verify.stored import read_contents
 from halfbyte.verify.values import matrices
-from halfbyte.verify.weights import find_weights
 from tests.clients.converted import converted
 
 Tensors = dict[str, torch.Tensor]
@@ -26,8 +26,8 @@ def tensors_of(path: Path) -> Tensors:
 def ours(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
     """(module, values as float32) of every quantized weight, as verify decodes it."""
     checkpoint = open_checkpoint(path)
-    weights = find_weights(checkpoint)
-    for name, matrix in matrices(checkpoint, weights).items():
+    contents = read_contents(checkpoint)
+    for name, matrix in matrices(checkpoint, contents).items():
         if matrix.plain is None:
             yield name, torch.from_numpy(matrix.read(0, matrix.shape[0]))
 

@@ -11,8 +11,8 @@ import torch
 
 from conformance.peers.spec import quiet
 from tests.clients.converted import convert, converted
-from tests.models import VOCABULARY
 from tests.quantized import write_dequantized
+from tests.tiny_models import VOCABULARY
 
 CT = ("--layout", "compressed-tensors")
 CASES = [

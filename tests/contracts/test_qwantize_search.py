@@ -14,7 +14,7 @@ import qwantize as peer
 import torch
 
 import halfbyte as hb
-from halfbyte.conform.extras import fused_hessian
+from halfbyte.conform.peer_intermediates import fused_hessian
 from halfbyte.contracts.searches.qwantize import (
     fused_multiply_add,
     search_bounds,

@@ -148,7 +148,7 @@ def golden(task: Task) -> Tally:
     from pathlib import Path
 
     from halfbyte.conform import load_vectors
-    from halfbyte.conform.run import run_case
+    from halfbyte.conform.runner import run_case
     from halfbyte.errors import BackendError
 
     vectors = load_vectors(Path(__file__).parents[2] / "conformance" / "vectors.zip")

@@ -6,34 +6,33 @@ import json
 
 import pytest
 
-from halfbyte.errors import InputError, UnknownNameError, UnsupportedError
+from halfbyte.errors import UnknownNameError, UnsupportedError
 from halfbyte.formats import get_format
 from halfbyte.layouts import LAYOUTS, get_layout
-from halfbyte.layouts.exclude import clashes, exclude_list
-from halfbyte.layouts.spec import Activations, Setting, Stack
+from halfbyte.layouts.description import Activations, LogicalWeight, Setting
 
 NVFP4, MXFP4 = get_format("nvfp4"), get_format("mxfp4")
 
 
 def parts(
-    layout: str, stack: Stack, format: str = "nvfp4", activations: Activations = "none"
+    layout: str, weight: LogicalWeight, format: str = "nvfp4", activations: Activations = "none"
 ) -> list[tuple[object, ...]]:
-    found = get_layout(layout).parts(stack, get_format(format), activations)
+    found = get_layout(layout).parts(weight, get_format(format), activations)
     return [(part.name, part.dtype, part.shape, part.role) for part in found]
 
 
 def test_modelopt_tensors() -> None:
-    assert parts("modelopt", Stack("m", 128, 64), activations="static") == [
+    assert parts("modelopt", LogicalWeight("m", 128, 64), activations="static") == [
         ("m.weight", "U8", (128, 32), "codes"),
         ("m.weight_scale", "F8_E4M3", (128, 4), "scales"),
         ("m.weight_scale_2", "F32", (), "multiplier"),
         ("m.input_scale", "F32", (), "input_multiplier"),
     ]
-    assert len(parts("modelopt", Stack("m", 128, 64))) == 3
+    assert len(parts("modelopt", LogicalWeight("m", 128, 64))) == 3
 
 
 def test_modelopt_stacks() -> None:
-    assert parts("modelopt", Stack("experts.down_proj", 128, 64, 8), activations="static") == [
+    assert parts("modelopt", LogicalWeight("experts.down_proj", 128, 64, 8), activations="static") == [
         ("experts.down_proj", "U8", (8, 32, 128), "codes"),
         ("experts.down_proj_weight_scale", "F8_E4M3", (8, 4, 128), "scales"),
         ("experts.down_proj_weight_scale_2", "F32", (), "multiplier"),
@@ -42,27 +41,27 @@ def test_modelopt_stacks() -> None:
 
 
 def test_compressed_tensors() -> None:
-    assert parts("compressed-tensors", Stack("m", 128, 64), activations="static") == [
+    assert parts("compressed-tensors", LogicalWeight("m", 128, 64), activations="static") == [
         ("m.weight_packed", "U8", (128, 32), "codes"),
         ("m.weight_scale", "F8_E4M3", (128, 4), "scales"),
         ("m.weight_global_scale", "F32", (1,), "divisor"),
         ("m.input_global_scale", "F32", (1,), "input_divisor"),
     ]
-    assert parts("compressed-tensors", Stack("m", 128, 64), "mxfp4", "static") == [
+    assert parts("compressed-tensors", LogicalWeight("m", 128, 64), "mxfp4", "static") == [
         ("m.weight_packed", "U8", (128, 32), "codes"),
         ("m.weight_scale", "U8", (128, 2), "scales"),
     ]
     with pytest.raises(UnsupportedError, match="has no stacked experts"):
-        parts("compressed-tensors", Stack("m", 128, 64, 8))
+        parts("compressed-tensors", LogicalWeight("m", 128, 64, 8))
 
 
 def test_gpt_oss() -> None:
-    assert parts("gpt-oss", Stack("experts.gate_up_proj", 128, 64, 8), "mxfp4") == [
+    assert parts("gpt-oss", LogicalWeight("experts.gate_up_proj", 128, 64, 8), "mxfp4") == [
         ("experts.gate_up_proj_blocks", "U8", (8, 128, 2, 16), "codes"),
         ("experts.gate_up_proj_scales", "U8", (8, 128, 2), "scales"),
     ]
     with pytest.raises(UnsupportedError, match="holds stacked experts only"):
-        parts("gpt-oss", Stack("m", 128, 64), "mxfp4")
+        parts("gpt-oss", LogicalWeight("m", 128, 64), "mxfp4")
 
 
 def setting(format: str = "nvfp4", activations: Activations = "none") -> Setting:
@@ -162,37 +161,3 @@ def test_configs_are_json() -> None:
 def test_unknown_layouts_list_the_known() -> None:
     with pytest.raises(UnknownNameError, match="unknown layout 'awq'; known: compressed-tensors, deepseek-v4, gpt-oss"):
         get_layout("awq")
-
-
-def vllm_excludes(listed: list[str], module: str) -> bool:
-    """The rule of vLLM's reader of Model-Optimizer files: exact, then any substring."""
-    return any(name == module or name in module for name in listed)
-
-
-@pytest.mark.parametrize(
-    ("listed", "quantized", "clash"),
-    [
-        ("model.layers.0.mlp.gate", "model.layers.0.mlp.gate_up_proj", True),
-        ("model.layers.0.mlp.gate", "model.layers.0.mlp.gate_proj", True),
-        ("model.layers.1", "model.layers.10.mlp.up_proj", True),
-        ("model.layers.0.mlp.gate", "model.layers.0.mlp.experts.0.gate_proj", False),
-        ("model.layers.1.mlp.gate", "model.layers.11.mlp.up_proj", False),
-        ("lm_head", "model.layers.0.mlp.up_proj", False),
-    ],
-)
-def test_names_that_swallow_others(listed: str, quantized: str, clash: bool) -> None:
-    assert vllm_excludes([listed], quantized) is clash
-    assert bool(clashes([listed], [quantized])) is clash
-    if clash:
-        with pytest.raises(InputError, match=f"{listed} stays unquantized, but its name is part of {quantized}"):
-            exclude_list([listed], [quantized])
-    else:
-        assert exclude_list([listed], [quantized]) == [listed]
-
-
-def test_fused_names_count_too() -> None:
-    assert clashes(["a.qkv_proj"], ["a.q_proj", "a.k_proj", "a.v_proj"]) == [("a.qkv_proj", "a.qkv_proj")]
-
-
-def test_lists_are_sorted_and_have_no_doubles() -> None:
-    assert exclude_list(["b", "a", "b"], ["x"]) == ["a", "b"]

@@ -17,7 +17,7 @@ BACKENDS: dict[str, Backend[Any]] = {"gpu": Gpu(), "cpu": Cpu(), "reference": Re
 ALIASES = {"triton": "gpu"}
 """Older names that are still accepted."""
 
-__all__ = ["ALIASES", "BACKENDS", "Backend", "Parts", "Reason", "Request", "choose_backend"]
+__all__ = ["ALIASES", "BACKENDS", "Backend", "Parts", "Reason", "Request", "choose_backend", "get_backend"]
 
 
 def choose_backend(name: str, request: Request, *, decoding: bool = False) -> Backend[Any]:
@@ -33,12 +33,18 @@ def choose_backend(name: str, request: Request, *, decoding: bool = False) -> Ba
             for backend in BACKENDS.values()
             if (on_device or not backend.takes_tensors) and _reason_against(backend, request, decoding) is None
         )
-    name = ALIASES.get(name, name) if isinstance(name, str) else name
-    if not isinstance(name, str) or name not in BACKENDS:
+    backend = get_backend(name)
+    if (reason := _reason_against(backend, request, decoding)) is not None:
+        raise BackendError(f"backend {backend.name} cannot do this: {reason}; or choose backend='auto'")
+    return backend
+
+
+def get_backend(name: str) -> Backend[Any]:
+    """The backend of a name or of an older one; an unknown name raises with the known ones."""
+    current = ALIASES.get(name, name) if isinstance(name, str) else name
+    if not isinstance(current, str) or current not in BACKENDS:
         raise unknown_name("backend", name, ["auto", *BACKENDS])
-    if (reason := _reason_against(BACKENDS[name], request, decoding)) is not None:
-        raise BackendError(f"backend {name} cannot do this: {reason}; or choose backend='auto'")
-    return BACKENDS[name]
+    return BACKENDS[current]
 
 
 def _reason_against(backend: Backend[Any], request: Request, decoding: bool) -> str | None:

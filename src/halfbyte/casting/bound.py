@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from halfbyte.casting.hybrid import values_of
-from halfbyte.casting.operand import F64, MAGNITUDES, Group
+from halfbyte.casting.rows import F64, MAGNITUDES, values_of
 from halfbyte.casting.scales import GlobalScale, hold
-from halfbyte.casting.tables import FIRST_NORMAL, chunks, largest_value, least_sums, total_error
+from halfbyte.casting.survey import Halves, Survey
+from halfbyte.casting.tables import FIRST_NORMAL, largest_value, least_error, total_error
 from halfbyte.contracts import Contract
 from halfbyte.errors import UnsupportedError
 from halfbyte.formats import E2M1, E4M3
@@ -31,7 +31,7 @@ WIDEST = 4096
 """More intervals than this in a level are given up: their bound stands."""
 
 FRONT = 64
-"""Halves of each exponent that are looked at first, from the largest exponent on."""
+"""Halves of each exponent that are looked at first, the most frequent ones, from the largest exponent on."""
 
 CLOSE = 1 - 1e-4
 """A bound this near to the best error known counts as meeting it."""
@@ -40,7 +40,10 @@ ROUNDING = 2.0**-22
 """Decoding rounds twice in float32; intervals are wider by this share."""
 
 WORK = 1 << 22
-"""Halves that may be looked at in full, all intervals together."""
+"""Distinct halves that may be looked at in full, all intervals together."""
+
+NORMAL = 2.0**-116
+"""Under a smaller global scale a product of element and block scale may be subnormal and round by more."""
 
 
 @dataclass(frozen=True)
@@ -52,19 +55,19 @@ class Bounded:
     bound: float
 
 
-def prove(group: Group, scale: GlobalScale, error: float, contract: Contract) -> Bounded:
+def prove(survey: Survey, scale: GlobalScale, error: float, contract: Contract) -> Bounded:
     """Search all global scales for a better one than the one given; bound what is left."""
-    exponents = sorted(group.by_exponent, reverse=True)
-    largest = largest_value(group)
+    largest = largest_value(survey)
     low, high = (largest - error**0.5) / (E2M1.max * E4M3.max), largest / 784
     if not (np.isfinite(largest) and low > 0):
         return Bounded(scale, error, 0.0)
     edges = np.geomspace(low, high, FIRST_CUT + 1)
     intervals = np.stack([edges[:-1], edges[1:]], axis=1)
-    work = max(WORK, 16 * sum(len(counts) for counts in group.by_exponent.values()))
+    bounds = Bounds(survey)
+    work = max(WORK, 16 * bounds.size)
     given_up = error
     for level in range(LEVELS):
-        front = _front_bounds(group, exponents, intervals, error)
+        front = bounds.from_front(intervals, error)
         intervals, front = intervals[front < error * CLOSE], front[front < error * CLOSE]
         order = np.argsort(front, kind="stable")
         left: list[tuple[float, float, float]] = []
@@ -72,31 +75,31 @@ def prove(group: Group, scale: GlobalScale, error: float, contract: Contract) ->
             if work <= 0:
                 given_up = min(given_up, float(front[position]))
                 continue
-            found, looked_at = _full_bound(group, exponents, intervals[position], error)
+            found, looked_at = bounds.from_all(intervals[position], error)
             work -= looked_at
             if found < error * CLOSE:
                 left.append((found, *intervals[position].tolist()))
         if not left:
             break
         middle = min(left)
-        scale, error = _better((middle[1] * middle[2]) ** 0.5, group, contract, scale, error)
+        scale, error = _better((middle[1] * middle[2]) ** 0.5, survey, contract, scale, error)
         left = [entry for entry in left if entry[0] < error * CLOSE]
         if level == LEVELS - 1 or len(left) * NEXT_CUT > WIDEST:
             given_up = min([given_up, *(bound for bound, _, _ in left)])
             break
         intervals = np.concatenate([_cut(a, b) for _, a, b in left]) if left else np.empty((0, 2))
-    return Bounded(scale, error, min(given_up, error * CLOSE))
+    return Bounded(scale, error, min(given_up, error * CLOSE) if low >= NORMAL else 0.0)
 
 
 def _better(
-    multiplier: float, group: Group, contract: Contract, scale: GlobalScale, error: float
+    multiplier: float, survey: Survey, contract: Contract, scale: GlobalScale, error: float
 ) -> tuple[GlobalScale, float]:
     """The better of the best known and one more."""
     try:
         tried = hold(multiplier, contract)
     except UnsupportedError:
         return scale, error
-    found = total_error(group, tried)
+    found = total_error(survey, tried)
     return (tried, found) if found < error * (1 - 1e-12) else (scale, error)
 
 
@@ -105,33 +108,52 @@ def _cut(a: float, b: float) -> F64:
     return np.stack([edges[:-1], edges[1:]], axis=1)
 
 
-def _front_bounds(group: Group, exponents: list[int], intervals: F64, error: float) -> F64:
-    """A bound for each interval from a few halves of each exponent; stops adding where it is enough."""
-    bounds = np.zeros(len(intervals))
-    for k in exponents:
-        open_ = np.flatnonzero(bounds < error * CLOSE)
-        if not open_.size:
-            break
-        counts = group.by_exponent[k][:FRONT].astype(np.float64)
-        for start in range(0, open_.size, 128):
-            some = open_[start : start + 128]
-            errors = interval_errors(k, intervals[some])
-            bounds[some] += np.matmul(counts, errors).min(axis=2).sum(axis=1)
-    return bounds
+class Bounds:
+    """Lower bounds on the error of everything surveyed, over an interval of global scales."""
 
+    def __init__(self, survey: Survey) -> None:
+        self._survey = survey
+        self._exponents = sorted(survey.halves, reverse=True)
+        self._front = {}
+        for k, halves in survey.halves.items():
+            first = np.argsort(-halves.number, kind="stable")[:FRONT]
+            front = Halves(halves.ranks[first], halves.number[first])
+            self._front[k] = front.counts.astype(np.float64), front.number
 
-def _full_bound(group: Group, exponents: list[int], interval: F64, error: float) -> tuple[float, int]:
-    """The bound of one interval from all halves, and how many were looked at."""
-    bound, looked_at = 0.0, 0
-    for k in exponents:
-        counts = group.by_exponent[k]
-        errors = interval_errors(k, interval[None])[0]
-        for part in chunks(counts):
-            bound += float(least_sums(part, errors).sum())
-        looked_at += len(counts)
-        if bound >= error * CLOSE:
-            break
-    return bound, looked_at
+    @property
+    def size(self) -> int:
+        """How many distinct halves there are."""
+        return sum(len(halves.ranks) for halves in self._survey.halves.values())
+
+    def from_front(self, intervals: F64, error: float) -> F64:
+        """A bound for each interval from a few halves of each exponent; stops adding where it is enough."""
+        bounds = np.zeros(len(intervals))
+        for k in self._exponents:
+            open_ = np.flatnonzero(bounds < error * CLOSE)
+            if not open_.size:
+                break
+            counts, number = self._front[k]
+            for start in range(0, open_.size, 128):
+                some = open_[start : start + 128]
+                least = np.matmul(counts, interval_errors(k, intervals[some])).min(axis=2)
+                bounds[some] += least @ number
+        return bounds
+
+    def from_all(self, interval: F64, error: float) -> tuple[float, int]:
+        """The bound of one interval from all halves, and how many distinct ones were looked at."""
+        bound, looked_at = self._from_faint(float(interval[0])), 0
+        for k in self._exponents:
+            halves = self._survey.halves[k]
+            bound += least_error(halves, interval_errors(k, interval[None])[0])
+            looked_at += len(halves.ranks)
+            if bound >= error * CLOSE:
+                break
+        return bound, looked_at
+
+    def _from_faint(self, low: float) -> float:
+        """Faint halves are lost if the least value above zero is twice their largest; if not, they may cost nothing."""
+        least = low * (1 - ROUNDING) * E2M1.smallest * E4M3.smallest
+        return sum(self._survey.lost(k) for k in self._survey.faint if 2 * E2M1.max * np.ldexp(1.0, k) <= least)
 
 
 def interval_errors(k: int, intervals: F64) -> F64:

@@ -8,10 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from halfbyte.arrays import Array, to_numpy
-from halfbyte.casting.operand import Piece
 from halfbyte.casting.report import Tally, add
 from halfbyte.codec.bits import F32
 from halfbyte.codec.blocks import split
+from halfbyte.contracts import Contract
+from halfbyte.formats import get_format
 from halfbyte.quantize import dequantize
 from halfbyte.types import QuantizedTensor
 
@@ -19,13 +20,23 @@ CHUNK = 1 << 20
 """Elements that are compared at a time."""
 
 
-def exact_tally(piece: Piece, zeros: int | None = None) -> Tally:
-    """The tally of a piece whose blocks were all kept: no value has to be decoded to know that nothing changed.
+def exact_tally(blocks: int, zeros: int, elements: int, same_bits: bool) -> Tally:
+    """The tally of rows whose blocks were all kept: no value has to be decoded to know that nothing changed.
 
-    zeros: how many of its blocks are zero, if that is known.
+    zeros: how many of the blocks are zero. same_bits: whether zeros keep their sign.
     """
-    blocks, zero = piece.scales.size, piece.zeros if zeros is None else zeros
-    return Tally(blocks, zero, blocks - zero, 0, 0, 0.0, 0.0, 0.0, piece.scales.shape[0] * piece.width, True)
+    return Tally(blocks, zeros, blocks - zeros, 0, 0, 0.0, 0.0, 0.0, elements, same_bits)
+
+
+def reads_zeros_alike(source: QuantizedTensor, contract: Contract) -> bool:
+    """Whether code 8 decodes to the same zero, -0.0 or +0.0, in the source and in a result under that contract."""
+    before, after = source.contract.rule(source.format), contract.rule(get_format("nvfp4"))
+    return before.negative_zero == after.negative_zero
+
+
+def has_negative_zero(codes: Array) -> bool:
+    """Whether code 8 is among packed codes."""
+    return bool((((codes & 15) == 8) | ((codes >> 4) == 8)).any())
 
 
 def rows_of(q: QuantizedTensor, start: int, stop: int) -> QuantizedTensor:
@@ -48,15 +59,17 @@ def rows_of(q: QuantizedTensor, start: int, stop: int) -> QuantizedTensor:
     )
 
 
-def compare(source: QuantizedTensor, result: QuantizedTensor, threads: int | None) -> Tally:
+def compare(
+    source: QuantizedTensor, result: QuantizedTensor, backend: str = "auto", threads: int | None = None
+) -> Tally:
     """What a cast from MXFP4 to NVFP4 changed."""
     rows, width = int(np.prod(source.shape[:-1])), source.shape[-1]
     step = max(CHUNK // width, 1)
     tallies = []
     for start in range(0, rows, step):
         before, after = rows_of(source, start, start + step), rows_of(result, start, start + step)
-        old = to_numpy(dequantize(before, "float32", threads=threads))
-        new = to_numpy(dequantize(after, "float32", threads=threads))
+        old = to_numpy(dequantize(before, "float32", backend, threads))
+        new = to_numpy(dequantize(after, "float32", backend, threads))
         kept = _kept_blocks(before, after)
         tallies.append(tally_values(old, new, source.format.block, kept, bool(kept.all())))
     return add(tallies)

@@ -15,8 +15,8 @@ class ShareCost:
     """What one way of sharing the global scale costs."""
 
     share: str
-    """"tensor": one for all that was given. "expert": one an index of the first axis, partners sharing it. "alone":
-    one an expert of each tensor."""
+    """"tensor": one for all that was given. "expert": one per index of the first axis, partners sharing it. "alone":
+    one per expert of each tensor."""
     scales: int
     """How many global scales that makes."""
     lossless: bool
@@ -157,22 +157,8 @@ def add(tallies: Sequence[Tally]) -> Tally:
     )
 
 
-def describe(
-    tally: Tally,
-    *,
-    source: str,
-    target: str,
-    algorithm: str,
-    shape: tuple[int, ...],
-    exponents: tuple[int, int] | None = None,
-    m: int | None = None,
-    global_scales: tuple[float, ...] = (),
-    bound: float | None = None,
-    share: str = "tensor",
-    costs: tuple[ShareCost, ...] = (),
-    parts: tuple[CastReport, ...] = (),
-) -> CastReport:
-    """The report of what a tally counted."""
+def describe(tally: Tally, source: str, target: str, algorithm: str, shape: tuple[int, ...]) -> CastReport:
+    """The report of what a tally counted, without what is known of global scales."""
     return CastReport(
         source=source,
         target=target,
@@ -188,14 +174,6 @@ def describe(
         max_error=tally.max_error,
         signal=tally.signal,
         elements=tally.elements,
-        k_min=None if exponents is None else exponents[0],
-        k_max=None if exponents is None else exponents[1],
-        m=m,
-        global_scales=global_scales,
-        bound=bound,
-        share=share,
-        costs=costs,
-        parts=parts,
     )
 
 

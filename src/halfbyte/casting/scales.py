@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from halfbyte.arrays import to_numpy
 from halfbyte.codec.bits import F32, power_of_two
 from halfbyte.contracts import Contract, NVFP4Rule, get_contract
 from halfbyte.errors import UnsupportedError
@@ -83,6 +84,20 @@ def hold(multiplier: float | np.float32, contract: Contract) -> GlobalScale:
             f"{float(wanted):g}; choose a contract that stores the multiplier (modelopt, torchao)"
         )
     return GlobalScale(found, np.float32(stored), contract)
+
+
+def scale_of(quantized: QuantizedTensor, contract: Contract) -> GlobalScale:
+    """The global scale that a quantizer chose, under another contract: its own word where that means the same."""
+    nvfp4_rule(quantized.contract)
+    words = quantized.global_scale, quantized.stored_scale
+    if words[0] is None or words[1] is None or to_numpy(words[0]).size != 1:
+        raise UnsupportedError(f"contract {quantized.contract} gives every row a global scale; a cast tensor has one")
+    multiplier, stored = (np.float32(to_numpy(word).reshape(-1)[0]) for word in words if word is not None)
+    rule = nvfp4_rule(contract)
+    meant = np.float32(rule.multiplier(np.asarray(stored), rule.anchor(Amax())))
+    if meant == multiplier or np.isnan(multiplier):  # NaN: Model-Optimizer's scale of an all-zero tensor
+        return GlobalScale(multiplier, stored, contract)
+    return hold(multiplier, contract)
 
 
 def power(m: int, contract: Contract) -> GlobalScale:

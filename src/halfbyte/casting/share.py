@@ -8,12 +8,13 @@ from dataclasses import replace
 import numpy as np
 
 from halfbyte.arrays import is_torch, like, to_numpy
+from halfbyte.casting.device import keep_on_device
 from halfbyte.casting.measure import rows_of
-from halfbyte.casting.on_device import keep_on_device
-from halfbyte.casting.operand import read
-from halfbyte.casting.report import CastReport, ShareCost, Tally, add, describe
+from halfbyte.casting.report import CastReport, ShareCost, Tally, add
+from halfbyte.casting.rows import read
 from halfbyte.casting.scales import NVFP4
-from halfbyte.casting.to_nvfp4 import Cast, Rows, Settings, assemble, cast_group
+from halfbyte.casting.to_nvfp4 import Cast, Member, Settings, Sharers, assemble, cast_together, describe_scaled
+from halfbyte.casting.window import join
 from halfbyte.codec.bits import U8
 from halfbyte.errors import InputError
 from halfbyte.types import QuantizedTensor
@@ -26,7 +27,7 @@ MONOTONE = ("optimal", "hybrid", "verbatim")
 def cast_tensors(
     tensors: Sequence[QuantizedTensor], name: str, share: str, settings: Settings, out: QuantizedTensor | None = None
 ) -> tuple[list[QuantizedTensor], CastReport]:
-    """Cast tensors that share their global scales, one for all or one an expert; a single one into `out` if given."""
+    """Cast tensors that share their global scales, one for all or one per expert; a single one into `out` if given."""
     if out is None and (kept := keep_on_device(tensors, share, settings)) is not None:
         return [kept[0]], kept[1]
     if out is not None:
@@ -37,7 +38,7 @@ def cast_tensors(
     if share == "expert":
         _check_stacks(tensors, name)
     groups = grouped(tensors, share)
-    casts = [cast_group(group, settings) for group in groups]
+    casts = [cast_together(group, settings) for group in groups]
     if share == "tensor":
         results = [
             _like_source(assemble(tensor, *part, casts[0].scale), tensor)
@@ -47,9 +48,7 @@ def cast_tensors(
         results = [_stacked(tensor, [cast.parts[i] for cast in casts], casts) for i, tensor in enumerate(tensors)]
     if out is not None:
         results = [_into(out, results[0])]
-    parts = [_report(group, cast, settings) for group, cast in zip(groups, casts, strict=True)]
-    report = _whole(tensors, parts, casts, share, settings)
-    return results, report
+    return results, _whole(tensors, groups, casts, share, settings)
 
 
 def _room(out: QuantizedTensor, tensors: Sequence[QuantizedTensor], name: str) -> tuple[U8, U8]:
@@ -84,23 +83,23 @@ def _into(out: QuantizedTensor, result: QuantizedTensor) -> QuantizedTensor:
     return replace(result, codes=out.codes, scales=out.scales)
 
 
-def grouped(tensors: Sequence[QuantizedTensor], share: str) -> list[list[Rows]]:
-    """The rows that share a scale: "tensor", "expert", or "alone" (an expert of one tensor)."""
+def grouped(tensors: Sequence[QuantizedTensor], share: str) -> list[Sharers]:
+    """The rows that share a scale: "tensor", "expert", or "alone" (one scale per expert and tensor)."""
     if share == "tensor":
-        return [[_rows(tensor, 0, _count(tensor)) for tensor in tensors]]
+        return [Sharers(tuple(_member(tensor, 0, _count(tensor)) for tensor in tensors))]
     experts = tensors[0].shape[0] if len(tensors[0].shape) > 2 else 1
     by_tensor = []
     for tensor in tensors:
         each = _count(tensor) // experts
-        by_tensor.append([_rows(tensor, i * each, (i + 1) * each) for i in range(experts)])
+        by_tensor.append([_member(tensor, i * each, (i + 1) * each) for i in range(experts)])
     if share == "alone":
-        return [[rows] for stack in by_tensor for rows in stack]
-    return [list(rows) for rows in zip(*by_tensor, strict=True)]
+        return [Sharers((member,)) for stack in by_tensor for member in stack]
+    return [Sharers(members) for members in zip(*by_tensor, strict=True)]
 
 
-def _rows(tensor: QuantizedTensor, start: int, stop: int) -> Rows:
+def _member(tensor: QuantizedTensor, start: int, stop: int) -> Member:
     part = rows_of(tensor, start, stop)
-    return Rows(part, read(part, "tensor"))
+    return Member(part, read(part, "tensor"))
 
 
 def _count(tensor: QuantizedTensor) -> int:
@@ -155,20 +154,11 @@ def _like_source(result: QuantizedTensor, source: QuantizedTensor) -> QuantizedT
     )
 
 
-def _report(members: Sequence[Rows], cast: Cast, settings: Settings) -> CastReport:
+def _report(sharers: Sharers, cast: Cast, settings: Settings) -> CastReport:
     """The report of the rows under one global scale."""
-    shapes = [member.tensor.shape for member in members]
-    return describe(
-        cast.tally,
-        source="mxfp4",
-        target="nvfp4",
-        algorithm=settings.described,
-        shape=shapes[0] if len(shapes) == 1 else (sum(shape[0] for shape in shapes), shapes[0][-1]),
-        exponents=cast.group.exponent_range,
-        m=cast.scale.exponent,
-        global_scales=(float(cast.scale.multiplier),),
-        bound=_bound([cast]),
-    )
+    shapes = [member.tensor.shape for member in sharers.members]
+    shape = shapes[0] if len(shapes) == 1 else (sum(shape[0] for shape in shapes), shapes[0][-1])
+    return describe_scaled(cast.tally, shape, settings, sharers.exponents, [cast.scale], _bound([cast]))
 
 
 def _bound(casts: Sequence[Cast]) -> float | None:
@@ -180,27 +170,19 @@ def _bound(casts: Sequence[Cast]) -> float | None:
 
 def _whole(
     tensors: Sequence[QuantizedTensor],
-    parts: Sequence[CastReport],
+    groups: Sequence[Sharers],
     casts: Sequence[Cast],
     share: str,
     settings: Settings,
 ) -> CastReport:
     """The report of everything given: sums over the groups, and what the other ways of sharing would cost."""
-    ranges = [cast.group.exponent_range for cast in casts]
-    used = [found for found in ranges if found is not None]
-    placed = {cast.scale.exponent for cast in casts}
     total = add([cast.tally for cast in casts])
-    single = len(tensors) == 1
-    return describe(
-        total,
-        source="mxfp4",
-        target="nvfp4",
-        algorithm=settings.described,
-        shape=tensors[0].shape if single else (sum(map(_count, tensors)), tensors[0].shape[-1]),
-        exponents=(min(low for low, _ in used), max(high for _, high in used)) if used else None,
-        m=placed.pop() if len(placed) == 1 else None,
-        global_scales=tuple(float(cast.scale.multiplier) for cast in casts),
-        bound=_bound(casts),
+    shape = tensors[0].shape if len(tensors) == 1 else (sum(map(_count, tensors)), tensors[0].shape[-1])
+    exponents = join(group.exponents for group in groups)
+    report = describe_scaled(total, shape, settings, exponents, [cast.scale for cast in casts], _bound(casts))
+    parts = [_report(group, cast, settings) for group, cast in zip(groups, casts, strict=True)]
+    return replace(
+        report,
         share=share,
         costs=_costs(tensors, share, total, len(casts), replace(settings, out=None)),
         parts=tuple(parts) if len(parts) > 1 else (),
@@ -225,7 +207,7 @@ def _costs(
             if costs and costs[-1].lossless and settings.algorithm in MONOTONE:
                 costs.append(replace(costs[-1], share=way, scales=scales))  # what fits all fits a part
                 continue
-            tally = add([cast_group(rows, settings).tally for rows in members])
+            tally = add([cast_together(sharers, settings).tally for sharers in members])
         exact = tally.blocks - tally.requantized
         costs.append(ShareCost(way, scales, tally.label != "lossy", exact, tally.squared_error))
     return tuple(costs)

@@ -2,20 +2,19 @@
 
 A half is known by its exponent k and by how often each of the eight magnitudes occurs. Under a global scale and a block
 scale S every magnitude goes to the nearest value that decodes; the squared error of the half is the sum of the eight
-squared distances times the counts. So one small table a k gives the error of every half under every S.
+squared distances times the counts. So one small table per k gives the error of every half under every S.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from halfbyte.casting.hybrid import values_of
-from halfbyte.casting.operand import F64, Group
+from halfbyte.casting.rows import F64, values_of
 from halfbyte.casting.scales import GlobalScale
+from halfbyte.casting.survey import Halves, Survey
 from halfbyte.codec.bits import U8
 from halfbyte.formats import E4M3
 
@@ -46,15 +45,22 @@ def make_table(k: int, scale: GlobalScale, decoded: F64) -> Table:
     values = values_of(k).astype(np.float64)
     first, last = _worth_a_try(k, float(scale.multiplier))
     offered = decoded[first - 1 : last]
-    with np.errstate(invalid="ignore", over="ignore"):
+    if np.isfinite(values[-1]) and np.isfinite(offered[-1, -1]):
         distance = np.abs(offered[:, None, :] - values[None, :, None])
-    same = offered[:, None, :] == values[None, :, None]  # Inf is equal to Inf, though their difference is NaN
-    distance = np.where(same, 0.0, np.where(np.isnan(distance), np.inf, distance))
-    codes = distance.argmin(axis=2)
-    nearest = np.take_along_axis(distance, codes[..., None], axis=2)[..., 0]
+    else:
+        distance = _distance_to_inf(offered, values)
     with np.errstate(over="ignore"):
-        errors = np.minimum(nearest**2, ABSURD)
+        errors = np.minimum(distance.min(axis=2) ** 2, ABSURD)
+    codes = distance.argmin(axis=2)
     return Table(first, np.ascontiguousarray(errors.T), codes.astype(np.uint8))
+
+
+def _distance_to_inf(offered: F64, values: F64) -> F64:
+    """(scales, 8, 8): how far each value is from what decodes. Inf is equal to Inf, and infinitely far from NaN."""
+    with np.errstate(invalid="ignore"):
+        distance = np.abs(offered[:, None, :] - values[None, :, None])
+    same = offered[:, None, :] == values[None, :, None]
+    return np.where(same, 0.0, np.where(np.isnan(distance), np.inf, distance))
 
 
 def _worth_a_try(k: int, multiplier: float) -> tuple[int, int]:
@@ -82,37 +88,37 @@ def half_errors(counts: F64, table: Table) -> F64:
 
 def best_scales(counts: U8, table: Table) -> npt.NDArray[np.intp]:
     """Column of the table with the best scale of each half; the smaller scale of equals."""
-    return np.concatenate([half_errors(part, table).argmin(axis=1) for part in chunks(counts)])
+    parts = (counts[start : start + CHUNK].astype(np.float64) for start in range(0, len(counts), CHUNK))
+    return np.concatenate([half_errors(part, table).argmin(axis=1) for part in parts])
 
 
-def least_errors(counts: U8, table: Table) -> F64:
-    """The error of the best scale of each half, by a matrix product: its last bit is the library's, it picks none."""
-    return np.concatenate([least_sums(part, table.errors) for part in chunks(counts)])
+def least_error(halves: Halves, errors: F64) -> float:
+    """The sum of the errors of all halves, each under its best scale; errors (8, scales) as in a table.
 
-
-def chunks(counts: U8) -> Iterator[F64]:
-    """The halves a few at a time."""
-    for start in range(0, len(counts), CHUNK):
-        yield counts[start : start + CHUNK].astype(np.float64)
-
-
-def least_sums(counts: F64, errors: F64) -> F64:
-    """The least over scales of counts (halves, 8) times errors (8, scales)."""
-    return np.asarray((errors.T @ counts.T).min(axis=0))
-
-
-def total_error(group: Group, scale: GlobalScale, kept: tuple[int, int] | None = None) -> float:
-    """The least squared error of a group under a global scale. Exponents within `kept` are known to cost nothing."""
-    decoded = scale.decoded()
+    By a matrix product: its last bit is the library's, so it decides between global scales, never between codes.
+    """
     total = 0.0
-    for k, counts in group.by_exponent.items():
-        if kept is not None and kept[0] <= k <= kept[1]:
-            continue
-        total += float(least_errors(counts, make_table(k, scale, decoded)).sum())
+    for part in halves.chunks(CHUNK):
+        least = (errors.T @ part.counts.astype(np.float64).T).min(axis=0)
+        total += float(least @ part.number)
     return total
 
 
-def largest_value(group: Group) -> float:
-    """The largest value of a group; Inf if float32 cannot hold it."""
-    tops = {k: int(np.flatnonzero(counts.max(axis=0))[-1]) for k, counts in group.by_exponent.items()}
+def total_error(survey: Survey, scale: GlobalScale, kept: tuple[int, int] | None = None) -> float:
+    """The least squared error of all halves under a global scale. Exponents within `kept` are known to cost nothing.
+
+    Halves of faint exponents become zero.
+    """
+    decoded = scale.decoded()
+    total = sum(survey.lost(k) for k in survey.faint)
+    for k, halves in survey.halves.items():
+        if kept is not None and kept[0] <= k <= kept[1]:
+            continue
+        total += least_error(halves, make_table(k, scale, decoded).errors)
+    return total
+
+
+def largest_value(survey: Survey) -> float:
+    """The largest value; Inf if float32 cannot hold it."""
+    tops = {k: int(np.flatnonzero(halves.counts.max(axis=0))[-1]) for k, halves in survey.halves.items()}
     return max(float(values_of(k)[top]) for k, top in tops.items())

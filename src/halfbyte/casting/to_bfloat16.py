@@ -11,16 +11,16 @@ from halfbyte.quantize import dequantize
 from halfbyte.types import QuantizedTensor
 
 
-def cast_to_bfloat16(q: QuantizedTensor, threads: int | None) -> tuple[Array, CastReport]:
+def cast_to_bfloat16(q: QuantizedTensor, backend: str, threads: int | None) -> tuple[Array, CastReport]:
     """The decoded tensor in bfloat16. NaN stays NaN and Inf stays Inf."""
     rows, width = int(np.prod(q.shape[:-1])), q.shape[-1]
     step = max(CHUNK // width, 1)
     parts, tallies = [], []
     for start in range(0, rows, step):
         part = rows_of(q, start, start + step)
-        exact = to_numpy(dequantize(part, threads=threads))
-        rounded = to_numpy(dequantize(part, "bfloat16", threads=threads))
+        exact = to_numpy(dequantize(part, "float32", backend, threads))
+        rounded = to_numpy(dequantize(part, "bfloat16", backend, threads))
         parts.append(rounded)
         tallies.append(tally_values(exact, rounded.astype(np.float32), q.format.block, None, False))
-    report = describe(add(tallies), source=q.format.name, target="bfloat16", algorithm="decode", shape=q.shape)
+    report = describe(add(tallies), q.format.name, "bfloat16", "decode", q.shape)
     return like(np.concatenate(parts).reshape(q.shape), q.codes), report

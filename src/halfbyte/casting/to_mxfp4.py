@@ -20,7 +20,7 @@ from halfbyte.types import QuantizedTensor
 ALGORITHMS = ("optimal", "requantize")
 MXFP4 = get_format("mxfp4")
 TRIED = 2
-"""Exponents tried a block: the largest not beaten by its half, and that half; no other can be best (docs/cast.md)."""
+"""Exponents tried per block: the largest not beaten by its half, and that half; no other can be best (docs/cast.md)."""
 
 
 def cast_to_mxfp4(
@@ -36,7 +36,7 @@ def cast_to_mxfp4(
     codes, scales, tallies = [], [], []
     for start in range(0, rows, step):
         part = rows_of(q, start, start + step)
-        values = to_numpy(dequantize(part, threads=threads))
+        values = to_numpy(dequantize(part, "float32", backend, threads))
         if not np.isfinite(values).all():
             raise InputError(
                 f"{name} of shape {q.shape} decodes to NaN or Inf near row {start}; MXFP4 has neither: repair it first"
@@ -47,7 +47,7 @@ def cast_to_mxfp4(
             result = _best(values, chosen)
         codes.append(to_numpy(result.codes))
         scales.append(to_numpy(result.scales))
-        tallies.append(_tally(part, values, result, threads))
+        tallies.append(_tally(part, values, to_numpy(dequantize(result, "float32", backend, threads)), result))
     leading = q.shape[:-1]
     whole = QuantizedTensor(
         format=MXFP4,
@@ -58,7 +58,7 @@ def cast_to_mxfp4(
         stored_scale=None,
         contract=chosen,
     )
-    report = describe(add(tallies), source="nvfp4", target="mxfp4", algorithm=algorithm, shape=q.shape)
+    report = describe(add(tallies), "nvfp4", "mxfp4", algorithm, q.shape)
     return whole, report
 
 
@@ -92,8 +92,7 @@ def _best(values: F32, contract: Contract) -> QuantizedTensor:
     )
 
 
-def _tally(source: QuantizedTensor, values: F32, result: QuantizedTensor, threads: int | None) -> Tally:
-    decoded = to_numpy(dequantize(result, threads=threads))
+def _tally(source: QuantizedTensor, values: F32, decoded: F32, result: QuantizedTensor) -> Tally:
     old, new = to_numpy(source.codes), to_numpy(result.codes)
     same = old == new
     padded = np.pad(same, [(0, 0), (0, -same.shape[1] % (source.format.block // 2))], constant_values=True)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from halfbyte.arrays import to_numpy
-from halfbyte.casting import hybrid, optimal, peer, verbatim
-from halfbyte.casting.measure import compare, exact_tally
-from halfbyte.casting.move import HIGHEST, LOWEST
-from halfbyte.casting.operand import Group, Piece
-from halfbyte.casting.report import Tally, add
-from halfbyte.casting.scales import NVFP4, GlobalScale, hold, nvfp4_rule, power
+from halfbyte.arrays import Array, to_numpy
+from halfbyte.backends.blocks import host_backend
+from halfbyte.casting import closed_form, hybrid, optimal, verbatim
+from halfbyte.casting.measure import compare, exact_tally, has_negative_zero, reads_zeros_alike
+from halfbyte.casting.report import CastReport, Tally, add, describe
+from halfbyte.casting.rows import Rows
+from halfbyte.casting.scales import NVFP4, GlobalScale, power, scale_of
+from halfbyte.casting.survey import Survey, survey_of
+from halfbyte.casting.window import NO_BLOCKS, Exponents, join
 from halfbyte.codec.bits import U8
 from halfbyte.contracts import Contract
 from halfbyte.contracts.peers.modelopt_cast import largest_exponent
@@ -23,21 +26,35 @@ from halfbyte.types import QuantizedTensor
 
 
 @dataclasses.dataclass(frozen=True)
-class Rows:
-    """Some rows of one source tensor, and the same as a piece."""
+class Member:
+    """Some rows of one source tensor, as a tensor and as bytes."""
 
     tensor: QuantizedTensor
-    piece: Piece
+    rows: Rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Sharers:
+    """Rows that share one global scale, and what is asked of them more than once."""
+
+    members: tuple[Member, ...]
+
+    @functools.cached_property
+    def exponents(self) -> Exponents | None:
+        return join(member.rows.exponents for member in self.members)
+
+    @functools.cached_property
+    def survey(self) -> Survey:
+        return survey_of(member.rows for member in self.members)
 
 
 @dataclasses.dataclass(frozen=True)
 class Cast:
-    """The rows of a group, written."""
+    """Rows that share a global scale, written."""
 
-    group: Group
     scale: GlobalScale
     parts: tuple[tuple[U8, U8], ...]
-    """Codes and scales of each of the group's members."""
+    """Codes and scales of each member."""
     tally: Tally
     bound: float | None = None
     """What no choice can be better than, where that is known; nothing is better than lossless."""
@@ -59,119 +76,116 @@ class Settings:
     """Codes and scales to write a single member into, where that saves a copy; any other memory may be returned."""
 
     @property
+    def decoder(self) -> str:
+        """The backend that moves and decodes what lies on the host."""
+        return host_backend(self.backend)
+
+    @property
     def described(self) -> str:
         """The algorithm's name for the report; a peer's cast goes by its contract."""
         return repr(self.contract) if self.algorithm == "peer" else self.algorithm
 
 
-Members = Sequence[Rows]
-Writer = Callable[[Members, Group, Settings], Cast]
+def cast_together(sharers: Sharers, settings: Settings) -> Cast:
+    """Cast rows that share one global scale, by the algorithm asked for."""
+    return WRITERS[settings.algorithm](sharers, settings)
 
 
-def cast_group(members: Members, settings: Settings) -> Cast:
-    """Rows that share one global scale, by the algorithm asked for."""
-    group = Group([member.piece for member in members])
-    return WRITERS[settings.algorithm](members, group, settings)
-
-
-def _requantize(members: Members, group: Group, settings: Settings) -> Cast:
+def _requantize(sharers: Sharers, settings: Settings) -> Cast:
     """Algorithm 1: decode to bfloat16, quantize with the largest amax of the members."""
-    values = [dequantize(member.tensor, "bfloat16", threads=settings.threads) for member in members]
     shared = None
-    if len(members) > 1:
-        decoded = [to_numpy(dequantize(member.tensor, threads=settings.threads)) for member in members]
-        shared = max(float(np.abs(part).max()) for part in decoded)
+    if len(sharers.members) > 1:
+        decoded = [_decoded(member, "float32", settings) for member in sharers.members]
+        shared = max(float(np.abs(to_numpy(part)).max()) for part in decoded)
     results = [
-        quantize(x, "nvfp4", settings.quantizer, global_amax=shared, backend=settings.backend, threads=settings.threads)
-        for x in values
+        quantize(
+            _decoded(member, "bfloat16", settings),
+            "nvfp4",
+            settings.quantizer,
+            global_amax=shared,
+            backend=settings.backend,
+            threads=settings.threads,
+        )
+        for member in sharers.members
     ]
-    multiplier, stored = results[0].global_scale, results[0].stored_scale
-    if multiplier is None or stored is None:
-        nvfp4_rule(settings.quantizer)  # raises: only contracts with a global scale come here
-        raise AssertionError("a contract with a global scale returns one")
-    found = np.float32(to_numpy(multiplier).reshape(())[()])
-    same_formula = nvfp4_rule(settings.contract).stored_as == nvfp4_rule(settings.quantizer).stored_as
-    scale = (
-        GlobalScale(found, np.float32(to_numpy(stored).reshape(())[()]), settings.contract)
-        if same_formula
-        else hold(found, settings.contract)
-    )
     parts = tuple((to_numpy(result.codes), to_numpy(result.scales)) for result in results)
-    return _measured(members, group, scale, parts, settings)
+    return _measured(sharers, scale_of(results[0], settings.contract), parts, settings)
 
 
-def _verbatim(members: Members, group: Group, settings: Settings) -> Cast:
+def _decoded(member: Member, dtype: str, settings: Settings) -> Array:
+    return dequantize(member.tensor, dtype, settings.decoder, settings.threads)
+
+
+def _verbatim(sharers: Sharers, settings: Settings) -> Cast:
     """Algorithm 2."""
-    return _kept(members, group, verbatim.place(group, settings.placement), settings)
+    fit = (sharers.exponents or NO_BLOCKS).fit
+    if fit or settings.placement == "midpoint":
+        return _kept(sharers, verbatim.midpoint(sharers.exponents), settings)
+    return _kept(sharers, verbatim.search(sharers.survey), settings)
 
 
-def _kept(members: Members, group: Group, m: int, settings: Settings) -> Cast:
+def _kept(sharers: Sharers, m: int, settings: Settings) -> Cast:
     """Codes kept under 2^m. Nothing has to be measured where every block fits the window of m."""
     scale = power(m, settings.contract)
-    out = settings.out if len(members) == 1 else None
-    kept = [verbatim.keep_and_count(member.piece, m, out, settings.threads) for member in members]
+    out = settings.out if len(sharers.members) == 1 else None
+    rows = [member.rows for member in sharers.members]
+    kept = [verbatim.keep_and_count(part, m, out, settings.decoder, settings.threads) for part in rows]
     parts = tuple((codes, scales) for codes, scales, _ in kept)
-    if group.fits and _inside(group, m):
-        tallies = [exact_tally(member.piece, zeros) for member, (_, _, zeros) in zip(members, kept, strict=True)]
-        return Cast(group, scale, parts, add(tallies))
-    return _measured(members, group, scale, parts, settings)
+    if sharers.exponents is None or sharers.exponents.fit_under(m):
+        tallies = [_exact(member, zeros, settings) for member, (_, _, zeros) in zip(sharers.members, kept, strict=True)]
+        return Cast(scale, parts, add(tallies))
+    return _measured(sharers, scale, parts, settings)
 
 
-def _inside(group: Group, m: int) -> bool:
-    found = group.exponent_range
-    return found is None or (found[1] - m <= HIGHEST and found[0] - m >= LOWEST)
+def _exact(member: Member, zeros: int, settings: Settings) -> Tally:
+    """The tally of rows that keep every code."""
+    rows = member.rows
+    same_bits = reads_zeros_alike(member.tensor, settings.contract) or not any(
+        has_negative_zero(part.whole) for _, _, part in rows.slices()
+    )
+    return exact_tally(rows.scales.size, zeros, len(rows.scales) * rows.width, same_bits)
 
 
-def _hybrid(members: Members, group: Group, settings: Settings) -> Cast:
+def _hybrid(sharers: Sharers, settings: Settings) -> Cast:
     """Algorithm 3."""
-    m = group.closed_form
-    if group.fits:
-        return _kept(members, group, m, settings)
-    parts = tuple(hybrid.requantize_outside(member.piece, m) for member in members)
-    return _measured(members, group, power(m, settings.contract), parts, settings)
+    exponents = sharers.exponents or NO_BLOCKS
+    if exponents.fit:
+        return _kept(sharers, exponents.m, settings)
+    parts = tuple(
+        hybrid.requantize_outside(member.rows, exponents.m, settings.decoder, settings.threads)
+        for member in sharers.members
+    )
+    return _measured(sharers, power(exponents.m, settings.contract), parts, settings)
 
 
-def _optimal(members: Members, group: Group, settings: Settings) -> Cast:
-    """Ours. Where it is not lossless the three others are run too, and what is measured to be best is kept."""
-    if group.settled or group.fits:
-        return _kept(members, group, group.closed_form, settings)
-    settings = dataclasses.replace(settings, out=None)  # several results are weighed: none may overwrite another
-    lossless = optimal.choose_lossless(group, settings.contract)
-    if lossless is not None:
-        return _measured(members, group, lossless, _written(members, lossless), settings)
-    first = _requantize(members, group, settings)
-    others = [
-        _hybrid(members, group, settings),
-        *(_verbatim(members, group, dataclasses.replace(settings, placement=how)) for how in verbatim.PLACEMENTS),
-    ]
-    chosen = optimal.choose(group, settings.contract, [float(first.scale.multiplier)])
-    ours = _measured(members, group, chosen.scale, _written(members, chosen.scale), settings)
-    best = min([ours, first, *others], key=lambda cast: cast.tally.squared_error)
-    return dataclasses.replace(best, bound=chosen.bound)
+def _optimal(sharers: Sharers, settings: Settings) -> Cast:
+    """Ours."""
+    choice = optimal.choose(sharers.exponents, lambda: sharers.survey, settings.contract, settings.quantizer)
+    if choice.keeps:
+        return _kept(sharers, (sharers.exponents or NO_BLOCKS).m, settings)
+    written = [optimal.write(member.rows, choice, settings.decoder, settings.threads) for member in sharers.members]
+    parts = tuple((part.codes, part.scales) for part in written)
+    return dataclasses.replace(_measured(sharers, choice.scale, parts, settings), bound=choice.bound)
 
 
-def _written(members: Members, scale: GlobalScale) -> tuple[tuple[U8, U8], ...]:
-    return tuple(optimal.write(member.piece, scale) for member in members)
-
-
-def _by_peer(members: Members, group: Group, settings: Settings) -> Cast:
+def _by_peer(sharers: Sharers, settings: Settings) -> Cast:
     """A peer's cast: through bfloat16 as algorithm 1, or by its closed form."""
     rule = settings.contract.cast
     if rule is None or rule.factor is None:
-        return _requantize(members, group, settings)
+        return _requantize(sharers, settings)
     k_max = rule.k_max
     if k_max is None:
-        k_max = largest_exponent(np.concatenate([piece.scales.reshape(-1) for piece in group.pieces]))
+        k_max = largest_exponent(np.concatenate([member.rows.scales.reshape(-1) for member in sharers.members]))
     written = []
-    for member in members:
-        values = to_numpy(dequantize(member.tensor, "bfloat16", threads=settings.threads)).astype(np.float32)
-        written.append(peer.cast_by_rule(member.piece, values, settings.contract, rule, k_max))
+    for member in sharers.members:
+        values = to_numpy(_decoded(member, "bfloat16", settings)).astype(np.float32)
+        written.append(closed_form.cast_by_rule(member.rows, values, settings.contract, rule, k_max))
     factor = written[0][2]
     scale = GlobalScale(factor, factor, settings.contract)
-    return _measured(members, group, scale, tuple((codes, scales) for codes, scales, _ in written), settings)
+    return _measured(sharers, scale, tuple((codes, scales) for codes, scales, _ in written), settings)
 
 
-WRITERS: dict[str, Writer] = {
+WRITERS: dict[str, Callable[[Sharers, Settings], Cast]] = {
     "optimal": _optimal,
     "hybrid": _hybrid,
     "verbatim": _verbatim,
@@ -180,14 +194,32 @@ WRITERS: dict[str, Writer] = {
 }
 
 
-def _measured(
-    members: Members, group: Group, scale: GlobalScale, parts: tuple[tuple[U8, U8], ...], settings: Settings
-) -> Cast:
+def _measured(sharers: Sharers, scale: GlobalScale, parts: tuple[tuple[U8, U8], ...], settings: Settings) -> Cast:
     tallies = [
-        compare(member.tensor, assemble(member.tensor, codes, scales, scale), settings.threads)
-        for member, (codes, scales) in zip(members, parts, strict=True)
+        compare(member.tensor, assemble(member.tensor, codes, scales, scale), settings.decoder, settings.threads)
+        for member, (codes, scales) in zip(sharers.members, parts, strict=True)
     ]
-    return Cast(group, scale, parts, add(tallies))
+    return Cast(scale, parts, add(tallies))
+
+
+def describe_scaled(
+    tally: Tally,
+    shape: tuple[int, ...],
+    settings: Settings,
+    exponents: Exponents | None,
+    scales: Sequence[GlobalScale],
+    bound: float | None,
+) -> CastReport:
+    """The report of rows under one or more global scales."""
+    powers = {scale.exponent for scale in scales}
+    return dataclasses.replace(
+        describe(tally, "mxfp4", "nvfp4", settings.described, shape),
+        k_min=None if exponents is None else exponents.low,
+        k_max=None if exponents is None else exponents.high,
+        m=powers.pop() if len(powers) == 1 else None,
+        global_scales=tuple(float(scale.multiplier) for scale in scales),
+        bound=bound,
+    )
 
 
 def assemble(source: QuantizedTensor, codes: U8, scales: U8, scale: GlobalScale) -> QuantizedTensor:

@@ -2,71 +2,55 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import numpy as np
 
-from halfbyte.casting.move import HIGHEST, LOWEST, keep_blocks, power_scales
-from halfbyte.casting.operand import F64, HALF, MAGNITUDES, Group, Piece
+from halfbyte.casting.rows import F64, HALF, Rows
+from halfbyte.casting.survey import Survey
+from halfbyte.casting.window import HIGHEST, LOWEST, Exponents, keep_blocks, power_scales
 from halfbyte.codec.bits import U8
-from halfbyte.errors import unknown_name
 
-Placement = Literal["midpoint", "search"]
 PLACEMENTS = ("midpoint", "search")
 
 
-def midpoint(group: Group) -> int:
+def midpoint(exponents: Exponents | None) -> int:
     """The m that puts the middle of [k_min, k_max] on the middle of E4M3's powers of two, [-9, 8]."""
-    found = group.exponent_range
-    return 0 if found is None else (found[0] + found[1] + 1) // 2
+    return 0 if exponents is None else (exponents.low + exponents.high + 1) // 2
 
 
-def energy_by_exponent(group: Group) -> dict[int, float]:
-    """{k: sum of the squared E2M1 values of all blocks with that exponent}: S_j of the closed form, added up."""
-    squares = MAGNITUDES**2
-    return {k: float(counts.sum(axis=0, dtype=np.int64) @ squares) for k, counts in group.by_exponent.items()}
-
-
-def snapping_error(energy: dict[int, float], m: int) -> float:
+def snapping_error(survey: Survey, m: int) -> float:
     """Σ_j S_j (2^k_j − 2^(m + clamp(k_j − m)))²: what snapping to m costs."""
-    k = np.array(list(energy), np.int64)
-    weight: F64 = np.array(list(energy.values()), np.float64)
+    k = np.array(list(survey.energy), np.int64)
+    weight: F64 = np.array(list(survey.energy.values()), np.float64)
     snapped = m + np.clip(k - m, LOWEST, HIGHEST)
     return float((weight * (np.ldexp(1.0, k) - np.ldexp(1.0, snapped)) ** 2).sum())
 
 
-def search(group: Group) -> int:
+def search(survey: Survey) -> int:
     """The m with the least snapping error; of equals the one nearest to the midpoint, then the smaller."""
-    found = group.exponent_range
-    if found is None or group.fits:
-        return midpoint(group)  # no block is snapped there, and none is nearer
-    energy, middle = energy_by_exponent(group), midpoint(group)
+    found, middle = survey.exponents, midpoint(survey.exponents)
+    if found is None or found.fit:
+        return middle  # no block is snapped there, and none is nearer
     # Below k_min - 8 and above k_max + 9 every block is snapped, further the farther away m is.
-    candidates = range(max(found[0] - HIGHEST, -140), min(found[1] - LOWEST, 127) + 1)
-    return min(candidates, key=lambda m: (snapping_error(energy, m), abs(m - middle), m))
+    candidates = range(max(found.low - HIGHEST, -140), min(found.high - LOWEST, 127) + 1)
+    return min(candidates, key=lambda m: (snapping_error(survey, m), abs(m - middle), m))
 
 
-def place(group: Group, how: str) -> int:
-    """m by the given rule."""
-    if how not in PLACEMENTS:
-        raise unknown_name("m", how, PLACEMENTS)
-    return midpoint(group) if how == "midpoint" else search(group)
-
-
-def keep(piece: Piece, m: int, out: tuple[U8, U8] | None = None, threads: int | None = None) -> tuple[U8, U8]:
+def keep(
+    rows: Rows, m: int, out: tuple[U8, U8] | None = None, backend: str = "auto", threads: int | None = None
+) -> tuple[U8, U8]:
     """Codes as they are, scales 2**(k - m) snapped to what E4M3 holds; in new memory, or in what is given."""
-    return keep_and_count(piece, m, out, threads)[:2]
+    return keep_and_count(rows, m, out, backend, threads)[:2]
 
 
 def keep_and_count(
-    piece: Piece, m: int, out: tuple[U8, U8] | None = None, threads: int | None = None
+    rows: Rows, m: int, out: tuple[U8, U8] | None = None, backend: str = "auto", threads: int | None = None
 ) -> tuple[U8, U8, int]:
     """The same, and how many blocks are zero."""
-    if piece.regular:
-        return keep_blocks(piece.codes, piece.scales, m, out, threads)
-    scales = power_scales(piece.scales, m, piece.block // HALF, piece.halves)
+    if rows.regular:
+        return keep_blocks(rows.codes, rows.scales, m, out, backend, threads)
+    scales = power_scales(rows.scales, m, rows.block // HALF, rows.halves)
     if out is None:
-        return piece.codes.copy(), scales, piece.zeros
-    np.copyto(out[0], piece.codes)
+        return rows.codes.copy(), scales, rows.zeros
+    np.copyto(out[0], rows.codes)
     np.copyto(out[1], scales)
-    return *out, piece.zeros
+    return *out, rows.zeros

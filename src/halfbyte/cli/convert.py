@@ -11,17 +11,19 @@ import typer
 from typer.core import TyperCommand
 
 from halfbyte.checkpoint import Event, Options, Outcome, Plan, Resources, Rules, make_plan, run
-from halfbyte.checkpoint.destination import check_destination
-from halfbyte.checkpoint.engine import resolve_device
-from halfbyte.checkpoint.run import sizes_for
+from halfbyte.checkpoint.execute.conversion import sizes_for
+from halfbyte.checkpoint.execute.destination import check_destination
+from halfbyte.checkpoint.execute.target_device import resolve_device
 from halfbyte.cli.app import app
 from halfbyte.cli.convert_output import JsonLog, Quiet, Reporter, Screen
 from halfbyte.errors import HalfbyteError, InputError
+from halfbyte.layouts import writable_layouts
 
 if TYPE_CHECKING:
     from typer._click.core import Context  # typer's own copy of click: for the signature alone
 
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
+LAYOUT_NAMES = ", ".join(name for name, layout in writable_layouts().items() if not layout.replaces)
 SEVERAL = ("--keep", "--include", "--extra-high-precision-layers-hf")
 
 
@@ -87,9 +89,7 @@ def convert(
         str | None,
         typer.Option(help="How scales are chosen: amax, four_six, sweep, optimal. Default: optimal for NVFP4."),
     ] = None,
-    layout: Annotated[
-        str | None, typer.Option(help="modelopt, compressed-tensors or gpt-oss. Default: the format's usual one.")
-    ] = None,
+    layout: Annotated[str | None, typer.Option(help=f"{LAYOUT_NAMES}. Default: the format's usual one.")] = None,
     contract: Annotated[
         str | None,
         typer.Option(help="Whose bytes (halfbyte contracts lists them). Default: modelopt, or ocp for MXFP4."),

@@ -23,7 +23,7 @@ from rich.progress import (
 from rich.table import Table
 
 from halfbyte.checkpoint import Event, Outcome, Plan, Resources
-from halfbyte.checkpoint.tasks import Sizes
+from halfbyte.checkpoint.execute.tasks import Sizes
 from halfbyte.cli.app import err, out
 
 SHOWN = 12

@@ -1,4 +1,4 @@
-"""Reading vectors: an index.json and one safetensors file a case, in a directory or in a zip archive of one."""
+"""Reading vectors: an index.json and one safetensors file per case, in a directory or in a zip archive of one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from halfbyte.errors import VectorError
 Tensors = Mapping[str, npt.NDArray[Any]]
 
 OPERANDS = ("input", "activations", "mx_codes", "mx_scales", "rht_out")
-"""Tensors of a case that are given, never compared. Decode-only cases add their own (emission.py)."""
+"""Tensors of a case that are given, never compared. Decode-only cases add their own (peer_outputs.py)."""
 
 SAFETENSORS_DTYPES: dict[str, npt.DTypeLike] = {
     "F64": np.float64,

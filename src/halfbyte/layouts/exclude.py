@@ -1,17 +1,17 @@
-"""Exclude lists that four different readers take the same way.
+"""Exclude lists: what to write, and which quantized modules a list switches off in which reader.
 
-One reader matches exactly, then by plain substring; another by whole dotted parts; another by file-name patterns. Full
-module names are safe in all of them, as long as no listed name is part of the name of a quantized module.
+One reader matches exactly, then by plain substring; another by whole dotted parts; another by file-name patterns
+(`matching`). Full module names are safe in all of them, as long as no listed name is part of the name of a quantized
+module.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from halfbyte.errors import InputError
-
-FUSED = {".q_proj": ".qkv_proj", ".gate_proj": ".gate_up_proj"}
-"""Names under which servers ask for modules that they fuse."""
+from halfbyte.layouts.description import Reader
+from halfbyte.models.partners import served_name
 
 
 def exclude_list(excluded: Iterable[str], quantized: Sequence[str]) -> list[str]:
@@ -21,9 +21,9 @@ def exclude_list(excluded: Iterable[str], quantized: Sequence[str]) -> list[str]
     `model.layers.0.mlp.gate` would take `model.layers.0.mlp.gate_up_proj` along. A list that does so is refused.
     """
     names = sorted(set(excluded))
-    swallowed = clashes(names, quantized)
-    if swallowed:
-        name, module = swallowed[0]
+    found = clashes(names, quantized)
+    if found:
+        name, module = found[0]
         raise InputError(
             f"{name} stays unquantized, but its name is part of {module}, which is quantized: readers that match "
             f"exclude lists by substring would take both. Keep {module} too (--keep)"
@@ -31,13 +31,29 @@ def exclude_list(excluded: Iterable[str], quantized: Sequence[str]) -> list[str]
     return names
 
 
+def swallowed(quantized: Iterable[str], excluded: Sequence[str], reader: Reader) -> Iterator[tuple[str, str]]:
+    """(module, name that the reader asks for) of quantized modules that a reader takes as excluded.
+
+    A module that servers fuse with others is named once, by the first of them.
+    """
+    asked: dict[str, str] = {}
+    for module in quantized:
+        asked.setdefault(served_name(module) if reader.asks_for_fused else module, module)
+    for name, module in asked.items():
+        if reader.excludes(name, excluded):
+            yield module, name
+
+
+def culprit(name: str, excluded: Sequence[str], reader: Reader) -> str | None:
+    """The single entry that excludes a name, if one does."""
+    return next((entry for entry in excluded if reader.excludes(name, [entry])), None)
+
+
 def clashes(names: Sequence[str], quantized: Sequence[str]) -> list[tuple[str, str]]:
     """Pairs (listed name, quantized module) in which a plain substring match would swallow the module."""
     found = []
-    fused = {
-        module[: -len(part)] + whole for module in quantized for part, whole in FUSED.items() if module.endswith(part)
-    }
-    haystack = "\n".join([*quantized, *sorted(fused)])
+    served = {served_name(module) for module in quantized}
+    haystack = "\n".join([*quantized, *sorted(served - set(quantized))])
     for name in names:
         if name in haystack:
             at = haystack.index(name)

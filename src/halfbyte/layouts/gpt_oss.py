@@ -4,34 +4,37 @@ from __future__ import annotations
 
 from typing import Any
 
-from halfbyte.errors import UnsupportedError
-from halfbyte.formats import BlockFormat
-from halfbyte.layouts.spec import Activations, Part, Setting, Stack
+from halfbyte.layouts.description import Claim, Json, Layout, PartRule, Setting, Storage
 
 KEPT = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
 """What the released checkpoints list. Readers take every linear layer outside the experts as unquantized anyway."""
 
+STACK = Storage(
+    name="mxfp4 (gpt-oss)",
+    layout="gpt-oss",
+    format="mxfp4",
+    block=32,
+    parts=(
+        PartRule("codes", "_blocks", ("U8",), ("experts", "rows", "blocks", "block_bytes")),
+        PartRule("scales", "_scales", ("U8",), ("experts", "rows", "blocks")),
+    ),
+)
 
-class GptOss:
-    """`quant_method: mxfp4`."""
 
-    name = "gpt-oss"
-    formats: tuple[str, ...] = ("mxfp4",)
+def write_config(setting: Setting) -> dict[str, Any]:
+    return {"quant_method": "mxfp4", "modules_to_not_convert": list(KEPT)}
 
-    def parts(self, stack: Stack, format: BlockFormat, activations: Activations) -> tuple[Part, ...]:
-        if not stack.count:
-            raise UnsupportedError(
-                f"{stack.module}: the gpt-oss layout holds stacked experts only; use --layout compressed-tensors"
-            )
-        blocks = stack.columns // format.block
-        bytes_each = format.block // format.codes_per_byte
-        return (
-            Part(f"{stack.module}_blocks", "U8", (stack.count, stack.rows, blocks, bytes_each), "codes"),
-            Part(f"{stack.module}_scales", "U8", (stack.count, stack.rows, blocks), "scales"),
-        )
 
-    def quantization_config(self, setting: Setting) -> dict[str, Any]:
-        return {"quant_method": "mxfp4", "modules_to_not_convert": list(KEPT)}
+def read_config(config: Json) -> Claim:
+    return Claim("gpt-oss", False, formats=("mxfp4",))
 
-    def extra_files(self, setting: Setting) -> dict[str, dict[str, Any]]:
-        return {}
+
+LAYOUT = Layout(
+    name="gpt-oss",
+    quant_method="mxfp4",
+    storages=(STACK,),
+    write_config=write_config,
+    read_config=read_config,
+    stacks="always",
+    stacking="interleaved",
+)

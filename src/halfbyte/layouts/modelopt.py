@@ -8,78 +8,96 @@ from __future__ import annotations
 
 from typing import Any
 
-from halfbyte.formats import BlockFormat
-from halfbyte.layouts.spec import Activations, Part, Setting, Stack
+from halfbyte.layouts.description import FLOATS, Claim, Json, Layout, PartRule, Reader, Setting, Storage, texts
+from halfbyte.layouts.matching import sglang_modelopt, tensorrt_llm, vllm_modelopt
 
 PRODUCER = {"name": "modelopt", "version": "0.47.0"}
 """Readers choose by this name; the version is the one whose layout this is."""
 
+AWQ = "was quantized with AWQ's pre_quant_scale, which no other layout has a place for"
 
-class ModelOpt:
-    """`quant_method: modelopt`."""
-
-    name = "modelopt"
-    formats: tuple[str, ...] = ("nvfp4",)
-
-    def parts(self, stack: Stack, format: BlockFormat, activations: Activations) -> tuple[Part, ...]:
-        packed, blocks = stack.columns // format.codes_per_byte, stack.columns // format.block
-        if stack.count:
-            first, join, turned = stack.module, "_", True
-            codes_shape: tuple[int, ...] = (stack.count, packed, stack.rows)
-            scales_shape: tuple[int, ...] = (stack.count, blocks, stack.rows)
-        else:
-            first, join, turned = f"{stack.module}.weight", ".", False
-            codes_shape, scales_shape = (stack.rows, packed), (stack.rows, blocks)
-        parts = [
-            Part(first, "U8", codes_shape, "codes", turned),
-            Part(f"{stack.module}{join}weight_scale", "F8_E4M3", scales_shape, "scales", turned),
-            Part(f"{stack.module}{join}weight_scale_2", "F32", (), "multiplier"),
-        ]
-        if activations == "static":
-            parts.append(Part(f"{stack.module}{join}input_scale", "F32", (), "input_multiplier"))
-        return tuple(parts)
-
-    def quantization_config(self, setting: Setting) -> dict[str, Any]:
-        scheme = {"dynamic": False, "num_bits": 4, "type": "float", "group_size": setting.format.block}
-        group: dict[str, Any] = {"targets": ["Linear"], "weights": scheme}
-        if setting.activations == "static":
-            group["input_activations"] = scheme
-        cache = {"kv_cache_scheme": {"dynamic": False, "num_bits": 8, "type": "float"}} if setting.fp8_cache else {}
-        return {
-            "quant_method": "modelopt",
-            "quant_algo": _algorithm(setting),
-            "config_groups": {"group_0": group},
-            **cache,
-            "ignore": list(setting.excluded),
-            "producer": PRODUCER,
-        }
-
-    def extra_files(self, setting: Setting) -> dict[str, dict[str, Any]]:
-        quantization = {
-            "quant_algo": _algorithm(setting),
-            "kv_cache_quant_algo": "FP8" if setting.fp8_cache else None,
-            "group_size": setting.format.block,
-            "exclude_modules": list(setting.excluded),
-        }
-        return {"hf_quant_config.json": {"producer": PRODUCER, "quantization": quantization}}
+MATRIX = Storage(
+    name="nvfp4 (modelopt)",
+    layout="modelopt",
+    format="nvfp4",
+    block=16,
+    parts=(
+        PartRule("codes", ".weight", ("U8",), ("rows", "packed")),
+        PartRule("scales", ".weight_scale", ("F8_E4M3",), ("rows", "blocks")),
+        PartRule("multiplier", ".weight_scale_2", ("F32",), ()),
+        PartRule("input_multiplier", ".input_scale", ("F32",), (), optional=True),
+        PartRule("prescale", ".pre_quant_scale", FLOATS, ("columns",), optional=True, refusal=AWQ),
+    ),
+)
+STACK = Storage(
+    name="nvfp4 stack (modelopt)",
+    layout="modelopt",
+    format="nvfp4",
+    block=16,
+    parts=(
+        PartRule("codes", "", ("U8",), ("experts", "packed", "rows")),
+        PartRule("scales", "_weight_scale", ("F8_E4M3",), ("experts", "blocks", "rows")),
+        PartRule("multiplier", "_weight_scale_2", ("F32",), ()),
+        PartRule("input_multiplier", "_input_scale", ("F32",), (), optional=True),
+    ),
+)
 
 
-class DeepSeekV4(ModelOpt):
-    """Model-Optimizer's tensors for the routed experts of a DeepSeek-V4 checkpoint that stays FP8 elsewhere."""
-
-    name = "deepseek-v4"
-
-    def quantization_config(self, setting: Setting) -> dict[str, Any]:
-        return {
-            **setting.source,
-            "moe_quant_algo": "NVFP4",
-            "quantized_layers": {
-                module: {"quant_algo": _algorithm(setting), "group_size": setting.format.block}
-                for module in setting.quantized
-            },
-            "ignore": list(setting.excluded),
-        }
-
-
-def _algorithm(setting: Setting) -> str:
+def algorithm(setting: Setting) -> str:
+    """The name of the scheme in configs."""
     return "NVFP4" if setting.activations == "static" else "W4A16_NVFP4"
+
+
+def write_config(setting: Setting) -> dict[str, Any]:
+    scheme = {"dynamic": False, "num_bits": 4, "type": "float", "group_size": setting.format.block}
+    group: dict[str, Any] = {"targets": ["Linear"], "weights": scheme}
+    if setting.activations == "static":
+        group["input_activations"] = scheme
+    cache = {"kv_cache_scheme": {"dynamic": False, "num_bits": 8, "type": "float"}} if setting.fp8_cache else {}
+    return {
+        "quant_method": "modelopt",
+        "quant_algo": algorithm(setting),
+        "config_groups": {"group_0": group},
+        **cache,
+        "ignore": list(setting.excluded),
+        "producer": PRODUCER,
+    }
+
+
+def extra_files(setting: Setting) -> dict[str, dict[str, Any]]:
+    quantization = {
+        "quant_algo": algorithm(setting),
+        "kv_cache_quant_algo": "FP8" if setting.fp8_cache else None,
+        "group_size": setting.format.block,
+        "exclude_modules": list(setting.excluded),
+    }
+    return {"hf_quant_config.json": {"producer": PRODUCER, "quantization": quantization}}
+
+
+def read_config(config: Json) -> Claim:
+    algorithm = str(config.get("quant_algo", "")).upper()
+    layers = config.get("quantized_layers") if algorithm == "MIXED_PRECISION" else None
+    return Claim(
+        layout="modelopt",
+        activations=algorithm == "NVFP4",
+        ignore=texts(config.get("ignore", config.get("exclude_modules"))),
+        formats=("nvfp4",) if "NVFP4" in algorithm or layers else (),
+        layers=tuple(layers) if isinstance(layers, dict) else None,
+        beside=("fp8",) if layers else (),
+    )
+
+
+LAYOUT = Layout(
+    name="modelopt",
+    quant_method="modelopt",
+    storages=(MATRIX, STACK),
+    write_config=write_config,
+    extra_files=extra_files,
+    read_config=read_config,
+    readers=(
+        Reader("vLLM", vllm_modelopt),
+        Reader("SGLang", sglang_modelopt),
+        Reader("TensorRT-LLM", tensorrt_llm, asks_for_fused=False),
+    ),
+    stacks="some families",
+)

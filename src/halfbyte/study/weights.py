@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from halfbyte.checkpoint.header import TensorInfo, read_header
+from halfbyte.checkpoint.io.header import TensorInfo, read_header
 from halfbyte.errors import InputError
 
 DTYPES: dict[str, npt.DTypeLike] = {"BF16": ml_dtypes.bfloat16, "F16": np.float16, "F32": np.float32}

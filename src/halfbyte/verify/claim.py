@@ -1,79 +1,22 @@
-"""What config.json and hf_quant_config.json claim about a checkpoint, and whether the tensors agree."""
+"""Whether the tensors are what config.json and hf_quant_config.json claim, and the two files agree."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator
 
-from halfbyte.checkpoint.index import HF_QUANT_CONFIG, INDEX, Checkpoint, read_json
-from halfbyte.verify.report import Problem
-from halfbyte.verify.weights import Weights
-
-
-@dataclass(frozen=True)
-class Claim:
-    """The quantization part of a config, in one form for all layouts."""
-
-    layout: str | None
-    """"modelopt", "compressed-tensors", "gpt-oss", "fp8" or the method as given; None when there is no such part."""
-    activations: bool
-    """Whether readers will quantize activations to FP4, and so want input scales."""
-    ignore: tuple[str, ...] = ()
-    targets: tuple[str, ...] = ("Linear",)
-    formats: tuple[str, ...] = ()
-    """Formats that the config speaks of: nvfp4, mxfp4."""
-    layers: tuple[str, ...] | None = None
-    """Modules that are quantized, where the config names each."""
-    beside: tuple[str, ...] = ()
-    """Other layouts that the same config explains: FP8 beside FP4."""
+from halfbyte.checkpoint.io.index import HF_QUANT_CONFIG, INDEX, Checkpoint, read_json
+from halfbyte.layouts.description import Claim, texts
+from halfbyte.models.names import ROUTED
+from halfbyte.verify.problems import Problem
+from halfbyte.verify.stored import Contents
 
 
-def read_claim(checkpoint: Checkpoint) -> Claim:
-    """The claim of a checkpoint; keys that are missing or of an unexpected type count as absent."""
-    config = checkpoint.quantization
-    if not config:
-        return Claim(None, False)
-    method = str(config.get("quant_method", ""))
-    if method.startswith("modelopt"):
-        algorithm = str(config.get("quant_algo", "")).upper()
-        layers = config.get("quantized_layers") if algorithm == "MIXED_PRECISION" else None
-        return Claim(
-            layout="modelopt",
-            activations=algorithm == "NVFP4",
-            ignore=_texts(config.get("ignore", config.get("exclude_modules"))),
-            formats=("nvfp4",) if "NVFP4" in algorithm or layers else (),
-            layers=tuple(layers) if isinstance(layers, dict) else None,
-            beside=("fp8",) if layers else (),
-        )
-    if method == "compressed-tensors":
-        groups = _groups(config)
-        return Claim(
-            layout="compressed-tensors",
-            activations=any(_is_fp4(group.get("input_activations")) for group in groups),
-            ignore=_texts(config.get("ignore")),
-            targets=tuple(dict.fromkeys(target for group in groups for target in _texts(group.get("targets")))),
-            formats=tuple(
-                {"tensor_group": "nvfp4", "group": "mxfp4"}.get(str(group["weights"].get("strategy")), "")
-                for group in groups
-                if _is_fp4(group.get("weights"))
-            ),
-            beside=() if all(_is_fp4(group.get("weights")) for group in groups) else ("fp8",),
-        )
-    if method == "mxfp4":
-        return Claim("gpt-oss", False, formats=("mxfp4",))
-    if config.get("moe_quant_algo"):
-        # DeepSeek-V4: vLLM builds such experts with quantized activations, whatever quantized_layers says of each
-        layers = config.get("quantized_layers")
-        named = tuple(layers) if isinstance(layers, dict) else None
-        return Claim("modelopt", True, formats=("nvfp4",), layers=named, beside=("fp8", "deepseek"))
-    return Claim(method or None, False, beside=("fp8", "deepseek"))
-
-
-def claim_problems(checkpoint: Checkpoint, weights: Weights, claim: Claim) -> Iterator[Problem]:
+def claim_problems(checkpoint: Checkpoint, contents: Contents, claim: Claim) -> Iterator[Problem]:
     """Config against tensors, and the two config files against each other."""
-    stored = {weight.kind.layout for weight in weights.quantized.values() if weight.kind.format in ("nvfp4", "mxfp4")}
-    formats = {weight.kind.format for weight in weights.quantized.values() if weight.kind.layout == claim.layout}
+    stored = {
+        weight.storage.layout for weight in contents.quantized.values() if weight.storage.format in ("nvfp4", "mxfp4")
+    }
+    formats = {weight.storage.format for weight in contents.quantized.values() if weight.storage.layout == claim.layout}
     if stored and claim.layout is None:
         text = f"tensors are stored in the layout {', '.join(sorted(stored))}, but no config says so: readers see bytes"
         yield Problem("error", "config", "config.json", text)
@@ -83,37 +26,37 @@ def claim_problems(checkpoint: Checkpoint, weights: Weights, claim: Claim) -> It
     elif claim.formats and formats and not formats <= set(claim.formats):
         text = f"quantization_config describes {', '.join(claim.formats)}, but tensors are {', '.join(sorted(formats))}"
         yield Problem("error", "config", "config.json", text)
-    yield from _others(weights, claim)
-    yield from _readers(checkpoint, weights, claim)
-    yield from _activations(weights, claim)
+    yield from _others(contents, claim)
+    yield from _readers(checkpoint, contents, claim)
+    yield from _activations(contents, claim)
     yield from _two_files(checkpoint)
-    if checkpoint.setting("tie_word_embeddings") is True and "lm_head" in weights.quantized:
+    if checkpoint.setting("tie_word_embeddings") is True and "lm_head" in contents.quantized:
         text = "quantized, although tie_word_embeddings makes readers use the embedding instead"
         yield Problem("error", "tied", "lm_head", text)
     yield from _index(checkpoint)
 
 
-def _others(weights: Weights, claim: Claim) -> Iterator[Problem]:
+def _others(contents: Contents, claim: Claim) -> Iterator[Problem]:
     """Quantized weights of a layout that the config does not speak of."""
     if claim.layout is None:
         return
     seen: set[str] = set()
-    for weight in weights.quantized.values():
-        kind = weight.kind
-        if kind.layout not in (claim.layout, *claim.beside) and kind.name not in seen:
-            seen.add(kind.name)
-            text = f"stored as {kind.name}, which a quantization_config of {claim.layout} does not explain to a reader"
+    for weight in contents.quantized.values():
+        storage = weight.storage
+        if storage.layout not in (claim.layout, *claim.beside) and storage.name not in seen:
+            seen.add(storage.name)
+            text = f"stored as {storage.name}, which a quantization_config of {claim.layout} does not explain"
             yield Problem("error", "config", weight.name, text)
 
 
-def _readers(checkpoint: Checkpoint, weights: Weights, claim: Claim) -> Iterator[Problem]:
+def _readers(checkpoint: Checkpoint, contents: Contents, claim: Claim) -> Iterator[Problem]:
     """Layouts that are as they should be, and that some reader cannot use all the same."""
     gpt_oss = checkpoint.model_type == "gpt_oss"
     if claim.layout == "gpt-oss" and not gpt_oss:
         text = f"quant_method mxfp4 is read for gpt_oss models only, not for {checkpoint.model_type or 'this one'}"
         yield Problem("error", "reader", "config.json", text)
-    stored = [weight for weight in weights.quantized.values() if weight.kind.format == "nvfp4"]
-    experts = [weight for weight in stored if ".experts." in weight.name]
+    stored = [weight for weight in contents.quantized.values() if weight.storage.format == "nvfp4"]
+    experts = [weight for weight in stored if ROUTED in weight.name]
     if experts and gpt_oss:
         text = "NVFP4 experts of gpt-oss are not read by vLLM 0.32 (it registers no expert biases); MXFP4 is"
         yield Problem("warning", "reader", experts[0].name, text)
@@ -122,18 +65,16 @@ def _readers(checkpoint: Checkpoint, weights: Weights, claim: Claim) -> Iterator
         yield Problem("warning", "reader", experts[0].name, text)
 
 
-def _activations(weights: Weights, claim: Claim) -> Iterator[Problem]:
+def _activations(contents: Contents, claim: Claim) -> Iterator[Problem]:
     """Input scales: in every NVFP4 weight when activations are quantized, else in none."""
-    nvfp4 = [weight for weight in weights.quantized.values() if weight.kind.format == "nvfp4"]
-    nvfp4 = [weight for weight in nvfp4 if weight.kind.layout == claim.layout]
+    nvfp4 = [weight for weight in contents.quantized.values() if weight.storage.format == "nvfp4"]
+    nvfp4 = [weight for weight in nvfp4 if weight.storage.layout == claim.layout]
     for weight in nvfp4:
-        if claim.activations and "input" not in weight.parts:
-            text = (
-                f"the config says activations are FP4, but {weight.name}{weight.kind.suffixes['input']} is missing: "
-                "vLLM computes with uninitialised memory"
-            )
+        if claim.activations and weight.storage.input_role not in weight.parts:
+            missing = weight.name + weight.storage.rules[weight.storage.input_role].suffix
+            text = f"the config says activations are FP4, but {missing} is missing: vLLM uses uninitialised memory"
             yield Problem("error", "input-scale", weight.name, text)
-    extra = [weight.name for weight in nvfp4 if "input" in weight.parts]
+    extra = [weight.name for weight in nvfp4 if weight.storage.input_role in weight.parts]
     if extra and not claim.activations:
         text = f"{len(extra)} weights have an input scale, but the config says that activations are not quantized"
         yield Problem("warning", "input-scale", extra[0], text)
@@ -160,8 +101,8 @@ def _two_files(checkpoint: Checkpoint) -> Iterator[Problem]:
     if "quant_algo" in outer and nested.get("quant_algo") != outer["quant_algo"]:
         said = f"quant_algo is {nested.get('quant_algo')!r} here and {outer['quant_algo']!r} in config.json"
         yield Problem("error", "config", HF_QUANT_CONFIG, said)
-    if "ignore" in outer and set(_texts(nested.get("exclude_modules"))) != set(_texts(outer["ignore"])):
-        differ = set(_texts(nested.get("exclude_modules"))) ^ set(_texts(outer["ignore"]))
+    if "ignore" in outer and set(texts(nested.get("exclude_modules"))) != set(texts(outer["ignore"])):
+        differ = set(texts(nested.get("exclude_modules"))) ^ set(texts(outer["ignore"]))
         text = f"exclude_modules differs from ignore in config.json, for one by {sorted(differ)[0]!r}"
         yield Problem("error", "config", HF_QUANT_CONFIG, text)
 
@@ -175,16 +116,3 @@ def _index(checkpoint: Checkpoint) -> Iterator[Problem]:
     total = sum(tensor.info.bytes for tensor in checkpoint.tensors.values())
     if said is not None and said != total:
         yield Problem("warning", "index", INDEX, f"total_size says {said} bytes, the tensors have {total}")
-
-
-def _groups(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    groups = config.get("config_groups")
-    return [group for group in groups.values() if isinstance(group, dict)] if isinstance(groups, dict) else []
-
-
-def _is_fp4(scheme: object) -> bool:
-    return isinstance(scheme, dict) and scheme.get("num_bits") == 4 and scheme.get("type") == "float"
-
-
-def _texts(value: object) -> tuple[str, ...]:
-    return tuple(str(item) for item in value) if isinstance(value, list) else ()

@@ -8,16 +8,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from halfbyte.checkpoint.index import Checkpoint, Tensor
+from halfbyte.checkpoint.io.index import Checkpoint, Tensor
 from halfbyte.codec.bits import F32
+from halfbyte.layouts.storage import unneeded_suffixes
+from halfbyte.models import model_of
+from halfbyte.models.experts import expert_module, is_stack
 from halfbyte.verify.diagnose import diagnose
-from halfbyte.verify.report import Problem, Report, WeightError
+from halfbyte.verify.problems import Problem, Report, WeightError
+from halfbyte.verify.stored import Contents, StoredTensors, read_contents
 from halfbyte.verify.structure import structure_problems
 from halfbyte.verify.values import Matrix, matrices, pieces, view
-from halfbyte.verify.weights import Weight, Weights, find_weights
 
-CONSUMED = (".input_scale", ".input_global_scale", ".weight_shape", "_input_scale", ".k_scale", ".v_scale")
-"""Tensors of a quantized source that describe activations or shapes; a conversion may leave them out."""
+CACHE_SCALES = (".k_scale", ".v_scale")
+"""Scales of a cache of keys and values; a conversion may leave them out."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +33,7 @@ class Progress:
 
 def compare(
     checkpoint: Checkpoint,
-    weights: Weights,
-    unread: Sequence[Weight],
+    contents: Contents,
     source: Checkpoint,
     limit: float,
     report: Report,
@@ -39,18 +41,18 @@ def compare(
 ) -> None:
     """Add to the report what differs from the source beyond what quantization explains.
 
-    weights: those that can be read. unread: those that are there, but damaged, which is reported elsewhere.
+    Unreadable weights count as there; what is wrong with them is reported elsewhere.
     limit: the relative error from which a quantized weight counts as wrong.
     """
-    source_weights = find_weights(source)
-    damaged = [problem for problem in structure_problems(source_weights) if problem.rule in ("shape", "dtype")]
+    theirs_stored = read_contents(source)
+    damaged = [problem for problem in structure_problems(theirs_stored) if problem.rule in ("shape", "dtype")]
     for problem in damaged:
         report.add("error", "source", problem.name, f"in the source: {problem.text}")
-    source_weights = source_weights.without({problem.name for problem in damaged})
-    ours, theirs = matrices(checkpoint, weights), matrices(source, source_weights)
-    total, done = len(theirs) + len(source_weights.plain), 0
+    theirs_stored = theirs_stored.without({problem.name for problem in damaged})
+    ours, theirs = matrices(checkpoint, contents), matrices(source, theirs_stored)
+    total, done = len(theirs) + len(theirs_stored.plain), 0
     biases = _split_biases(checkpoint, source)
-    report.extend(_completeness(checkpoint, ours, unread, source, theirs, biases))
+    report.extend(_completeness(checkpoint, ours, list(contents.unreadable.values()), source, theirs, biases))
     _check_biases(checkpoint, source, biases, report)
     for name, matrix in theirs.items():
         done += 1
@@ -69,11 +71,11 @@ def compare(
             if not error.relative <= limit:
                 report.add("error", "values", name, _explain(error, limit, mine, matrix, theirs))
     used = {tensor for matrix in theirs.values() for tensor in matrix.sources}
-    for name, tensor in source_weights.plain.items():
+    for name, tensor in theirs_stored.plain.items():
         done += 1
         progress(Progress(done, total))
-        if name not in used and name in weights.plain:
-            _equal(checkpoint, source, weights.plain[name], tensor, report)
+        if name not in used and name in contents.plain:
+            _equal(checkpoint, source, contents.plain[name], tensor, report)
     report.errors.sort(key=lambda error: (not math.isnan(error.relative), -error.relative, error.name))
 
 
@@ -108,22 +110,23 @@ def _square_sum(values: F32) -> float:
 def _completeness(
     checkpoint: Checkpoint,
     ours: dict[str, Matrix],
-    unread: Sequence[Weight],
+    unread: Sequence[StoredTensors],
     source: Checkpoint,
     theirs: dict[str, Matrix],
     biases: dict[str, tuple[str, int, slice]],
 ) -> Iterator[Problem]:
     """Source tensors that are nowhere, and weights that come from nowhere."""
     names = {weight.name for weight in unread}
-    stacks = tuple(f"{weight.parent}." for weight in unread if weight.kind.stack)
+    stacks = tuple(f"{weight.parent}." for weight in unread if weight.storage.stacked)
     for name in theirs:
         if name in ours or name in names or name.startswith(stacks):
             continue
         text = f"in the source ({theirs[name].kind} {list(theirs[name].shape)}), but not in the checkpoint"
         yield Problem("error", "lost", name, text)
+    unneeded = (*unneeded_suffixes(), *CACHE_SCALES)
     covered = {tensor for matrix in theirs.values() for tensor in matrix.sources}
     for name, tensor in source.tensors.items():
-        if name in covered or name in checkpoint.tensors or name.endswith(CONSUMED):
+        if name in covered or name in checkpoint.tensors or name.endswith(unneeded):
             continue
         if any(origin == name for origin, _, _ in biases.values()):
             continue
@@ -144,18 +147,17 @@ def _completeness(
 
 def _split_biases(checkpoint: Checkpoint, source: Checkpoint) -> dict[str, tuple[str, int, slice]]:
     """Biases of experts that were one tensor: name → source tensor, expert, which of its elements."""
+    model = model_of(source.config)
     found: dict[str, tuple[str, int, slice]] = {}
     for name, tensor in source.tensors.items():
-        if not name.endswith(("gate_up_proj_bias", "down_proj_bias")) or len(tensor.info.shape) != 2:
+        stack = name.removesuffix("_bias")
+        if stack == name or not is_stack(stack) or len(tensor.shape) != 2:
             continue
-        parent, _, leaf = name.rpartition(".")
-        parts = {"down_proj": slice(None)}
-        if leaf == "gate_up_proj_bias":
-            parts = {"gate_proj": slice(0, None, 2), "up_proj": slice(1, None, 2)}
-        for expert in range(tensor.info.shape[0]):
-            for part, elements in parts.items():
-                if f"{parent}.{expert}.{part}.bias" in checkpoint.tensors:
-                    found[f"{parent}.{expert}.{part}.bias"] = (name, expert, elements)
+        for expert in range(tensor.shape[0]):
+            for projection, elements in model.projections(stack, tensor.shape[1]).items():
+                bias = f"{expert_module(stack, expert, projection)}.bias"
+                if bias in checkpoint.tensors:
+                    found[bias] = (name, expert, elements)
     return found
 
 

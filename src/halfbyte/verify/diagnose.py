@@ -7,22 +7,12 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from halfbyte.codec.bits import F32
+from halfbyte.models.partners import partners
 from halfbyte.verify.values import Matrix
 
 ROWS = 64
 RESTORED = 0.25
 """A mistake is named when undoing it brings the relative error below this."""
-
-PARTNERS: dict[str, tuple[str, ...]] = {
-    "gate_proj": ("up_proj",),
-    "up_proj": ("gate_proj",),
-    "w1": ("w3",),
-    "w3": ("w1",),
-    "q_proj": ("k_proj", "v_proj"),
-    "k_proj": ("q_proj", "v_proj"),
-    "v_proj": ("q_proj", "k_proj"),
-}
-"""Modules that a mistake could have put in each other's place."""
 
 
 def diagnose(mine: Matrix, source: Matrix, theirs: Mapping[str, Matrix]) -> str:
@@ -36,11 +26,10 @@ def _diagnose(mine: Matrix, source: Matrix, theirs: Mapping[str, Matrix]) -> str
     values, wanted = mine.read(0, rows), source.read(0, rows)
     if np.isnan(values).any():
         return "it decodes to NaN"
-    parent, _, leaf = mine.name.rpartition(".")
-    for partner in PARTNERS.get(leaf, ()):
-        other = theirs.get(f"{parent}.{partner}")
+    for partner in partners(mine.name):
+        other = theirs.get(partner)
         if other is not None and other.shape == mine.shape and _distance(values, other.read(0, rows)) < RESTORED:
-            return f"it holds the values of {partner}: the two are swapped"
+            return f"it holds the values of {partner.rpartition('.')[2]}: the two are swapped"
     for reason, candidate in _undone(values):
         if _distance(candidate, wanted) < RESTORED:
             return reason

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 
-from halfbyte.checkpoint.index import MANIFEST, Checkpoint
-from halfbyte.checkpoint.manifest import DIGITS, read_manifest
-from halfbyte.verify.report import Problem
+from halfbyte.checkpoint.execute.manifest import DIGITS, read_manifest
+from halfbyte.checkpoint.io.index import MANIFEST, Checkpoint
+from halfbyte.verify.problems import Problem
 from halfbyte.verify.values import pieces
 
 

@@ -2,91 +2,80 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from halfbyte.verify.report import Problem
+from halfbyte.checkpoint.io.index import Tensor
+from halfbyte.layouts.description import FLOATS
+from halfbyte.models.partners import fused_groups
+from halfbyte.verify.problems import Problem
+from halfbyte.verify.stored import Contents, StoredTensors
 from halfbyte.verify.values import view
-from halfbyte.verify.weights import Weight, Weights
-
-FUSED_SETS = (
-    ("q_proj", "k_proj", "v_proj"),
-    ("query", "key", "value"),
-    ("gate_proj", "up_proj"),
-    ("w1", "w3"),
-    ("q_a_proj", "kv_a_proj_with_mqa"),
-    ("in_proj_qkv", "in_proj_z"),
-    ("in_proj_b", "in_proj_a"),
-)
-"""Modules of one parent that servers load as one matrix with one tensor scale."""
 
 CONSEQUENCE = "servers use one of them for the whole fused layer, which is then wrong by the ratio, or refuse"
 
 
-def sharing_problems(path: Path, weights: Weights) -> Iterator[Problem]:
+def sharing_problems(path: Path, contents: Contents) -> Iterator[Problem]:
     """All members of a fused layer quantized alike or not at all; their tensor and input scales equal to the bit."""
-    for group in _groups(weights):
+    for group in _groups(contents):
         quantized = {leaf: weight for leaf, weight in group.items() if weight is not None}
         if not quantized:
             continue
         first = next(iter(quantized.values()))
         for leaf, weight in group.items():
             if weight is None:
-                text = f"unquantized, but {first.name}, with which servers fuse it, is {first.kind.name}"
+                text = f"unquantized, but {first.name}, with which servers fuse it, is {first.storage.name}"
                 yield Problem("error", "fused-mix", f"{first.parent}.{leaf}", text)
-            elif weight.kind is not first.kind:
-                text = f"{weight.kind.name}, but {first.name}, with which servers fuse it, is {first.kind.name}"
+            elif weight.storage is not first.storage:
+                text = f"{weight.storage.name}, but {first.name}, with which servers fuse it, is {first.storage.name}"
                 yield Problem("error", "fused-mix", weight.name, text)
-        for role in ("global", "input"):
-            yield from _equal(path, role, [weight for weight in quantized.values() if role in weight.parts])
+        scaled = [weight for weight in quantized.values() if weight.storage.has_tensor_scale]
+        yield from _equal(path, [weight.parts.get(weight.storage.global_role) for weight in scaled])
+        yield from _equal(path, [weight.parts.get(weight.storage.input_role) for weight in scaled])
 
 
-def scalar_problems(path: Path, weights: Weights) -> Iterator[Problem]:
+def scalar_problems(path: Path, contents: Contents) -> Iterator[Problem]:
     """Tensor and input scales that no product survives, or whose size says that they are the wrong way up."""
-    for weight in weights.quantized.values():
-        for role in ("global", "input"):
-            if role not in weight.parts or weight.parts[role].info.dtype not in ("F32", "BF16", "F16"):
+    for weight in contents.quantized.values():
+        for role in (weight.storage.global_role, weight.storage.input_role):
+            part = weight.parts.get(role)
+            if part is None or part.dtype not in FLOATS:
                 continue
-            part = weight.parts[role]
             value = float(view(path, part).reshape(-1)[0])
             if not np.isfinite(value) or value <= 0:
                 yield Problem("error", "scalar", part.name, f"is {value:g}; a scale is positive and finite")
-            elif role == "global":
-                largest = 6 * 448 * (1 / value if weight.kind.divisor else value)
+            elif role == weight.storage.global_role:
+                largest = 6 * 448 * (1 / value if weight.storage.divides else value)
                 if largest > 65504:
                     text = f"is {value:g}: weights up to {largest:.3g} could be meant; is it the reciprocal?"
                     yield Problem("warning", "scalar", part.name, text)
 
 
-def _groups(weights: Weights) -> Iterator[Mapping[str, Weight | None]]:
+def _groups(contents: Contents) -> Iterator[Mapping[str, StoredTensors | None]]:
     """Leaf → quantized weight, or None for a member that is stored plain; only sets with two members or more."""
-    plain = {name.removesuffix(".weight") for name in weights.plain if name.endswith(".weight")}
-    seen = set()
-    for name in [*weights.quantized, *plain]:
-        parent, _, leaf = name.rpartition(".")
-        for fused in FUSED_SETS:
-            if leaf not in fused or (parent, fused) in seen:
-                continue
-            seen.add((parent, fused))
-            found: dict[str, Weight | None] = {}
-            for member in fused:
-                if f"{parent}.{member}" in weights.quantized:
-                    found[member] = weights.quantized[f"{parent}.{member}"]
-                elif f"{parent}.{member}" in plain:
-                    found[member] = None
-            if len(found) > 1:
-                yield found
+    plain = {name.removesuffix(".weight"): None for name in contents.plain if name.endswith(".weight")}
+    for parent, layer in fused_groups((*contents.quantized, *plain)):
+        found: dict[str, StoredTensors | None] = {}
+        for member in layer.members:
+            if f"{parent}.{member}" in contents.quantized:
+                found[member] = contents.quantized[f"{parent}.{member}"]
+            elif f"{parent}.{member}" in plain:
+                found[member] = None
+        if len(found) > 1:
+            yield found
 
 
-def _equal(path: Path, role: str, members: list[Weight]) -> Iterator[Problem]:
-    if not members:
+def _equal(path: Path, scalars: Sequence[Tensor | None]) -> Iterator[Problem]:
+    """Those of the scalars that are there must be equal to the bit."""
+    present = [part for part in scalars if part is not None]
+    if not present:
         return
-    first = members[0].parts[role]
+    first = present[0]
     reference = view(path, first).reshape(-1)[:1]
-    for weight in members[1:]:
-        value = view(path, weight.parts[role]).reshape(-1)[:1]
+    for part in present[1:]:
+        value = view(path, part).reshape(-1)[:1]
         if value.tobytes() != reference.tobytes():
             text = f"is {float(value[0]):.9g}, but {first.name} is {float(reference[0]):.9g}: {CONSEQUENCE}"
-            yield Problem("error", "shared-scale", weight.parts[role].name, text)
+            yield Problem("error", "shared-scale", part.name, text)

@@ -7,10 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from halfbyte.checkpoint.header import read_header
-from halfbyte.checkpoint.index import INDEX, Checkpoint, Tensor, open_checkpoint
-from halfbyte.verify.claim import read_claim
-from halfbyte.verify.weights import find_weights
+from halfbyte.checkpoint.io.header import read_header
+from halfbyte.checkpoint.io.index import INDEX, Checkpoint, Tensor, open_checkpoint
+from halfbyte.layouts.storage import find_stored, read_config
 
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
@@ -85,10 +84,10 @@ def _loose_files(path: Path) -> Checkpoint | None:
 def _quantization(checkpoint: Checkpoint) -> str:
     """What the tensors are, and what the config says, in one line."""
     kinds: dict[str, int] = {}
-    for weight in find_weights(checkpoint).quantized.values():
-        kinds[weight.kind.name] = kinds.get(weight.kind.name, 0) + 1
+    for weight in find_stored(checkpoint.tensors):
+        kinds[weight.storage.name] = kinds.get(weight.storage.name, 0) + 1
     stored = ", ".join(f"{count} weights {name}" for name, count in kinds.items()) or "no quantized weights"
-    claim = read_claim(checkpoint)
+    claim = read_config(checkpoint.quantization)
     if claim.layout is None:
         return stored
     activations = "activations FP4 too" if claim.activations else "weights only"

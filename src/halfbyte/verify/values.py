@@ -6,23 +6,26 @@ that a checkpoint can be compared with a source that stores the same model in an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from halfbyte.checkpoint.index import Checkpoint, Tensor
-from halfbyte.checkpoint.matrix import block_length, fp8_grid
+from halfbyte.checkpoint.io.index import Checkpoint, Tensor
 from halfbyte.codec.bits import F32
 from halfbyte.contracts import get_contract
+from halfbyte.errors import CheckpointError
 from halfbyte.formats import get_format
+from halfbyte.layouts.description import Role
+from halfbyte.layouts.fp8 import block_length, fp8_grid
+from halfbyte.models import Model, model_of
+from halfbyte.models.experts import expert_module, is_stack, is_transposed
 from halfbyte.quantize import dequantize
 from halfbyte.types import QuantizedTensor
-from halfbyte.verify.weights import FLOATS, GPT_OSS, MODELOPT_STACK, Weight, Weights
+from halfbyte.verify.stored import FLOATS, Contents, StoredTensors
 
 Raw = npt.NDArray[np.generic]
 
@@ -46,11 +49,6 @@ CHUNK = 1 << 20
 
 SMALL = 1 << 16
 """Bytes up to which a tensor is read rather than mapped."""
-
-TRANSPOSED = ("gpt_oss", "llama4", "llama4_text", "qwen3_vl_moe", "qwen3_vl_moe_text")
-"""Families whose plain expert stacks are [experts, in, out]; all others are [experts, out, in]."""
-
-Half = Literal["whole", "first", "second", "even", "odd"]
 
 
 @dataclass(frozen=True)
@@ -102,129 +100,113 @@ def scalar(path: Path, tensor: Tensor) -> np.float32:
     return np.float32(view(path, tensor).reshape(-1)[0])
 
 
-def matrices(checkpoint: Checkpoint, weights: Weights) -> dict[str, Matrix]:
+def oriented(path: Path, weight: StoredTensors, role: Role) -> Raw:
+    """Codes or scales as [experts, rows, width], whatever the order of axes in the file; a matrix is one expert."""
+    tensor, axes = weight.parts[role], weight.storage.rules[role].shape
+    array = view(path, tensor)
+    if callable(axes):
+        raise CheckpointError(f"{tensor.name}: {weight.storage.name} has no axes of its own")
+    if "experts" not in axes:
+        array, axes = array[None], ("experts", *axes)
+    array = np.moveaxis(array, axes.index("rows"), 1)
+    return array if array.ndim == 3 else array.reshape(*array.shape[:2], -1)
+
+
+def matrices(checkpoint: Checkpoint, contents: Contents) -> dict[str, Matrix]:
     """Every logical weight of a checkpoint by name, and every plain tensor of rank 2 or 3 that is a weight."""
     found: dict[str, Matrix] = {}
-    for weight in weights.quantized.values():
-        if set(weight.kind.required) <= set(weight.parts):
-            found.update((matrix.name, matrix) for matrix in _quantized(checkpoint, weight))
-    for name, tensor in weights.plain.items():
-        found.update((matrix.name, matrix) for matrix in _plain(checkpoint, name, tensor))
+    model = model_of(checkpoint.config)
+    for weight in contents.quantized.values():
+        if not weight.missing:
+            found.update((matrix.name, matrix) for matrix in _quantized(checkpoint.path, weight, model))
+    for name, tensor in contents.plain.items():
+        found.update((matrix.name, matrix) for matrix in _plain(checkpoint.path, name, tensor, model))
     return found
 
 
-def _plain(checkpoint: Checkpoint, name: str, tensor: Tensor) -> Iterator[Matrix]:
-    shape, kind = tensor.info.shape, tensor.info.dtype.lower()
-    if tensor.info.dtype not in FLOATS or not all(shape):
+def _plain(path: Path, name: str, tensor: Tensor, model: Model) -> Iterator[Matrix]:
+    shape, stored_as = tensor.shape, tensor.dtype.lower()
+    if tensor.dtype not in FLOATS or not all(shape):
         return
     if len(shape) == 2 and name.endswith(".weight"):
 
         def read(start: int, stop: int) -> F32:
-            return _widen(view(checkpoint.path, tensor)[start:stop])
+            return _widen(view(path, tensor)[start:stop])
 
-        yield Matrix(name.removesuffix(".weight"), (shape[0], shape[1]), kind, (name,), read, tensor)
-    elif len(shape) == 3 and name.endswith((".gate_up_proj", ".down_proj")):
-        transposed = checkpoint.model_type in TRANSPOSED
+        yield Matrix(name.removesuffix(".weight"), (shape[0], shape[1]), stored_as, (name,), read, tensor)
+    elif len(shape) == 3 and is_stack(name):
+        transposed = model.stacking is not None and is_transposed(model.stacking)
         out, width = (shape[2], shape[1]) if transposed else (shape[1], shape[2])
 
-        def rows(expert: int, half: Half, start: int, stop: int) -> F32:
-            stack = view(checkpoint.path, tensor)[expert]
-            return _widen(_rows(stack.T if transposed else stack, half)[start:stop])
+        def rows(expert: int, picked: slice) -> F32:
+            stack = view(path, tensor)[expert]
+            return _widen((stack.T if transposed else stack)[picked])
 
-        yield from _split(checkpoint, name, (shape[0], out, width), kind, (name,), rows)
+        yield from _split(Stack(name, shape[0], out, width, stored_as, (name,)), rows, model)
 
 
-def _quantized(checkpoint: Checkpoint, weight: Weight) -> Iterator[Matrix]:
-    path, kind, parts = checkpoint.path, weight.kind, weight.parts
+def _quantized(path: Path, weight: StoredTensors, model: Model) -> Iterator[Matrix]:
+    storage, parts = weight.storage, weight.parts
     names = tuple(part.name for part in parts.values())
-    codes = parts["codes"].info.shape
-    if kind is GPT_OSS:
+    sizes = storage.sizes(weight.codes.shape)
+    if sizes is None:
+        return
+    experts, out, width = sizes
 
-        def block_rows(expert: int, half: Half, start: int, stop: int) -> F32:
-            packed = _rows(view(path, parts["codes"])[expert].reshape(codes[1], -1), half)[start:stop]
-            return _decode(path, weight, packed, _rows(view(path, parts["scales"])[expert], half)[start:stop])
+    def rows(expert: int, picked: slice) -> F32:
+        if storage.format == "fp8":
+            values = _widen(view(path, weight.codes)[picked])
+            return values * _fp8_scales(path, parts["scales"], (out, width), picked)
+        if storage.format == "int4":
+            return _integers(view(path, weight.codes)[picked], _widen(view(path, parts["scales"])[picked]))
+        codes, scales = oriented(path, weight, "codes")[expert], oriented(path, weight, "scales")[expert]
+        return _decode(path, weight, codes[picked], scales[picked])
 
-        yield from _split(checkpoint, weight.name, (codes[0], codes[1], codes[2] * 32), kind.name, names, block_rows)
-    elif kind is MODELOPT_STACK:
-
-        def stack_rows(expert: int, half: Half, start: int, stop: int) -> F32:
-            packed = _rows(view(path, parts["codes"])[expert].T, half)[start:stop]
-            return _decode(path, weight, packed, _rows(view(path, parts["scales"])[expert].T, half)[start:stop])
-
-        yield from _split(checkpoint, weight.name, (codes[0], codes[2], codes[1] * 2), kind.name, names, stack_rows)
-    elif kind.format == "fp8":
-        if len(codes) != 2:
-            return
-
-        def square_rows(start: int, stop: int) -> F32:
-            values = _widen(view(path, parts["codes"])[start:stop])
-            return values * _square_scales(path, parts["scales"], codes, start, stop)
-
-        yield Matrix(weight.name, (codes[0], codes[1]), kind.name, names, square_rows)
-    elif kind.format == "int4":
-
-        def int4_rows(start: int, stop: int) -> F32:
-            scales = _widen(view(path, parts["scales"])[start:stop])
-            return _integers(view(path, parts["codes"])[start:stop], scales)
-
-        yield Matrix(weight.name, (codes[0], codes[1] * 8), kind.name, names, int4_rows)
+    if storage.stacked:
+        yield from _split(Stack(weight.name, experts, out, width, storage.name, names), rows, model)
     else:
-
-        def rows(start: int, stop: int) -> F32:
-            scales = view(path, parts["scales"])[start:stop]
-            return _decode(path, weight, view(path, parts["codes"])[start:stop], scales)
-
-        yield Matrix(weight.name, (codes[0], codes[1] * 2), kind.name, names, rows)
+        yield Matrix(weight.name, (out, width), storage.name, names, lambda start, stop: rows(0, slice(start, stop, 1)))
 
 
-def _split(
-    checkpoint: Checkpoint,
-    name: str,
-    shape: tuple[int, int, int],
-    kind: str,
-    sources: tuple[str, ...],
-    rows: Callable[[int, Half, int, int], F32],
-) -> Iterator[Matrix]:
-    """The matrices of a stack: one an expert for down, two for gate and up."""
-    parent, _, leaf = name.rpartition(".")
-    interleaved = checkpoint.model_type == "gpt_oss"
-    halves: Mapping[str, Half] = {leaf: "whole"}
-    if leaf == "gate_up_proj":
-        halves = {"gate_proj": "even", "up_proj": "odd"} if interleaved else {"gate_proj": "first", "up_proj": "second"}
-    for expert in range(shape[0]):
-        for part, half in halves.items():
+@dataclass(frozen=True)
+class Stack:
+    """The experts of a layer in one tensor, each [out, width]."""
 
-            def read(start: int, stop: int, expert: int = expert, half: Half = half) -> F32:
-                return rows(expert, half, start, stop)
-
-            yield Matrix(f"{parent}.{expert}.{part}", (shape[1] // len(halves), shape[2]), kind, sources, read)
+    name: str
+    experts: int
+    out: int
+    width: int
+    kind: str
+    sources: tuple[str, ...]
 
 
-def _rows(matrix: Raw, half: Half) -> Raw:
-    middle = matrix.shape[0] // 2
-    picked = {
-        "whole": slice(None),
-        "first": slice(0, middle),
-        "second": slice(middle, None),
-        "even": slice(0, None, 2),
-        "odd": slice(1, None, 2),
-    }
-    return matrix[picked[half]]
+def _split(stack: Stack, rows: Callable[[int, slice], F32], model: Model) -> Iterator[Matrix]:
+    """The matrices of a stack: one per expert for down, two for gate and up."""
+    for expert in range(stack.experts):
+        for projection, whole in model.projections(stack.name, stack.out).items():
+            count = len(range(*whole.indices(stack.out)))
+
+            def read(start: int, stop: int, expert: int = expert, whole: slice = whole) -> F32:
+                first, step = whole.start, whole.step
+                return rows(expert, slice(first + start * step, min(first + stop * step, whole.stop), step))
+
+            name = expert_module(stack.name, expert, projection)
+            yield Matrix(name, (count, stack.width), stack.kind, stack.sources, read)
 
 
-def _decode(path: Path, weight: Weight, codes: Raw, scales: Raw) -> F32:
+def _decode(path: Path, weight: StoredTensors, codes: Raw, scales: Raw) -> F32:
     """Rows of a block format, by the contract of those who read them."""
-    format = get_format(weight.kind.format)
+    storage, format = weight.storage, get_format(weight.storage.format)
     contract = "ocp"
     stored = None
-    if format.name == "nvfp4":
-        contract = "compressed_tensors" if weight.kind.divisor else "modelopt"
-        stored = np.asarray(scalar(path, weight.parts["global"]))
+    if storage.has_tensor_scale:
+        contract = "compressed_tensors" if storage.divides else "modelopt"
+        stored = np.asarray(scalar(path, weight.parts[storage.global_role]))
     return np.asarray(
         dequantize(
             QuantizedTensor(
                 format=format,
-                shape=(codes.shape[0], codes.shape[1] * 2),
+                shape=(codes.shape[0], codes.shape[1] * storage.packing),
                 codes=np.ascontiguousarray(codes).view(np.uint8),
                 scales=np.ascontiguousarray(scales).view(np.uint8),
                 global_scale=None,
@@ -243,18 +225,18 @@ def _integers(packed: Raw, scales: F32) -> F32:
     return (grouped * scales[:, :, None]).reshape(len(words), -1)
 
 
-def _square_scales(path: Path, tensor: Tensor, codes: tuple[int, ...], start: int, stop: int) -> F32:
-    """The multiplier of each element: one a tensor, a row, a column, or a block whose edges may be partial."""
+def _fp8_scales(path: Path, tensor: Tensor, size: tuple[int, int], rows: slice) -> F32:
+    """The multiplier of each element: one per tensor, row, column, or block whose edges may be partial."""
     raw = view(path, tensor)
     if raw.dtype == np.uint8:
         raw = raw.view(ml_dtypes.float8_e8m0fnu)
     scales = _widen(raw)
     if scales.size == 1:
         return scales.reshape(1, 1)
-    grid = scales.reshape(fp8_grid(scales.shape))
-    tall, wide = block_length(codes[0], grid.shape[0]), block_length(codes[1], grid.shape[1])
-    rows = grid[np.arange(start, stop) // tall]
-    return rows if grid.shape[1] == 1 else np.asarray(np.repeat(rows, wide, axis=1)[:, : codes[1]], np.float32)
+    grid = scales.reshape(fp8_grid(*size, scales.shape))
+    tall, wide = block_length(size[0], grid.shape[0]), block_length(size[1], grid.shape[1])
+    picked = grid[np.arange(rows.start, min(rows.stop, size[0])) // tall]
+    return picked if grid.shape[1] == 1 else np.asarray(np.repeat(picked, wide, axis=1)[:, : size[1]], np.float32)
 
 
 def _widen(values: Raw) -> F32:

@@ -1,0 +1,194 @@
+"""cast(): check, choose, call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, TypedDict, Unpack, overload
+
+from halfbyte.arrays import Array, is_torch
+from halfbyte.backends.blocks import host_backend
+from halfbyte.casting.report import CastReport
+from halfbyte.casting.scales import NVFP4, nvfp4_rule, result_contract
+from halfbyte.casting.share import SHARES, cast_tensors
+from halfbyte.casting.to_bfloat16 import cast_to_bfloat16
+from halfbyte.casting.to_mxfp4 import cast_to_mxfp4
+from halfbyte.casting.to_nvfp4 import Settings
+from halfbyte.casting.verbatim import PLACEMENTS
+from halfbyte.contracts import Contract, get_contract
+from halfbyte.errors import BackendError, InputError, UnsupportedError, unknown_name
+from halfbyte.formats import BlockFormat
+from halfbyte.types import QuantizedTensor
+
+ALGORITHMS = ("optimal", "hybrid", "verbatim", "requantize")
+TARGETS = {"nvfp4": "nvfp4", "mxfp4": "mxfp4", "bfloat16": "bfloat16", "bf16": "bfloat16"}
+
+
+class Options(TypedDict, total=False):
+    """The keyword arguments of `cast`, described there."""
+
+    m: str | None
+    contract: str | Contract | None
+    share: str
+    name: str
+    backend: str
+    threads: int | None
+    out: QuantizedTensor | None
+
+
+@overload
+def cast(
+    q: QuantizedTensor,
+    format: Literal["nvfp4", "mxfp4"] | BlockFormat,
+    algorithm: str | None = None,
+    **options: Unpack[Options],
+) -> tuple[QuantizedTensor, CastReport]: ...
+
+
+@overload
+def cast(
+    q: Sequence[QuantizedTensor],
+    format: Literal["nvfp4"] | BlockFormat,
+    algorithm: str | None = None,
+    **options: Unpack[Options],
+) -> tuple[list[QuantizedTensor], CastReport]: ...
+
+
+@overload
+def cast(
+    q: QuantizedTensor,
+    format: Literal["bfloat16", "bf16"],
+    algorithm: str | None = None,
+    **options: Unpack[Options],
+) -> tuple[Array, CastReport]: ...
+
+
+@overload
+def cast(
+    q: QuantizedTensor | Sequence[QuantizedTensor],
+    format: str | BlockFormat,
+    algorithm: str | None = None,
+    **options: Unpack[Options],
+) -> tuple[QuantizedTensor | list[QuantizedTensor] | Array, CastReport]: ...
+
+
+def cast(
+    q: QuantizedTensor | Sequence[QuantizedTensor],
+    format: str | BlockFormat,
+    algorithm: str | None = None,
+    *,
+    m: str | None = None,
+    contract: str | Contract | None = None,
+    share: str = "tensor",
+    name: str = "tensor",
+    backend: str = "auto",
+    threads: int | None = None,
+    out: QuantizedTensor | None = None,
+) -> tuple[QuantizedTensor | list[QuantizedTensor] | Array, CastReport]:
+    """Turn a quantized tensor into another format, and report what that did to its values.
+
+    MXFP4 to NVFP4 keeps every value wherever any choice of scales and codes does; docs/cast.md has the proof. A scale
+    byte of 255 (NaN) is refused. NVFP4 to MXFP4 refuses NaN and Inf. To bfloat16 nothing is refused.
+
+    q: the tensor; or, to NVFP4, a list of partners such as gate and up that have to share their global scales.
+    format: "nvfp4" (from mxfp4), "mxfp4" (from nvfp4), "bfloat16" (from any).
+    algorithm: to NVFP4 "optimal" (the default: lossless if anything is, else the least squared error found),
+        "hybrid" (m = k_max - 8, blocks outside the window quantized again), "verbatim" (codes kept, scales snapped) or
+        "requantize" (through bfloat16); to MXFP4 "optimal" or "requantize".
+    m: for "verbatim": "search" (the default: the least error) or "midpoint".
+    contract: whose way of storing the global scale and decoding the result has (default: q·(S·g), zeros keep their
+        sign); "requantize" quantizes by it (default: modelopt). One that is a cast itself,
+        `hb.contracts.modelopt(mode="quantize_mxfp4_to_nvfp4_lossless")`, gives that peer's bytes.
+    share: "tensor" for one global scale, "expert" for one per index of the first axis: more blocks become exact. Each
+        row of the result then carries its expert's. `report.costs` says what each way costs.
+    name: what error messages call the tensor.
+    backend, threads: as in `quantize`; neither changes a bit. The backend moves, decodes and quantizes blocks. The
+        choice of scales is made in numpy under every backend.
+    out: to NVFP4: a tensor of the same shape whose codes and scales are overwritten, which saves new memory.
+
+    >>> import numpy as np, halfbyte as hb
+    >>> source = hb.quantize(np.random.default_rng(0).standard_normal((64, 256)).astype(np.float32), "mxfp4")
+    >>> result, report = cast(source, "nvfp4")
+    >>> report.label, report.spread, report.m, bool((hb.dequantize(result) == hb.dequantize(source)).all())
+    ('bit-exact', 2, -8, True)
+    """
+    target = _target(format)
+    tensors = [q] if isinstance(q, QuantizedTensor) else list(q)
+    _check(tensors, target, share, name)
+    _check_algorithm(target, algorithm, m)
+    _check_backend(tensors, backend, name)
+    if out is not None and target != "nvfp4":
+        raise UnsupportedError(f"a cast to {target} takes no out")
+    source = tensors[0]
+    if target == "bfloat16":
+        return cast_to_bfloat16(source, host_backend(backend), threads)
+    if target == "mxfp4":
+        return cast_to_mxfp4(source, algorithm or "optimal", contract, name, host_backend(backend), threads)
+    settings = _settings(source, algorithm, m, contract, backend, threads)
+    results, report = cast_tensors(tensors, name, share, settings, out)
+    return (results[0] if isinstance(q, QuantizedTensor) else results), report
+
+
+def _target(format: str | BlockFormat) -> str:
+    wanted = format.name if isinstance(format, BlockFormat) else format
+    if not isinstance(wanted, str) or wanted not in TARGETS:
+        raise unknown_name("target of a cast", wanted, TARGETS)
+    if isinstance(format, BlockFormat) and format.name == "nvfp4" and format.block != NVFP4.block:
+        raise UnsupportedError(f"a cast to nvfp4 has blocks of {NVFP4.block}, not {format.block}")
+    return TARGETS[wanted]
+
+
+def _check(tensors: list[QuantizedTensor], target: str, share: str, name: str) -> None:
+    """Whether the target fits the tensors."""
+    if not tensors or not all(isinstance(tensor, QuantizedTensor) for tensor in tensors):
+        raise InputError(f"{name}: cast takes a QuantizedTensor, or a list of them that is not empty")
+    if share not in SHARES:
+        raise unknown_name("share", share, SHARES)
+    sources = {tensor.format.name for tensor in tensors}
+    wanted = {"nvfp4": {"mxfp4"}, "mxfp4": {"nvfp4"}, "bfloat16": {"mxfp4", "nvfp4", "mxfp8"}}[target]
+    if not sources <= wanted:
+        raise UnsupportedError(
+            f"{name}: no cast from {', '.join(sorted(sources - wanted))} to {target}; it takes "
+            f"{', '.join(sorted(wanted))}. Any format goes to bfloat16, and from there through quantize"
+        )
+    if target != "nvfp4" and (len(tensors) > 1 or share != "tensor"):
+        raise UnsupportedError(f"{target} has no global scale to share: cast the tensors one by one, without share")
+
+
+def _check_algorithm(target: str, algorithm: str | None, m: str | None) -> None:
+    if target == "bfloat16" and algorithm is not None:
+        raise UnsupportedError("a cast to bfloat16 decodes; it has no algorithm to choose")
+    if m is not None and (target != "nvfp4" or algorithm != "verbatim"):
+        raise UnsupportedError("m is chosen by the algorithm; only algorithm='verbatim' takes m")
+
+
+def _check_backend(tensors: list[QuantizedTensor], backend: str, name: str) -> None:
+    """Whether the backend is one, and takes the kind of array that the tensors have."""
+    if host_backend(backend) != backend and not all(is_torch(tensor.codes) for tensor in tensors):
+        raise BackendError(
+            f"{name}: backend {backend} takes torch tensors on a GPU, not numpy arrays; choose backend='auto'"
+        )
+
+
+def _settings(
+    source: QuantizedTensor,
+    algorithm: str | None,
+    m: str | None,
+    contract: str | Contract | None,
+    backend: str,
+    threads: int | None,
+) -> Settings:
+    """Every default filled in."""
+    if isinstance(contract, Contract) and contract.cast is not None:
+        if algorithm is not None:
+            raise UnsupportedError(f"{contract} is a cast itself; leave algorithm out, or name a plain contract")
+        nvfp4_rule(contract)
+        return Settings("peer", "search", contract, contract, backend, threads)
+    chosen = "optimal" if algorithm is None else algorithm
+    if chosen not in ALGORITHMS:
+        raise unknown_name("algorithm", chosen, ALGORITHMS)
+    if m is not None and m not in PLACEMENTS:
+        raise unknown_name("m", m, PLACEMENTS)
+    quantizer = get_contract("modelopt" if contract is None else contract, NVFP4)
+    nvfp4_rule(quantizer)
+    held = quantizer if chosen == "requantize" else result_contract(contract, source)
+    return Settings(chosen, m or "search", held, quantizer, backend, threads)

@@ -1,0 +1,1 @@
+"""Executing a Plan: tasks, workers, output files, journal and manifest."""

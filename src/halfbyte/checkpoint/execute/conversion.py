@@ -1,0 +1,115 @@
+"""Executes a Plan: workers over tasks, shard by shard, bounded memory, every file whole before it gets its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from halfbyte.backends.cpu.library import thread_count
+from halfbyte.checkpoint.execute.destination import check_destination, close, only_one, open_destination
+from halfbyte.checkpoint.execute.disk import Disk
+from halfbyte.checkpoint.execute.engine import Engine
+from halfbyte.checkpoint.execute.journal import Journal, work_folder
+from halfbyte.checkpoint.execute.pool import Event, Pool, check_unchanged
+from halfbyte.checkpoint.execute.tasks import SLACK, Sizes, Tasks, largest_piece
+from halfbyte.checkpoint.execute.unit import UnitWork
+from halfbyte.checkpoint.execute.writer import disk_error
+from halfbyte.checkpoint.io.files import Files
+from halfbyte.checkpoint.plan.types import Plan
+from halfbyte.errors import InputError
+
+CHUNK = 32 << 20
+"""Source bytes of a piece: long enough that the fixed cost of a call does not show."""
+
+DEFAULT_MEMORY = 2 << 30
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a run may use. Nothing here changes an output byte."""
+
+    workers: int | None = None
+    """None: HALFBYTE_THREADS, or the processors there are."""
+    max_memory: int = DEFAULT_MEMORY
+    device: str = "cpu"
+    sync: bool = True
+    """Whether each shard is on disk before it counts as done. Without it a power cut may cost what a crash does not."""
+    chunk: int = CHUNK
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run did."""
+
+    shards_written: int
+    shards_found: int
+    """Whole already when the run began."""
+    finished_before: bool = False
+    """The very same conversion was there already."""
+
+
+def sizes_for(plan: Plan, resources: Resources) -> tuple[Sizes, int]:
+    """How to cut the work so that it fits the memory, and how many workers to use."""
+    workers = thread_count(resources.workers)
+    units = plan.units
+    while True:
+        arena = resources.max_memory * 9 // 10 // workers
+        chunk = max(1, min(resources.chunk, arena // 16))
+        needed = max((largest_piece(unit, chunk) for unit in units), default=0) + SLACK
+        if needed <= arena:
+            return Sizes(chunk, arena), workers
+        if workers == 1:
+            raise InputError(
+                f"--max-memory {resources.max_memory:,} is too little: a piece of the largest tensor needs {needed:,}"
+            )
+        workers -= 1
+
+
+def run(
+    plan: Plan,
+    destination: Path,
+    resources: Resources | None = None,
+    overwrite: bool = False,
+    report: Callable[[Event], None] = lambda event: None,
+) -> Outcome:
+    """Write the checkpoint that a plan describes, or go on with one that was begun.
+
+    On any error, and when interrupted, finished shards stay in the work folder and nothing stands under a final name.
+    """
+    resources = resources or Resources()
+    sizes, workers = sizes_for(plan, resources)
+    engine = Engine(plan.format, plan.contract, plan.method, plan.repairs, resources.device)
+    check_destination(plan.source, destination)
+    try:
+        with only_one(destination):
+            journal = open_destination(plan, destination, overwrite, Disk(resources.sync))
+            if journal is None:
+                return Outcome(0, len(plan.shards), finished_before=True)
+            return _work(plan, destination, journal, engine, (sizes, workers), report)
+    except OSError as error:
+        raise disk_error(error, destination) from error
+
+
+def _work(
+    plan: Plan,
+    destination: Path,
+    journal: Journal,
+    engine: Engine,
+    cut: tuple[Sizes, int],
+    report: Callable[[Event], None],
+) -> Outcome:
+    """Write the shards that the journal does not have, then close."""
+    sizes, workers = cut
+    found = len(journal.finished)
+    files = Files({file.name: str(plan.source / file.name) for file in plan.files})
+    try:
+        pool = Pool(plan, Tasks(plan, UnitWork(files, engine), sizes), journal, work_folder(destination), report)
+        report(Event("begin", pool.done, pool.total))
+        pool.work(workers)
+    finally:
+        files.close()
+    check_unchanged(plan)
+    close(plan, destination, journal, lambda done, total: report(Event("close", done, total)))
+    report(Event("end", pool.total, pool.total))
+    return Outcome(len(plan.shards) - found, found)

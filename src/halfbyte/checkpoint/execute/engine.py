@@ -1,0 +1,99 @@
+"""The numbers of a conversion: amax, codes and scales of chunks, on the CPU or a GPU. No files here.
+
+Chunks of one matrix are quantized with the amax of the whole (and of all that share its scale), so that where a matrix
+is cut changes no bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from halfbyte.arrays import like, to_numpy
+from halfbyte.backends.amax import largest_magnitude
+from halfbyte.checkpoint.execute.repair import usable_amax
+from halfbyte.checkpoint.execute.target_device import resolve_device
+from halfbyte.codec.bits import U8, dtype_name
+from halfbyte.contracts import Contract, NVFP4Rule
+from halfbyte.contracts.arithmetic import stored_scale, tensor_scale
+from halfbyte.errors import UnsupportedError
+from halfbyte.formats import BlockFormat
+from halfbyte.methods import Amax, Method
+from halfbyte.quantize import quantize
+from halfbyte.request import resolve
+from halfbyte.types import QuantizedTensor
+
+
+@dataclass(frozen=True)
+class TensorScales:
+    """What is stored beside the blocks, in both directions."""
+
+    multiplier: np.float32
+    divisor: np.float32
+
+
+class Engine:
+    """Computes chunks under one contract and method. Safe to use from several threads."""
+
+    def __init__(
+        self,
+        format: BlockFormat | None,
+        contract: Contract | None,
+        method: str | Method | None,
+        repairs: bool,
+        device: str = "cpu",
+    ) -> None:
+        self.format, self.contract, self.method, self.repairs = format, contract, method, repairs
+        self.device = resolve_device(device)
+        self._resolved: Method = Amax()
+        """The method as an instance, with the options that it has when asked for by name."""
+        if format is not None and contract is not None:
+            self._resolved = resolve(format, contract, method).method
+
+    def amax(self, x: npt.NDArray[Any]) -> np.float32:
+        """Largest magnitude of a chunk; NaN if there is one."""
+        if self.device != "cpu":
+            return np.float32(to_numpy(self._on_device(x).abs().amax().float()))
+        return largest_magnitude(x, threads=1)
+
+    def usable_amax(self, amax: np.float32, module: str) -> np.float32:
+        """The amax to quantize with, or an error for one that has no scale."""
+        return usable_amax(amax, module, self.repairs)
+
+    def quantize(self, x: npt.NDArray[Any], amax: np.float32 | None, codes: U8, scales: U8) -> None:
+        """Codes and scales of a chunk of rows, into the given arrays."""
+        if self.format is None or self.contract is None:
+            raise UnsupportedError("this conversion decodes; it has no format to quantize to")
+        if self.device == "cpu":
+            out = QuantizedTensor(self.format, x.shape, codes, scales, None, None, self.contract)
+            quantize(x, self.format, self.contract, self.method, global_amax=amax, threads=1, out=out)
+            return
+        q = quantize(self._on_device(x), self.format, self.contract, self.method, global_amax=amax)
+        np.copyto(codes, to_numpy(q.codes))
+        np.copyto(scales, to_numpy(q.scales))
+
+    def tensor_scales(self, amax: np.float32, dtype: npt.DTypeLike) -> TensorScales:
+        """The scalars that a contract stores for an amax; `dtype`: of the weight, which some formulas ask for."""
+        if self.format is None or self.contract is None:
+            raise UnsupportedError("this conversion decodes; it has no tensor scale")
+        rule = self.contract.rule(self.format)
+        if not isinstance(rule, NVFP4Rule) or rule.stored is None:
+            raise UnsupportedError(f"{self.contract} stores no tensor scale")
+        rule = rule.for_method(self._resolved)
+        with np.errstate(all="ignore"):
+            t = tensor_scale(np.array([amax], np.float32), rule, self._resolved, dtype_name(np.dtype(dtype)))
+            stored, (multiplier,) = stored_scale(rule, t)
+        if rule.stored_as == "encode factor" and stored is not None:
+            return TensorScales(multiplier, stored[0])
+        with np.errstate(
+            over="ignore", divide="ignore"
+        ):  # an all-zero tensor under a contract that stores next to nothing
+            return TensorScales(multiplier, np.float32(1) / multiplier)
+
+    def _on_device(self, x: npt.NDArray[Any]) -> Any:
+        import torch
+
+        return like(x, torch.empty(0, device=self.device))

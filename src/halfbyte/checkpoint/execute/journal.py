@@ -1,0 +1,115 @@
+"""The journal of an unfinished conversion: which one it is, and which of its shards are whole."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from halfbyte.checkpoint.execute.disk import Disk
+from halfbyte.checkpoint.io.index import WORK
+from halfbyte.checkpoint.plan.types import VERSION, Plan
+from halfbyte.errors import CheckpointError
+
+JOURNAL = "journal.jsonl"
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A shard that is whole and synced."""
+
+    name: str
+    size: int
+    tensors: dict[str, str] = field(default_factory=dict)
+    """Output tensor → hash of its bytes."""
+    changed_blocks: dict[str, int] = field(default_factory=dict)
+    """Module → MXFP4 blocks outside the window of its NVFP4 tensor scale, which were coded anew."""
+
+
+class Journal:
+    """A file of lines in the work folder: what the conversion is, then each shard once it is whole."""
+
+    def __init__(self, path: Path, disk: Disk) -> None:
+        self.path, self.disk = path, disk
+        self.finished: dict[str, Finished] = {}
+        self.first: dict[str, Any] = {}
+        self._length = 0
+        """Bytes of whole lines; what a crash left behind them is overwritten."""
+
+    @classmethod
+    def load(cls, path: Path, disk: Disk) -> Journal:
+        """Read a journal; without one, `first` is empty. A last line that was cut by a crash does not count."""
+        journal = cls(path, disk)
+        if not path.is_file():
+            return journal
+        for number, line in enumerate(path.read_bytes().splitlines(keepends=True)):
+            if not line.endswith(b"\n"):
+                break
+            try:
+                record = json.loads(line)
+            except json.JSONDecodeError:
+                break
+            journal._length += len(line)
+            if number == 0:
+                journal.first = record
+            else:
+                done = Finished(**record)
+                journal.finished[done.name] = done
+        return journal
+
+    @classmethod
+    def start(cls, path: Path, disk: Disk, plan: Plan) -> Journal:
+        """A new journal, on disk before any work."""
+        journal = cls(path, disk)
+        journal.first = {
+            "version": VERSION,
+            "fingerprint": plan.fingerprint,
+            "choices": plan.choices,
+            "files": [asdict(file) for file in plan.files],
+            "outputs": sorted([*(shard.name for shard in plan.shards), *plan.json_files, *plan.side_files]),
+        }
+        line = (json.dumps(journal.first) + "\n").encode()
+        disk.write(path, line)
+        journal._length = len(line)
+        return journal
+
+    def add(self, done: Finished) -> None:
+        """Record a shard; it counts once the line is on disk."""
+        line = (json.dumps(asdict(done)) + "\n").encode()
+        with self.path.open("r+b") as file:
+            file.truncate(self._length)
+            file.seek(self._length)
+            file.write(line)
+            self.disk.flush(file)
+        self._length += len(line)
+        self.finished[done.name] = done
+
+    def check(self, plan: Plan) -> None:
+        """Whether the plan continues what the journal began; otherwise an error that says what is different."""
+        files = {file["name"]: file for file in self.first.get("files", [])}
+        for now in plan.files:
+            before = files.get(now.name)
+            if before is None or before != asdict(now):
+                raise CheckpointError(
+                    f"{plan.source / now.name} changed since this conversion began; what was written is of the old "
+                    "file. Use --overwrite to begin anew"
+                )
+        if self.first.get("fingerprint") != plan.fingerprint:
+            choices = self.first.get("choices", {})
+            other = [f"{key} was {choices.get(key)!r}, now {value!r}" for key, value in plan.choices.items()]
+            changed = [
+                text
+                for text, (key, value) in zip(other, plan.choices.items(), strict=True)
+                if choices.get(key) != value
+            ]
+            what = "; ".join(changed) or "other modules are kept, or another version of halfbyte wrote it"
+            raise CheckpointError(
+                f"{self.path.parent.parent} holds an unfinished conversion with other options ({what}). Give the same "
+                "options to continue, or --overwrite to begin anew"
+            )
+
+
+def work_folder(destination: Path) -> Path:
+    """Where everything lies until it is whole."""
+    return destination / WORK

@@ -1,0 +1,253 @@
+"""What is done to the rows of a unit: quantize, cast, relayout, decode, gather. A piece is read, computed and written.
+
+A worker owns an arena; nothing here keeps memory between pieces but what the caller holds on purpose.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from halfbyte.casting.optimal import Choice, write
+from halfbyte.casting.rows import Rows
+from halfbyte.casting.window import Exponents, join
+from halfbyte.checkpoint.execute.cast import choose_scale, read_blocks, stored_scales
+from halfbyte.checkpoint.execute.engine import Engine, TensorScales
+from halfbyte.checkpoint.execute.writer import ShardWriter, Stopped
+from halfbyte.checkpoint.io.bfloat16 import bf16
+from halfbyte.checkpoint.io.buffers import Arena
+from halfbyte.checkpoint.io.decode import Scales, decode_fp4, decode_rows, fp8_amax, read_block_scales, read_scales
+from halfbyte.checkpoint.io.files import Files
+from halfbyte.checkpoint.io.views import NUMPY, SourceMatrix, View, read_rows
+from halfbyte.checkpoint.plan.types import Output, Unit
+from halfbyte.codec.bits import U8
+from halfbyte.errors import CheckpointError
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Rows of one source of a unit."""
+
+    number: int
+    """Of this piece within its unit, in the order of the output."""
+    source: int
+    start: int
+    stop: int
+
+
+def pieces_of(unit: Unit, chunk_bytes: int) -> Iterator[Piece]:
+    """A unit cut into pieces of about that many source bytes. Matrices that are stored transposed stay whole."""
+    number = 0
+    turned = any(output.part.transposed for output in unit.outputs)
+    for index, source in enumerate(unit.sources):
+        step = source.rows if turned else max(1, chunk_bytes // max(1, source.row_bytes))
+        for start in range(0, source.rows, step):
+            yield Piece(number, index, start, min(source.rows, start + step))
+            number += 1
+
+
+@dataclass
+class Group:
+    """Units that share a tensor scale, and the scale once it is known."""
+
+    modules: tuple[str, ...]
+    ready: threading.Event = field(default_factory=threading.Event)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    claimed: bool = False
+    pending: int = 0
+    """Pieces whose amax is still to come."""
+    amax: np.float32 = np.float32(0)
+    exponents: Exponents | None = None
+    """MXFP4: those of the blocks that are not zero."""
+    choice: Choice | None = None
+    """MXFP4: the global scale that the cast chose."""
+    scales: TensorScales | None = None
+
+    def add(self, amax: np.float32, exponents: Exponents | None = None) -> None:
+        """Take in what one piece found. NaN stays NaN."""
+        with self.lock:
+            self.amax = np.maximum(self.amax, amax)
+            self.exponents = join([self.exponents, exponents])
+
+    def wait(self, stop: threading.Event) -> None:
+        while not self.ready.wait(0.2):
+            if stop.is_set():
+                raise Stopped
+
+
+class UnitWork:
+    """Reads, computes and writes pieces for one run."""
+
+    def __init__(self, files: Files, engine: Engine) -> None:
+        self.files, self.engine = files, engine
+        self._scales: dict[tuple[str, int], Scales] = {}
+
+    def scales_for(self, unit: Unit, index: int) -> Scales:
+        """The small tensors of a source, read once; forgotten with `forget`."""
+        key = (unit.module, index)
+        found = self._scales.get(key)
+        if found is None:
+            found = self._scales.setdefault(key, read_scales(self.files, unit.sources[index]))
+        return found
+
+    def forget(self, unit: Unit) -> None:
+        for index in range(len(unit.sources)):
+            self._scales.pop((unit.module, index), None)
+
+    def read(self, unit: Unit, piece: Piece, arena: Arena) -> npt.NDArray[Any]:
+        return read_rows(self.files, unit.sources[piece.source].weight, piece.start, piece.stop, arena)
+
+    def survey(self, unit: Unit, piece: Piece, group: Group, arena: Arena) -> npt.NDArray[Any]:
+        """First pass: read a piece and add to the scale that its group shares. The bytes stay in the arena."""
+        source = unit.sources[piece.source]
+        raw = self.read(unit, piece, arena)
+        mark = arena.mark()
+        if unit.action == "cast":
+            group.add(np.float32(0), self._rows(unit, piece, raw, arena).exponents)
+        elif source.kind == "fp8":
+            group.add(fp8_amax(source, raw, piece.start, self.scales_for(unit, piece.source)))
+        else:
+            group.add(self.engine.amax(self._values(unit, piece, raw, arena)))
+        arena.release(mark)
+        return raw
+
+    def settle(self, units: Sequence[Unit], group: Group, chunk: int, arena: Arena) -> None:
+        """Between the passes: the tensor scale that `units` share, from all that was found."""
+        unit, modules = units[0], ", ".join(group.modules)
+        if len({unit.action for unit in units}) > 1:
+            raise CheckpointError(
+                f"{modules} share a tensor scale, but only some are MXFP4; --keep them, or convert to bf16 first"
+            )
+        if unit.action == "cast":
+            group.choice = choose_scale(units, group.exponents, lambda: self._all_rows(units, chunk, arena))
+            group.scales = stored_scales(group.choice)
+        else:
+            group.amax = self.engine.usable_amax(group.amax, modules)
+            dtype = NUMPY[unit.sources[0].weight.dtype] if unit.sources[0].kind == "float" else np.float32
+            group.scales = self.engine.tensor_scales(group.amax, dtype)
+        group.ready.set()
+
+    def _rows(self, unit: Unit, piece: Piece, raw: npt.NDArray[Any], arena: Arena) -> Rows:
+        """A piece of an MXFP4 source."""
+        source = unit.sources[piece.source]
+        scales = read_block_scales(self.files, source, piece.start, piece.stop, arena)
+        return read_blocks(raw, scales, source, unit.module)
+
+    def _all_rows(self, units: Sequence[Unit], chunk: int, arena: Arena) -> Iterator[Rows]:
+        """Every piece of MXFP4 units, read anew; each is gone when the next one comes."""
+        for unit in units:
+            for piece in pieces_of(unit, chunk):
+                mark = arena.mark()
+                yield self._rows(unit, piece, self.read(unit, piece, arena), arena)
+                arena.release(mark)
+
+    def _values(self, unit: Unit, piece: Piece, raw: npt.NDArray[Any], arena: Arena) -> npt.NDArray[Any]:
+        source = unit.sources[piece.source]
+        scales = Scales() if source.kind == "float" else self.scales_for(unit, piece.source)
+        return decode_rows(source, raw, piece.start, scales, arena, self.files)
+
+    def _plain(self, unit: Unit, piece: Piece, raw: npt.NDArray[Any], arena: Arena) -> npt.NDArray[Any]:
+        """Values of a quantized source in BF16, rounded once from float32."""
+        source = unit.sources[piece.source]
+        if source.kind in ("mxfp4", "nvfp4"):
+            scales = read_block_scales(self.files, source, piece.start, piece.stop, arena)
+            return decode_fp4(source, raw, scales, self.scales_for(unit, piece.source), "bfloat16")
+        return bf16(self._values(unit, piece, raw, arena))
+
+    def write(
+        self,
+        unit: Unit,
+        piece: Piece,
+        raw: npt.NDArray[Any] | None,
+        group: Group | None,
+        writer: ShardWriter,
+        arena: Arena,
+    ) -> None:
+        """Second pass: the outputs of a piece."""
+        mark = arena.mark()
+        if raw is None:
+            raw = self.read(unit, piece, arena)
+        source = unit.sources[piece.source]
+        first = sum(earlier.rows for earlier in unit.sources[: piece.source]) + piece.start
+        if unit.action in ("decode", "gather"):
+            values = raw if unit.action == "gather" else self._plain(unit, piece, raw, arena)
+            self._put(writer, unit.outputs[0], values, first, piece)
+        else:
+            codes, scales = self._blocks(unit, piece, raw, group, writer, arena)
+            for output in unit.outputs:
+                match output.part.role:
+                    case "codes":
+                        self._put(writer, output, codes, first, piece)
+                    case "scales":
+                        self._put(writer, output, scales, first, piece)
+                    case _ if piece.number == 0:
+                        writer.put(output, self._scalar(unit, output, source, group))
+        arena.release(mark)
+
+    def _blocks(
+        self,
+        unit: Unit,
+        piece: Piece,
+        raw: npt.NDArray[Any],
+        group: Group | None,
+        writer: ShardWriter,
+        arena: Arena,
+    ) -> tuple[U8, U8]:
+        """Packed codes and scale bytes of a piece."""
+        source, rows = unit.sources[piece.source], piece.stop - piece.start
+        if unit.action == "relayout":
+            return raw, read_block_scales(self.files, source, piece.start, piece.stop, arena)
+        if unit.action == "cast":
+            if group is None or group.choice is None:
+                raise CheckpointError(f"{unit.module} was planned without a group")
+            written = write(self._rows(unit, piece, raw, arena), group.choice, threads=1)
+            writer.count(unit.module, written.changed)
+            return written.codes, written.scales
+        format = self.engine.format
+        if format is None:
+            raise CheckpointError(f"{unit.module} was planned without a format")
+        values = self._values(unit, piece, raw, arena)
+        if group is None:
+            self.engine.usable_amax(self.engine.amax(values), unit.module)
+        width = source.columns // format.codes_per_byte
+        codes = arena.take(rows * width).reshape(rows, width)
+        blocks = source.columns // format.block
+        out = arena.take(rows * blocks).reshape(rows, blocks)
+        self.engine.quantize(values, None if group is None else group.amax, codes, out)
+        return codes, out
+
+    def _scalar(self, unit: Unit, output: Output, source: SourceMatrix, group: Group | None) -> npt.NDArray[np.float32]:
+        """A tensor scale or an input scale, in the direction that the layout stores."""
+        role = output.part.role
+        one = np.float32(1)
+        if role in ("input_multiplier", "input_divisor"):
+            divides = role == "input_divisor"
+            if unit.input_scale is not None:
+                value = np.float32(unit.input_scale)
+                return np.array([one / value if divides else value], np.float32)
+            word = self._stored_word(source.input_scale, unit.module)
+        else:
+            divides = role == "divisor"
+            if group is not None and group.scales is not None:
+                return np.array([group.scales.divisor if divides else group.scales.multiplier], np.float32)
+            word = self._stored_word(source.global_scale, unit.module)
+        return np.array([word if source.divides == divides else one / word], np.float32)
+
+    def _stored_word(self, view: View | None, module: str) -> np.float32:
+        """A scalar as the source stores it."""
+        if view is None:
+            raise CheckpointError(f"{module} has no stored scale where one is needed")
+        return np.float32(read_rows(self.files, view, 0, 1, Arena(256)).astype(np.float32)[0, 0])
+
+    def _put(self, writer: ShardWriter, output: Output, data: npt.NDArray[Any], first: int, piece: Piece) -> None:
+        """Rows at their place; a transposed tensor takes a whole matrix at a time."""
+        if output.part.transposed:
+            data = np.ascontiguousarray(data.T)
+            writer.put(output, data, piece.source * data.nbytes, piece.number)
+        else:
+            writer.put(output, data, first * (data.nbytes // len(data)), piece.number)

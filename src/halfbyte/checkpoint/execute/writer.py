@@ -1,0 +1,139 @@
+"""One output file while it is written: bytes at their places from any thread, hashes in the order of the bytes."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from halfbyte.checkpoint.execute.journal import Finished
+from halfbyte.checkpoint.execute.manifest import DIGITS
+from halfbyte.checkpoint.plan.types import Output, Shard
+from halfbyte.errors import CheckpointError
+
+
+class Stopped(Exception):
+    """Another thread failed or the user stopped the run; this one has nothing to add."""
+
+
+class Digest:
+    """A hash whose pieces arrive from several threads. A piece waits until those before it are in."""
+
+    def __init__(self, stop: threading.Event) -> None:
+        self._hash = hashlib.sha256()
+        self._next = 0
+        self.bytes = 0
+        """Taken in so far."""
+        self._turn = threading.Condition()
+        self._stop = stop
+
+    def update(self, number: int, data: npt.NDArray[Any]) -> None:
+        """Add piece `number`, counted from 0. Pieces are handed out in order, so the wait is short and ends."""
+        with self._turn:
+            while self._next != number:
+                if self._stop.is_set():
+                    raise Stopped
+                self._turn.wait(0.2)
+        self._hash.update(data.data)
+        with self._turn:
+            self.bytes += data.nbytes
+            self._next += 1
+            self._turn.notify_all()
+
+    def text(self) -> str:
+        return self._hash.hexdigest()[:DIGITS]
+
+
+class ShardWriter:
+    """A shard under its temporary name. It is whole when every task that writes to it has said so."""
+
+    def __init__(self, shard: Shard, folder: Path, stop: threading.Event) -> None:
+        self.shard = shard
+        self.temporary = folder / f"{shard.name}.part"
+        self.final = folder / shard.name
+        self.pending = 0
+        """Tasks that have not finished; the run counts them under its own lock."""
+        self.stop = stop
+        self._digests: dict[str, Digest] = {}
+        self._changed: dict[str, int] = {}
+        self._lock = threading.Lock()
+        self._writing = threading.Lock()
+        self._descriptor = os.open(self.temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        try:
+            os.ftruncate(self._descriptor, shard.size)
+            self._write(shard.header, 0)
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+
+    def put(self, output: Output, data: npt.NDArray[Any], at: int = 0, piece: int = 0) -> None:
+        """Write contiguous bytes at a position within a tensor, as piece `piece`, which fixes the order of the hash."""
+        flat = data.reshape(-1).view(np.uint8)
+        if at < 0 or at + flat.size > output.bytes:
+            raise CheckpointError(f"{output.part.name}: {flat.size} bytes at {at} leave the tensor's {output.bytes}")
+        self._digest(output.part.name).update(piece, flat)
+        self._write(flat.data, output.start + at)
+
+    def count(self, module: str, blocks: int) -> None:
+        """Add to the blocks of a module of which a cast changed some value."""
+        if blocks:
+            with self._lock:
+                self._changed[module] = self._changed.get(module, 0) + blocks
+
+    def _digest(self, name: str) -> Digest:
+        with self._lock:
+            if name not in self._digests:
+                self._digests[name] = Digest(self.stop)
+            return self._digests[name]
+
+    def _write(self, data: bytes | memoryview, offset: int) -> None:
+        view = memoryview(data)
+        done = 0
+        try:
+            # One at a time: the kernel would let only one write to a file anyway, and have the others spin.
+            with self._writing:
+                while done < len(view):
+                    done += os.pwrite(self._descriptor, view[done:], offset + done)
+        except OSError as error:
+            raise disk_error(error, self.temporary) from error
+
+    def finish(self, sync: bool) -> Finished:
+        """Make the bytes last and give the file its name in the work folder."""
+        try:
+            if sync:
+                os.fsync(self._descriptor)
+        except OSError as error:
+            raise disk_error(error, self.temporary) from error
+        finally:
+            os.close(self._descriptor)
+        tensors = {output.part.name: self._text(output) for output in self.shard.outputs}
+        os.replace(self.temporary, self.final)
+        return Finished(self.shard.name, self.shard.size, tensors, dict(sorted(self._changed.items())))
+
+    def _text(self, output: Output) -> str:
+        digest = self._digest(output.part.name)
+        if digest.bytes != output.bytes:
+            raise CheckpointError(
+                f"{output.part.name} was planned with {output.bytes} bytes, and {digest.bytes} written"
+            )
+        return digest.text()
+
+    def abandon(self) -> None:
+        """Close without finishing; the temporary file is written anew by the next run."""
+        os.close(self._descriptor)
+
+
+def disk_error(error: OSError, path: Path) -> CheckpointError:
+    """What to say when writing fails."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return CheckpointError(
+            f"no space left for {path}: {error.strerror}. Finished shards are kept; make room and run the same command "
+            "again"
+        )
+    return CheckpointError(f"{path} cannot be written: {error.strerror or error}")

@@ -1,0 +1,159 @@
+"""Values of a source matrix: FP8, INT4 and FP4 rows decoded with the source's own scales."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from halfbyte.checkpoint.io.buffers import Arena
+from halfbyte.checkpoint.io.files import Files
+from halfbyte.checkpoint.io.views import SourceMatrix, read_rows
+from halfbyte.codec.bits import F32, U8
+from halfbyte.codec.element import decode
+from halfbyte.contracts import get_contract
+from halfbyte.errors import CheckpointError
+from halfbyte.formats import E4M3, get_format
+from halfbyte.layouts.fp8 import block_length
+from halfbyte.quantize import dequantize
+from halfbyte.types import QuantizedTensor
+
+
+@dataclass(frozen=True, slots=True)
+class Scales:
+    """The small tensors of a source, read once: FP8 scales as a float32 grid, the tensor scale of NVFP4."""
+
+    grid: F32 | None = None
+    stored: np.float32 | None = None
+
+
+def read_scales(files: Files, source: SourceMatrix) -> Scales:
+    """FP8 scales widened to float32 (E8M0 as powers of two), or the tensor scale as it is stored."""
+    arena = Arena(256)
+    if source.kind == "nvfp4" and source.global_scale is not None:
+        view = source.global_scale
+        return Scales(stored=np.float32(read_rows(files, view, 0, 1, arena).astype(np.float32)[0, 0]))
+    if source.kind != "fp8" or source.scale is None:
+        return Scales()
+    view = source.scale
+    raw = read_rows(files, view, 0, view.rows, Arena(view.bytes + 4096))
+    if view.dtype in ("F8_E8M0", "U8"):
+        return Scales(grid=np.ldexp(np.float32(1), raw.astype(np.int32) - 127).astype(np.float32))
+    return Scales(grid=raw.astype(np.float32))
+
+
+def decode_rows(
+    source: SourceMatrix, raw: npt.NDArray[Any], start: int, scales: Scales, arena: Arena, files: Files
+) -> npt.NDArray[Any]:
+    """Values of rows that were read: as they are, or float32 after the source's own scales."""
+    match source.kind:
+        case "float":
+            return raw
+        case "fp8":
+            return _decode_fp8(source, raw, start, scales, arena)
+        case "int4":
+            return _decode_int4(source, raw, start, arena, files)
+        case _:
+            return decode_fp4(source, raw, read_block_scales(files, source, start, start + len(raw), arena), scales)
+
+
+def _decode_fp8(source: SourceMatrix, raw: U8, start: int, scales: Scales, arena: Arena) -> F32:
+    """E4M3 values times the scale of their block, one rounding. Blocks at the edges may be partial."""
+    out: F32 = arena.take(raw.size * 4).view(np.float32).reshape(raw.shape)
+    for first, last, across in _slabs(source, start, start + len(raw), scales):
+        codes, part = raw[first - start : last - start], out[first - start : last - start]
+        if raw.shape[1] % 2 == 0:
+            np.take(E4M3_PAIRS, codes.view(np.uint16), out=part.view(np.uint64), mode="clip")
+        else:
+            np.take(E4M3_VALUES, codes, out=part, mode="clip")
+        np.multiply(part, across, out=part)
+    return out
+
+
+def fp8_amax(source: SourceMatrix, raw: U8, start: int, scales: Scales) -> np.float32:
+    """Largest magnitude of rows that `_decode_fp8` would give, without decoding them. NaN if there is one.
+
+    The order of E4M3 magnitudes is that of their bytes, and rounding keeps the order of products with one scale: the
+    largest byte of each column (or row) that shares a scale, times that scale, is enough.
+    """
+    largest = np.float32(0)
+    for first, last, across in _slabs(source, start, start + len(raw), scales):
+        bytes_ = raw[first - start : last - start] & np.uint8(0x7F)
+        if len(across) == 1:
+            tops = bytes_.max(axis=0, keepdims=True)
+        elif across.shape[1] == 1:
+            tops = bytes_.max(axis=1, keepdims=True)
+        else:
+            tops = bytes_
+        largest = np.maximum(largest, np.abs(E4M3_VALUES[tops] * across).max())
+    return np.float32(largest)
+
+
+SLAB = 64
+"""Rows that are decoded at a time: what numpy makes on the way stays in the cache."""
+
+
+def _slabs(source: SourceMatrix, start: int, stop: int, scales: Scales) -> Iterator[tuple[int, int, F32]]:
+    """Ranges of rows with their scales: (1 or rows, 1 or columns), one row of scales where all share it."""
+    if scales.grid is None:
+        raise CheckpointError(f"{source.weight.tensor}: no scales were read")
+    grid = scales.grid
+    tall = block_length(source.rows, grid.shape[0])
+    wide = block_length(source.columns, grid.shape[1])
+    across = np.repeat(grid, wide, axis=1)[:, : source.columns] if 1 < wide < source.columns else grid
+    row = start
+    while row < stop:
+        end_of_block = stop if tall == 1 else (row // tall + 1) * tall
+        last = min(stop, row + SLAB, end_of_block)
+        first_scale = row // tall
+        yield row, last, across[first_scale : first_scale + (last - row if tall == 1 else 1)]
+        row = last
+
+
+def _decode_int4(source: SourceMatrix, raw: U8, start: int, arena: Arena, files: Files) -> F32:
+    """(code − 8) times the scale of its group; the low nibble comes first."""
+    if source.scale is None:
+        raise CheckpointError(f"{source.weight.tensor} has no scales")
+    rows, groups = len(raw), source.scale.columns
+    out: F32 = arena.take(rows * source.columns * 4).view(np.float32).reshape(rows, source.columns)
+    np.take(INT4_VALUES, raw & np.uint8(15), out=out[:, 0::2], mode="clip")
+    np.take(INT4_VALUES, raw >> np.uint8(4), out=out[:, 1::2], mode="clip")
+    scales = read_rows(files, source.scale, start, start + rows, arena).astype(np.float32)
+    grouped = out.reshape(rows, groups, -1)
+    np.multiply(grouped, scales[:, :, None], out=grouped)
+    return out
+
+
+def read_block_scales(files: Files, source: SourceMatrix, start: int, stop: int, arena: Arena) -> U8:
+    """The scale bytes of rows start to stop of an FP4 source."""
+    if source.scale is None:
+        raise CheckpointError(f"{source.weight.tensor} has no scales")
+    return read_rows(files, source.scale, start, stop, arena)
+
+
+def decode_fp4(source: SourceMatrix, codes: U8, scales: U8, stored: Scales, dtype: str = "float32") -> npt.NDArray[Any]:
+    """Values of FP4 rows, in float32 or rounded once from it."""
+    shape = (codes.shape[0], source.columns)
+    if source.kind == "mxfp4":
+        format = get_format("mxfp4")
+        q = QuantizedTensor(format, shape, codes, scales, None, None, get_contract("ocp", format))
+    else:
+        format = get_format("nvfp4")
+        contract = get_contract("compressed_tensors" if source.divides else "modelopt", format)
+        word = np.asarray(stored.stored, np.float32)
+        multiplier = np.asarray(np.float32(1) / word if source.divides else word, np.float32)
+        q = QuantizedTensor(format, shape, codes, scales, multiplier, word, contract)
+    return np.asarray(dequantize(q, dtype, threads=1))
+
+
+INT4_VALUES: F32 = np.arange(16, dtype=np.float32) - np.float32(8)
+"""The value of every code of offset-binary INT4."""
+
+E4M3_VALUES: F32 = decode(np.arange(256, dtype=np.uint8), E4M3)
+"""The value of every E4M3 byte."""
+
+E4M3_PAIRS = np.stack(np.meshgrid(E4M3_VALUES, E4M3_VALUES), axis=-1).reshape(-1, 2).view(np.uint64).reshape(-1)
+"""The two values of every pair of bytes, the first in the low half: half as many look-ups."""

@@ -1,0 +1,212 @@
+"""A checkpoint directory: its shards, its weight map, config.json and the files beside them. Headers only, no data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from halfbyte.checkpoint.io.header import Header, TensorInfo, encodable, read_header
+from halfbyte.errors import CheckpointError
+from halfbyte.models.model import setting
+
+INDEX = "model.safetensors.index.json"
+CONFIG = "config.json"
+HF_QUANT_CONFIG = "hf_quant_config.json"
+MANIFEST = "halfbyte.json"
+WORK = ".halfbyte"
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+OTHER_FORMS = (*PICKLES, ".onnx", ".gguf", ".h5", ".msgpack", ".ot", ".safetensors")
+LEFT_OUT = (".git", ".cache", ".gitattributes", WORK, "original", "metal")
+"""Names in a checkpoint directory that are never copied: version control, caches, the same model in another form."""
+
+Json = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor and the shard that holds it."""
+
+    info: TensorInfo
+    file: str
+    """Name of the shard, relative to the directory."""
+
+    @property
+    def name(self) -> str:
+        return self.info.name
+
+    @property
+    def dtype(self) -> str:
+        return self.info.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.info.shape
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A directory of safetensors shards that passed every check of headers and index."""
+
+    path: Path
+    headers: Mapping[str, Header]
+    """Shard name → header, in the order of the names."""
+    tensors: Mapping[str, Tensor]
+    """Tensor name → where it lies, shard by shard in the order of the data."""
+    config: Json
+    quantization: Json
+    """quantization_config of config.json (or of its text_config), or what hf_quant_config.json says; {} if none."""
+    side_files: tuple[str, ...]
+    """Files to copy byte for byte: tokenizer, generation config, chat template, remote code."""
+    left_out: Mapping[str, str]
+    """Files that are not part of the checkpoint, with the reason."""
+
+    @property
+    def model_type(self) -> str:
+        return str(self.config.get("model_type", ""))
+
+    def setting(self, name: str) -> Any:
+        """A value of config.json, or of its text_config."""
+        return setting(self.config, name)
+
+
+def open_checkpoint(path: Path, need_config: bool = True) -> Checkpoint:
+    """Read index, config and every header of a directory (or one safetensors file without a config).
+
+    Each thing that makes the directory no checkpoint raises a CheckpointError that names the file.
+    """
+    if path.is_file():
+        if need_config:
+            raise CheckpointError(f"{path} is a file; give the directory that holds it and config.json")
+        return _assemble(path.parent, [path.name], None, {}, (), {})
+    if not path.is_dir():
+        raise CheckpointError(f"{path} is not there, or is no directory")
+    files, weight_map = _shards(path)
+    config = read_json(path / CONFIG) if need_config or (path / CONFIG).exists() else {}
+    side, left_out = _side_files(path, files)
+    return _assemble(path, files, weight_map, config, side, left_out)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        parsed = json.loads(text)
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path.parent} holds no {path.name}: not a Hugging Face checkpoint") from error
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise CheckpointError(f"{path}: cannot be read as JSON: {error}") from error
+    if not isinstance(parsed, dict):
+        raise CheckpointError(f"{path}: expected a JSON object, got {type(parsed).__name__}")
+    if "\\ud" in text.lower() and not encodable(json.dumps(parsed, ensure_ascii=False)):
+        raise CheckpointError(f"{path}: holds half of a surrogate pair (\\ud800 to \\udfff), which is no Unicode text")
+    return parsed
+
+
+def _shards(path: Path) -> tuple[list[str], dict[str, str] | None]:
+    """Names of the shards, and the weight map if there is an index."""
+    present = sorted(entry.name for entry in path.iterdir() if entry.name.endswith(".safetensors"))
+    if (path / INDEX).exists():
+        weight_map = read_json(path / INDEX).get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise CheckpointError(f"{path / INDEX}: weight_map is missing or empty")
+        for tensor, name in weight_map.items():
+            if not isinstance(name, str) or not _inside(name):
+                raise CheckpointError(f"{path / INDEX}: {tensor} is said to be in {name!r}, outside the directory")
+        named = sorted(set(weight_map.values()))
+        for name in named:
+            if not (path / name).is_file():
+                raise CheckpointError(f"{path / INDEX} names {name}, which is not there; fetch the missing shard")
+            if not name.endswith(".safetensors"):
+                raise CheckpointError(f"{path / INDEX} names {name}, which is no safetensors file")
+        return named, {str(tensor): str(name) for tensor, name in weight_map.items()}
+    if "model.safetensors" in present:
+        return ["model.safetensors"], None
+    if len(present) == 1:
+        return present, None
+    if present:
+        raise CheckpointError(
+            f"{path} holds {len(present)} safetensors files but no {INDEX} that says which belong to the model"
+        )
+    pickles = sorted(entry.name for entry in path.iterdir() if entry.suffix in PICKLES)
+    if pickles:
+        raise CheckpointError(
+            f"{path} holds only pickle files ({pickles[0]}), which can run code; save it as safetensors first"
+        )
+    raise CheckpointError(f"{path} holds no safetensors file: not a checkpoint")
+
+
+def _inside(name: str) -> bool:
+    """Whether a file name stays a plain name within the directory."""
+    parts = PurePosixPath(name).parts
+    return len(parts) == 1 and parts[0] not in ("..", "/") and "\\" not in name and "\0" not in name
+
+
+def _side_files(path: Path, shards: list[str]) -> tuple[tuple[str, ...], dict[str, str]]:
+    """What is copied, and what is left out and why. Folders hold no part of a model that a loader reads."""
+    side: list[str] = []
+    left_out: dict[str, str] = {}
+    written = {CONFIG, INDEX, HF_QUANT_CONFIG, MANIFEST}
+    for entry in sorted(path.iterdir(), key=lambda entry: entry.name):
+        if entry.name in shards or entry.name in written:
+            continue
+        if entry.name in LEFT_OUT:
+            left_out[entry.name] = "not read by loaders"
+        elif entry.name.endswith((".safetensors", ".safetensors.index.json")):
+            left_out[entry.name] = f"not named by {INDEX}"
+        elif entry.suffix in OTHER_FORMS:
+            left_out[entry.name] = "the model in another form"
+        elif entry.is_dir() and entry.is_symlink():
+            left_out[entry.name] = "a link to a folder"
+        elif entry.is_dir():
+            inner = sorted(item.relative_to(path) for item in entry.rglob("*") if item.is_file())
+            side.extend(str(item) for item in inner if item.suffix not in OTHER_FORMS)
+            left_out |= {str(item): "the model in another form" for item in inner if item.suffix in OTHER_FORMS}
+        elif entry.is_file():
+            side.append(entry.name)
+        else:
+            left_out[entry.name] = "no regular file"
+    left_out |= {ascii(name): "its name is no Unicode text" for name in side if not encodable(name)}
+    readable = {name if encodable(name) else ascii(name): why for name, why in left_out.items()}
+    return tuple(filter(encodable, side)), readable
+
+
+def _assemble(
+    path: Path,
+    files: list[str],
+    weight_map: Mapping[str, str] | None,
+    config: Json,
+    side: tuple[str, ...],
+    left_out: Mapping[str, str],
+) -> Checkpoint:
+    headers = {name: read_header(path / name) for name in files}
+    tensors: dict[str, Tensor] = {}
+    for file, header in headers.items():
+        for name, info in header.tensors.items():
+            if name in tensors:
+                raise CheckpointError(f"{path}: tensor {name} is in both {tensors[name].file} and {file}")
+            if weight_map is not None and weight_map.get(name) != file:
+                said = f"says {weight_map[name]}" if name in weight_map else "does not name it"
+                raise CheckpointError(f"{path / file} holds tensor {name}, but {INDEX} {said}")
+            tensors[name] = Tensor(info, file)
+    for name in weight_map or {}:
+        if name not in tensors:
+            raise CheckpointError(f"{path / INDEX} puts {name} into {(weight_map or {})[name]}, where it is not")
+    if not tensors:
+        raise CheckpointError(f"{path} holds no tensor")
+    return Checkpoint(path, headers, tensors, config, _quantization(path, config), side, left_out)
+
+
+def _quantization(path: Path, config: Json) -> Json:
+    """What config.json or hf_quant_config.json says about a source that is quantized already."""
+    text = config.get("text_config")
+    for place in (config, text if isinstance(text, dict) else {}):
+        found = place.get("quantization_config")
+        if isinstance(found, dict):
+            return found
+    if (path / HF_QUANT_CONFIG).is_file():
+        nested = read_json(path / HF_QUANT_CONFIG).get("quantization")
+        return {"quant_method": "modelopt", **nested} if isinstance(nested, dict) else {}
+    return {}

@@ -1,0 +1,128 @@
+"""Where a weight matrix lies in a file, by strides, and how a range of its rows is read.
+
+Views are frozen and hold numbers only, so that a plan can be written down. Rows go into buffers that the caller reuses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from halfbyte.checkpoint.io.buffers import Arena
+from halfbyte.checkpoint.io.files import Files
+from halfbyte.codec.bits import BFLOAT16
+
+Kind = Literal["float", "fp8", "int4", "mxfp4", "nvfp4"]
+
+NUMPY: dict[str, np.dtype[Any]] = {
+    "F64": np.dtype(np.float64),
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": BFLOAT16,
+    "U8": np.dtype(np.uint8),
+    "I8": np.dtype(np.uint8),
+    "F8_E4M3": np.dtype(np.uint8),
+    "F8_E8M0": np.dtype(np.uint8),
+}
+"""How the bytes of a dtype are held; float8 and packed codes as bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A (rows, columns) matrix of elements inside a file, by strides: a tensor, or a part or transpose of one."""
+
+    tensor: str
+    """Name of the tensor, for messages."""
+    file: str
+    dtype: str
+    offset: int
+    """Byte of element (0, 0) in the file."""
+    rows: int
+    columns: int
+    row_stride: int
+    """Elements from one row to the next; `column_stride` likewise."""
+    column_stride: int = 1
+
+    @property
+    def bytes(self) -> int:
+        return self.rows * self.columns * NUMPY[self.dtype].itemsize
+
+    @property
+    def contiguous(self) -> bool:
+        return self.column_stride == 1 and self.row_stride == self.columns
+
+
+@dataclass(frozen=True, slots=True)
+class SourceMatrix:
+    """A weight matrix as the checkpoint holds it."""
+
+    kind: Kind
+    rows: int
+    columns: int
+    """Logical size: elements, not bytes."""
+    weight: View
+    scale: View | None = None
+    """FP8: any grid; INT4: one per group; MXFP4: E8M0 bytes, one per 32 columns; NVFP4: E4M3 bytes, one per 16."""
+    global_scale: View | None = None
+    """NVFP4: the tensor scale."""
+    divides: bool = False
+    """NVFP4: whether the tensor scale divides (compressed-tensors) or multiplies."""
+    input_scale: View | None = None
+    """NVFP4: the tensor scale of the activations, in the same direction."""
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes that one row takes in the file."""
+        return self.weight.columns * NUMPY[self.weight.dtype].itemsize
+
+
+def read_rows(files: Files, view: View, start: int, stop: int, arena: Arena) -> npt.NDArray[Any]:
+    """Rows start to stop as a contiguous (rows, columns) array of the dtype's numpy form."""
+    dtype = NUMPY[view.dtype]
+    size, rows = dtype.itemsize, stop - start
+    first = view.offset + start * view.row_stride * size
+    if view.contiguous:
+        raw = arena.take(rows * view.columns * size)
+        files.read(view.file, first, raw)
+        return raw.view(dtype).reshape(rows, view.columns)
+    out = arena.take(rows * view.columns * size).view(dtype).reshape(rows, view.columns)
+    mark = arena.mark()
+    if view.column_stride == 1:  # every other row: read the span, keep what belongs
+        span = (rows - 1) * view.row_stride + view.columns
+        raw = arena.take(span * size)
+        files.read(view.file, first, raw)
+        strided = np.lib.stride_tricks.as_strided(
+            raw.view(dtype), out.shape, (view.row_stride * size, size), writeable=False
+        )
+        np.copyto(out, strided)
+    else:  # transposed: a column of ours is a stretch of each row in the file
+        span = (rows - 1) * view.row_stride + 1
+        block = max(1, min(view.columns, (4 << 20) // (span * size)))
+        raw = arena.take(block * span * size).reshape(block, span * size)
+        for column in range(0, view.columns, block):
+            count = min(block, view.columns - column)
+            for i in range(count):
+                files.read(view.file, first + (column + i) * view.column_stride * size, raw[i])
+            stretch = raw[:count].view(dtype)[:, :: view.row_stride]
+            np.copyto(out[:, column : column + count], stretch.T)
+    arena.release(mark)
+    return out
+
+
+def scratch_bytes(source: SourceMatrix, rows: int) -> int:
+    """Bytes beyond the rows themselves that `read_rows` and `decode_rows` take from an arena for that many rows."""
+    view = source.weight
+    size = NUMPY[view.dtype].itemsize
+    scratch = 0
+    if view.column_stride != 1:
+        scratch += max(4 << 20, ((rows - 1) * view.row_stride + 1) * size)
+    elif view.row_stride != view.columns:
+        scratch += ((rows - 1) * view.row_stride + view.columns) * size
+    if source.kind == "fp8":
+        scratch += rows * source.columns * 4
+    elif source.kind != "float":
+        scratch += rows * source.columns * 5
+    return scratch + 4096

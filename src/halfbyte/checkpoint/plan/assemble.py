@@ -1,0 +1,141 @@
+"""The second half of planning: chosen weights get tensors and places; every source tensor its account."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from halfbyte.checkpoint.io.index import Tensor
+from halfbyte.checkpoint.io.views import SourceMatrix, View
+from halfbyte.checkpoint.plan.config_files import excluded_modules, json_files
+from halfbyte.checkpoint.plan.draft import Draft, action_of
+from halfbyte.checkpoint.plan.notes import plan_notes
+from halfbyte.checkpoint.plan.select import Selector
+from halfbyte.checkpoint.plan.source_weights import SourceWeight
+from halfbyte.checkpoint.plan.target import MEANING, Target, activations_of, input_scales
+from halfbyte.checkpoint.plan.types import Action, Copy, Options, Plan, Shard, SourceFile, Unit, place
+from halfbyte.errors import CheckpointError
+from halfbyte.layouts.description import Activations, LogicalWeight, Part
+from halfbyte.models.experts import expert_module
+from halfbyte.models.names import is_expert
+
+
+def assemble(draft: Draft, options: Options, selector: Selector) -> Plan:
+    """Outputs file by file with their places; config and index; what the user should know."""
+    checkpoint, target = draft.checkpoint, draft.target
+    have = bool(draft.converted) and all(weight.sources[0].input_scale is not None for weight in draft.converted)
+    kind, activations = activations_of(options, target, have)
+    scales = input_scales(kind, options, draft.groups)
+    _split_biases(draft)
+    group_of = {module: number for number, group in enumerate(draft.groups) for module in group}
+    wanted: dict[str, list[Part]] = defaultdict(list)
+    copied: dict[str, list[Tensor]] = defaultdict(list)
+    made: dict[str, list[tuple[str, Action, tuple[SourceMatrix, ...], tuple[Part, ...]]]] = defaultdict(list)
+    for tensor in checkpoint.tensors.values():
+        if tensor.name not in draft.owned and tensor.name not in draft.dropped:
+            copied[tensor.file].append(tensor)
+            wanted[tensor.file].append(Part(tensor.name, tensor.info.dtype, tensor.info.shape, "values"))
+    for weight in draft.converted:
+        made[weight.tensor.file].append(
+            (weight.module, action_of(weight, target), weight.sources, _parts(weight, target, activations))
+        )
+    for weight in draft.decoded:
+        made[weight.tensor.file].append((weight.module, "decode", weight.sources, (_plain_part(weight),)))
+    for tensor, part, source in draft.gathered:
+        made[tensor.file].append((part.name, "gather", (source,), (part,)))
+    shards = []
+    for file in checkpoint.headers:
+        wanted[file] += [part for *_, parts in made[file] for part in parts]
+        if not wanted[file]:
+            continue
+        header, placed, size = place(wanted[file], {"format": "pt"})
+        copies = tuple(Copy(file, tensor.info.start, placed[tensor.name]) for tensor in copied[file])
+        units = tuple(
+            Unit(
+                module,
+                action,
+                sources,
+                tuple(placed[part.name] for part in parts),
+                group_of.get(module, -1),
+                scales.get(module),
+            )
+            for module, action, sources, parts in made[file]
+        )
+        shards.append(Shard(file, header, size, copies, units))
+    _check_names(shards)
+    excluded = [] if target.format is None else excluded_modules(draft)
+    return Plan(
+        source=checkpoint.path,
+        files=tuple(
+            SourceFile(name, header.file_size, header.modified, header.digest)
+            for name, header in checkpoint.headers.items()
+        ),
+        side_files=checkpoint.side_files,
+        format=target.format,
+        contract=target.contract,
+        method=target.method,
+        repairs=target.repairs,
+        layout=target.layout.name if target.format else "plain",
+        activations=MEANING[kind] if target.format else "",
+        shards=tuple(shards),
+        groups=tuple(draft.groups),
+        kept=draft.kept,
+        dropped=draft.dropped,
+        left_out=checkpoint.left_out,
+        notes=tuple(plan_notes(draft, selector, excluded)),
+        json_files=json_files(draft, activations, shards, excluded),
+    )
+
+
+def _parts(weight: SourceWeight, target: Target, activations: Activations) -> tuple[Part, ...]:
+    if target.format is None:
+        return (_plain_part(weight),)
+    source = weight.sources[0]
+    count = len(weight.sources) if weight.stacked else 0
+    return target.layout.parts(
+        LogicalWeight(weight.module, source.rows, source.columns, count), target.format, activations
+    )
+
+
+def _plain_part(weight: SourceWeight) -> Part:
+    """The BF16 tensor of a weight. Stacked experts go back to the transposed form in which such models hold them."""
+    source = weight.sources[0]
+    if weight.stacked:
+        return Part(
+            weight.module, "BF16", (len(weight.sources), source.columns, source.rows), "values", transposed=True
+        )
+    return Part(f"{weight.module}.weight", "BF16", (source.rows, source.columns), "values")
+
+
+def _split_biases(draft: Draft) -> None:
+    """Biases of stacked experts that were taken apart are taken apart as well."""
+    stacks: dict[str, int] = {}
+    for weight in draft.converted:
+        if not weight.stacked and is_expert(weight.module) and weight.tensor.name.endswith(("_blocks", "_proj")):
+            stacks[weight.tensor.name.removesuffix("_blocks")] = 0
+    for stack in stacks:
+        tensor = draft.checkpoint.tensors.get(f"{stack}_bias")
+        if tensor is None:
+            continue
+        draft.owned[tensor.name] = stack
+        count, width = tensor.info.shape
+        size = tensor.info.bytes // (count * width)
+        for expert in range(count):
+            for projection, elements in draft.model.projections(stack, width).items():
+                offset = tensor.info.start + (expert * width + elements.start) * size
+                length = len(range(*elements.indices(width)))
+                view = View(tensor.name, tensor.file, tensor.info.dtype, offset, length, 1, elements.step)
+                name = f"{expert_module(stack, expert, projection)}.bias"
+                part = Part(name, tensor.info.dtype, (length,), "values")
+                draft.gathered.append((tensor, part, SourceMatrix("float", length, 1, view)))
+
+
+def _check_names(shards: Sequence[Shard]) -> None:
+    seen: dict[str, str] = {}
+    for shard in shards:
+        for output in shard.outputs:
+            other = seen.setdefault(output.part.name, shard.name)
+            if other != shard.name:
+                raise CheckpointError(
+                    f"two output tensors would be called {output.part.name}: in {other} and {shard.name}"
+                )

@@ -1,0 +1,66 @@
+"""The JSON files of an output: config.json, the index, what the layout wants; and which modules they exclude."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+from halfbyte.checkpoint.io.index import CONFIG, INDEX
+from halfbyte.checkpoint.plan.draft import Draft
+from halfbyte.checkpoint.plan.types import Shard
+from halfbyte.layouts.description import Activations, Setting
+from halfbyte.layouts.exclude import exclude_list
+from halfbyte.models.families import is_lookup_table
+from halfbyte.models.names import routed_layer
+
+
+def json_files(
+    draft: Draft, activations: Activations, shards: Sequence[Shard], excluded: Sequence[str]
+) -> dict[str, dict[str, Any]]:
+    """config.json without the source's quantization and with ours; the index; what else the layout wants."""
+    checkpoint, target = draft.checkpoint, draft.target
+    config: dict[str, Any] = copy.deepcopy(dict(checkpoint.config))
+    config.pop("quantization_config", None)
+    text = config.get("text_config")
+    if isinstance(text, dict):
+        text.pop("quantization_config", None)
+    if draft.decoded:
+        for place_ in (config, text if isinstance(text, dict) else {}):
+            for key in ("dtype", "torch_dtype"):
+                if key in place_:
+                    place_[key] = "bfloat16"
+    files: dict[str, dict[str, Any]] = {}
+    if target.format is not None:
+        quantized = [weight.module for weight in draft.converted]
+        setting = Setting(target.format, activations, quantized, excluded, checkpoint.quantization)
+        config["quantization_config"] = target.layout.quantization_config(setting)
+        files |= target.layout.extra_files(setting)
+    files[CONFIG] = config
+    if len(shards) > 1 or shards[0].name != "model.safetensors":
+        weight_map = {output.part.name: shard.name for shard in shards for output in shard.outputs}
+        total = sum(shard.size - len(shard.header) for shard in shards)
+        files[INDEX] = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
+    return files
+
+
+def excluded_modules(draft: Draft) -> list[str]:
+    """Modules that a reader would take for quantized linear layers: all that are kept but lookup tables."""
+    quantized = [weight.module for weight in draft.converted]
+    excluded = [module for module in draft.kept if not is_lookup_table(module)]
+    for name, tensor in draft.checkpoint.tensors.items():  # convolutions
+        if name.endswith(".weight") and len(tensor.info.shape) > 2 and name not in draft.owned:
+            excluded.append(name.removesuffix(".weight"))
+    if draft.model.tied_head:
+        excluded.append("lm_head")
+    excluded += _whole_experts(excluded, quantized)
+    return exclude_list(excluded, quantized)
+
+
+def _whole_experts(excluded: Sequence[str], quantized: Sequence[str]) -> list[str]:
+    """Names of expert layers that are kept as a whole: SGLang asks for the layer, not for its experts."""
+
+    def layers(modules: Sequence[str]) -> set[str]:
+        return {layer for layer in map(routed_layer, modules) if layer is not None}
+
+    return sorted(layers(excluded) - layers(quantized))

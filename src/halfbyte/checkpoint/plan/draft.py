@@ -1,0 +1,45 @@
+"""What is known of a conversion before its outputs have places."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from halfbyte.checkpoint.io.index import Checkpoint, Tensor
+from halfbyte.checkpoint.io.views import SourceMatrix
+from halfbyte.checkpoint.plan.source_weights import SourceWeight
+from halfbyte.checkpoint.plan.target import Target
+from halfbyte.checkpoint.plan.types import Action
+from halfbyte.layouts.description import Part
+from halfbyte.models import Model
+
+
+@dataclass
+class Draft:
+    """Weights sorted by what becomes of them, and the account of every source tensor."""
+
+    checkpoint: Checkpoint
+    model: Model
+    target: Target
+    converted: list[SourceWeight] = field(default_factory=list)
+    decoded: list[SourceWeight] = field(default_factory=list)
+    kept: dict[str, str] = field(default_factory=dict)
+    gathered: list[tuple[Tensor, Part, SourceMatrix]] = field(default_factory=list)
+    owned: dict[str, str] = field(default_factory=dict)
+    """Source tensor → the module that takes it in."""
+    dropped: dict[str, str] = field(default_factory=dict)
+    groups: list[tuple[str, ...]] = field(default_factory=list)
+
+    def claim(self, weight: SourceWeight) -> None:
+        for name in (weight.tensor.name, *weight.belongs):
+            self.owned[name] = weight.module
+        for name in weight.dropped:
+            self.dropped[name] = f"activation scale of {weight.module} in the source's own format"
+
+
+def action_of(weight: SourceWeight, target: Target) -> Action:
+    """What is done to a weight that is converted."""
+    if target.format is None:
+        return "decode"
+    if weight.kind == target.format.name:
+        return "relayout"
+    return "cast" if weight.kind == "mxfp4" else "quantize"

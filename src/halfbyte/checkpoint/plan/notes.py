@@ -1,0 +1,75 @@
+"""What the user should know before running a plan."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from halfbyte.checkpoint.plan.draft import Draft, action_of
+from halfbyte.checkpoint.plan.select import Selector
+from halfbyte.layouts.exclude import culprit, swallowed
+from halfbyte.models.names import ROUTED, is_expert, is_row_parallel, routed_layer
+
+
+def plan_notes(draft: Draft, selector: Selector, excluded: Sequence[str]) -> list[str]:
+    """What is unusual about a conversion, in sentences."""
+    notes = [f"pattern {pattern!r} matches no module" for pattern in selector.unused()]
+    format, layout = draft.target.format, draft.target.layout.name
+    if format is None:
+        return notes
+    narrow = [
+        weight.module
+        for weight in draft.converted
+        if is_row_parallel(weight.module) and weight.sources[0].columns % (8 * format.block)
+    ]
+    if narrow:
+        notes.append(
+            f"{len(narrow)} row-parallel modules, {narrow[0]} first, are too narrow for 8-way tensor parallelism"
+        )
+    moved = sum(action_of(weight, draft.target) == "relayout" for weight in draft.converted)
+    if moved:
+        notes.append(f"{moved} weights are {format.name} already: their codes stay, whatever the method and contract")
+    mixed = _mixed_experts(draft)
+    if mixed is not None:
+        notes.append(
+            f"{mixed[0]} is quantized and {mixed[1]} kept: servers want all experts of a layer alike and will not load "
+            "this; keep or include them all"
+        )
+    notes += _swallowed(draft, excluded)
+    experts = any(is_expert(weight.module) or weight.stacked for weight in draft.converted)
+    if experts and layout == "compressed-tensors" and format.has_global:
+        notes.append(
+            "transformers (through 5.22) reads NVFP4 experts in this layout wrongly and silently; vLLM reads them"
+        )
+    if draft.model.family.name == "gpt-oss" and format.has_global:
+        notes.append(
+            "no server reads gpt-oss in NVFP4 yet: its experts have biases, for which their kernels have no place"
+        )
+    counts = Counter(weight.kind for weight in draft.decoded)
+    if counts:
+        listed = ", ".join(f"{count} {kind}" for kind, count in counts.items())
+        notes.append(f"weights that become BF16 because they are kept: {listed}")
+    return notes
+
+
+def _swallowed(draft: Draft, excluded: Sequence[str]) -> Iterator[str]:
+    """Quantized modules that a reader of the layout would take as excluded. Experts that are not alike have a note."""
+    linear = [weight.module for weight in draft.converted if ROUTED not in weight.module]
+    for reader in draft.target.layout.readers:
+        if reader.asks_for_fused:
+            for module, asked in swallowed(linear, excluded, reader):
+                entry = culprit(asked, excluded, reader)
+                yield (
+                    f"{module} is quantized, but {reader.name} would take {asked} as excluded because {entry} is kept; "
+                    "keep or include both"
+                )
+
+
+def _mixed_experts(draft: Draft) -> tuple[str, str] | None:
+    """A routed expert's module that is quantized, and one of the same layer that is kept."""
+    quantized = {routed_layer(weight.module): weight.module for weight in draft.converted}
+    for module in draft.kept:
+        layer = routed_layer(module)
+        if layer is not None and layer in quantized:
+            return quantized[layer], module
+    return None

@@ -1,0 +1,124 @@
+"""Making a plan: weights are found, chosen, grouped, and given their places in the output files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from halfbyte.checkpoint.io.index import open_checkpoint
+from halfbyte.checkpoint.plan.assemble import assemble
+from halfbyte.checkpoint.plan.draft import Draft
+from halfbyte.checkpoint.plan.select import Selector
+from halfbyte.checkpoint.plan.source_weights import SourceWeight, find_source_weights
+from halfbyte.checkpoint.plan.target import resolve_target
+from halfbyte.checkpoint.plan.types import Options, Plan
+from halfbyte.checkpoint.plan.unstack import orient, split
+from halfbyte.errors import CheckpointError
+from halfbyte.layouts.storage import known_methods
+from halfbyte.models import model_of
+from halfbyte.models.partners import share_scales
+
+
+def make_plan(source: Path, options: Options) -> Plan:
+    """Plan a conversion from headers, index and config alone."""
+    checkpoint = open_checkpoint(source)
+    model = model_of(checkpoint.config)
+    draft = Draft(checkpoint, model, resolve_target(options, model.family))
+    selector = Selector(options.rules, model)
+    _choose(draft, selector)
+    if not draft.converted and not (draft.target.format is None and draft.decoded):
+        raise CheckpointError(_nothing(draft))
+    return assemble(draft, options, selector)
+
+
+def _nothing(draft: Draft) -> str:
+    counts: dict[str, int] = {}
+    for reason in draft.kept.values():
+        counts[reason] = counts.get(reason, 0) + 1
+    listed = ", ".join(f"{count} {reason}" for reason, count in counts.items()) or "it holds no quantized weight"
+    return f"{draft.checkpoint.path}: nothing to convert ({listed})"
+
+
+def _choose(draft: Draft, selector: Selector) -> None:
+    """Sort every weight: converted, decoded to BF16, or kept as it is."""
+    method = str(draft.checkpoint.quantization.get("quant_method", "modelopt"))
+    if not method.startswith(known_methods()):
+        known = ", ".join(sorted(known_methods()))
+        raise CheckpointError(
+            f"{draft.checkpoint.path}: quantized by {method!r}, which no reader knows; known: {known}"
+        )
+    weights = find_source_weights(draft.checkpoint).weights
+    quantized_source = any(weight.kind != "float" for weight in weights)
+    single: list[SourceWeight] = []
+    stacks: dict[str, SourceWeight] = {}
+    for weight in weights:
+        apart = _unstack(draft, weight)
+        single += apart
+        if weight.stacked and draft.model.stacking is not None:
+            stacks[weight.tensor.name] = orient(weight, draft.model)
+    reasons = {weight.module: _reason(draft, selector, weight, quantized_source) for weight in single}
+    format = draft.target.format
+    if format is not None and format.has_global:
+        flat = [weight.module for weight in single if not weight.stacked]
+        fresh = {weight.module for weight in single if weight.kind != "nvfp4" and reasons[weight.module] is None}
+        groups, partners = share_scales(flat, fresh.__contains__, draft.model.family.optional)
+        reasons |= partners
+        grouped = {module for group in groups for module in group}
+        draft.groups = groups + [
+            (weight.module,) for weight in single if weight.module not in grouped and reasons[weight.module] is None
+        ]
+    _refuse_partial(single, reasons)
+    for weight in single:
+        reason = reasons[weight.module]
+        if reason is None:
+            draft.claim(weight)
+            (draft.converted if format is not None else draft.decoded).append(weight)
+            continue
+        if reason:
+            draft.kept[weight.module] = reason
+        if weight.kind != "float" and not draft.model.family.native_fp8 and weight.tensor.name not in draft.owned:
+            plain = stacks.get(weight.tensor.name, weight)  # experts that are kept stay stacked, as their biases do
+            draft.claim(plain)
+            draft.decoded.append(plain)
+
+
+def _unstack(draft: Draft, weight: SourceWeight) -> list[SourceWeight]:
+    """A stacked weight as the layout wants it: in one piece, or one weight an expert."""
+    if not weight.stacked or draft.model.stacking is None:
+        return [weight]
+    weight = orient(weight, draft.model)
+    stacks = draft.target.layout.stacks
+    stays = stacks == "always" or (stacks == "some families" and draft.model.family.stays_stacked)
+    if draft.target.format is None or stays:
+        return [weight]
+    return split(weight, draft.model)
+
+
+def _reason(draft: Draft, selector: Selector, weight: SourceWeight, quantized_source: bool) -> str | None:
+    """Why a weight is not converted. None: it is; an empty text: it is plain already and the target is plain."""
+    format = draft.target.format
+    if format is None:
+        return "" if weight.kind == "float" else None
+    if weight.stacked and draft.model.stacking is None and weight.kind == "float":
+        return "stacked experts of a family whose orientation is not known"
+    if weight.kind == "float" and quantized_source:
+        return "unquantized in the source"
+    source = weight.sources[0]
+    defaults = weight.kind in ("float", "fp8", "int4") or draft.model.family.native_fp8
+    reason = selector.reason(weight.module, source.columns, format.block, defaults)
+    if reason is None and draft.target.layout.stacks == "always" and not weight.stacked:
+        return f"the {draft.target.layout.name} layout holds stacked experts only"
+    return reason
+
+
+def _refuse_partial(weights: Iterable[SourceWeight], reasons: Mapping[str, str | None]) -> None:
+    """A tensor that several modules come from is converted as a whole or not at all."""
+    seen: dict[str, tuple[str, bool]] = {}
+    for weight in weights:
+        convert = reasons[weight.module] is None
+        other, before = seen.setdefault(weight.tensor.name, (weight.module, convert))
+        if before != convert:
+            raise CheckpointError(
+                f"{weight.tensor.name} holds {other} and {weight.module}, of which only one would be kept; stacked "
+                "experts are kept or converted together"
+            )

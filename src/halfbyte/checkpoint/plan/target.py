@@ -1,0 +1,153 @@
+"""What a conversion aims at: format, layout, contract and method that fit together, and the scales of activations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from halfbyte.checkpoint.io.index import read_json
+from halfbyte.checkpoint.plan.types import Options
+from halfbyte.contracts import Contract, NVFP4Rule, get_contract
+from halfbyte.errors import CheckpointError, UnsupportedError, unknown_name
+from halfbyte.formats import BlockFormat, get_format
+from halfbyte.layouts import get_layout, writable_layouts
+from halfbyte.layouts.description import Activations, Layout
+from halfbyte.methods import Method
+from halfbyte.models.families import Family
+from halfbyte.models.names import same_projection
+from halfbyte.request import resolve
+
+TARGETS = ("nvfp4", "mxfp4", "bf16")
+DEFAULT_CONTRACT = {"nvfp4": "modelopt", "mxfp4": "ocp"}
+
+MEANING = {
+    "none": "W4A16: weights are FP4, a server computes with unquantized activations",
+    "unit": "W4A4 with input_scale 1.0: activations become FP4 too; block amaxes between about 0.01 and 2688 fit",
+    "file": "W4A4 with calibrated input scales: activations become FP4 too",
+    "source": "W4A4 with the source's own input scales",
+    "dynamic": "W4A4: activations become FP4 too, their scales are computed while serving",
+}
+"""What each kind of activations means for a server."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """Format, layout, contract and method, checked against each other."""
+
+    format: BlockFormat | None
+    layout: Layout
+    contract: Contract | None
+    method: str | Method | None
+    repairs: bool
+    """Whether tensors without a usable scale (all zero, or tiny) get one that every reader can use."""
+
+
+def resolve_target(options: Options, family: Family) -> Target:
+    """The target that the options name. Combinations without a definition raise here."""
+    if options.to not in TARGETS:
+        raise unknown_name("target format", options.to, TARGETS)
+    layout = get_layout(options.layout)
+    if options.to == "bf16":
+        return Target(None, layout, None, None, repairs=False)
+    if options.to not in layout.formats:
+        named = [other for other in writable_layouts().values() if not other.replaces]
+        known = ", ".join(f"{other.name} ({', '.join(other.formats)})" for other in named)
+        raise UnsupportedError(
+            f"layout {layout.name} holds {', '.join(layout.formats)}, not {options.to}; layouts: {known}"
+        )
+    if family.native_fp8:
+        layout = _beside_fp8(layout, family)
+    if layout.stacking is not None and family.stacking not in (None, layout.stacking):
+        raise UnsupportedError(
+            f"layout {layout.name} is read for gpt-oss models only, not for {family.name}; use --layout "
+            "compressed-tensors"
+        )
+    format = get_format(options.to)
+    contract = get_contract(options.contract or DEFAULT_CONTRACT[options.to], format)
+    repairs = options.contract is None or contract.name in DEFAULT_CONTRACT.values()
+    if contract.name == "transformer_engine":
+        # TransformerEngine hands out amaxes; miles is its checkpoint form: same blocks, a multiplier beside them
+        contract = get_contract("miles", format)
+    rule = contract.rule(format)
+    if isinstance(rule, NVFP4Rule) and (rule.stored is None or contract.scaling == "row"):
+        raise UnsupportedError(f"contract {contract!r} has no scale of the whole tensor to store beside the blocks")
+    method = options.method
+    if method is None and options.contract is None and options.to == "nvfp4":
+        method = "optimal"
+    resolve(format, contract, method)
+    return Target(format, layout, contract, method, repairs)
+
+
+def _beside_fp8(layout: Layout, family: Family) -> Layout:
+    """The layout in place of the one that was named, for a family that stays FP8 where it is not converted."""
+    for other in writable_layouts().values():
+        if other.replaces == layout.name:
+            return other
+    raise UnsupportedError(
+        f"{family.name} stays FP8 outside its experts, which no reader of layout {layout.name} expects; "
+        "use --to nvfp4 --layout modelopt"
+    )
+
+
+def activations_of(options: Options, target: Target, sources_have: bool) -> tuple[str, Activations]:
+    """Which kind of activations to write: (key of MEANING, what the layout is told)."""
+    wanted = options.activations
+    if wanted is None:
+        if sources_have:
+            return "source", "static"
+        is_miles = target.contract is not None and target.contract.name == "miles"
+        wanted = "unit" if is_miles or target.layout.needs_input_scales else "none"
+    if wanted == "none":
+        return "none", "none"
+    if target.format is not None and not target.format.has_global:
+        return "dynamic", "static"
+    return ("unit" if wanted == "unit" else "file"), "static"
+
+
+def input_scales(kind: str, options: Options, groups: Sequence[Sequence[str]]) -> dict[str, float]:
+    """Multiplier of the activations of every module; members of a group share the largest.
+
+    A calibration file is a JSON object: module → largest magnitude of its input. An expert that saw no token takes the
+    largest of the other experts' same projection.
+    """
+    modules = [module for group in groups for module in group]
+    if kind == "unit":
+        return dict.fromkeys(modules, 1.0)
+    if kind != "file":
+        return {}
+    given = _read_amaxes(Path(str(options.activations)))
+    siblings: dict[str, float] = {}
+    for module, value in given.items():
+        key = same_projection(module)
+        siblings[key] = max(siblings.get(key, 0.0), value)
+    scales: dict[str, float] = {}
+    for group in groups:
+        amaxes = []
+        for module in group:
+            amax = given[module] if module in given else siblings.get(same_projection(module))
+            if amax is None:
+                raise CheckpointError(f"{options.activations}: no amax for {module}, which is quantized")
+            amaxes.append(amax)
+        limits = np.finfo(np.float32)
+        if not float(limits.tiny) * 2688 <= max(amaxes) <= float(limits.max):
+            raise CheckpointError(
+                f"{options.activations}: {group[0]} has the amax {max(amaxes):g}, whose scale is no normal float32"
+            )
+        scales |= dict.fromkeys(group, float(np.float32(max(amaxes)) / np.float32(2688)))
+    return scales
+
+
+def _read_amaxes(path: Path) -> Mapping[str, float]:
+    if not path.is_file():
+        raise CheckpointError(f"--activations {path}: neither none nor unit, nor a file that is there")
+    given = read_json(path)
+    amaxes: dict[str, float] = {}
+    for module, value in given.items():
+        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value <= 0:
+            raise CheckpointError(f"{path}: {module} has {value!r}; expected the largest magnitude, a positive number")
+        amaxes[module] = float(value)
+    return amaxes

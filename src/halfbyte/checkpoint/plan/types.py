@@ -1,0 +1,256 @@
+"""Headers in, Plan out. Every error that a header can show is raised here, before anything is written.
+
+A plan is frozen and holds names and numbers only: which bytes of which source file become which tensor at which offset
+of which output file, and by which act. `run` executes it; memory, workers and devices are not its business.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from halfbyte.checkpoint.io.header import encode_header, tensor_bytes
+from halfbyte.checkpoint.io.views import SourceMatrix
+from halfbyte.checkpoint.plan.select import Rules
+from halfbyte.contracts import Contract
+from halfbyte.formats import BlockFormat
+from halfbyte.layouts.description import Part
+from halfbyte.methods import Method
+
+Action = Literal["quantize", "cast", "relayout", "decode", "gather"]
+"""quantize: from values. cast: MXFP4 blocks to NVFP4 blocks. relayout: same codes and scales under other names.
+decode: to BF16. gather: single values from scattered places, unchanged."""
+
+VERSION = 1
+"""Of the plan and the files that name it; a change makes unfinished conversions start anew."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What decides the output's bytes."""
+
+    to: str = "nvfp4"
+    layout: str = "modelopt"
+    method: str | Method | None = None
+    """None: optimal for NVFP4 under the default contract, otherwise the contract's own."""
+    contract: str | Contract | None = None
+    """None: Model-Optimizer's rules for NVFP4, OCP's for MXFP4."""
+    activations: str | None = None
+    """none, unit, or a JSON file of calibrated amaxes; None: what the contract writes, or what the source has."""
+    rules: Rules = Rules()
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One tensor of an output file, at its place."""
+
+    part: Part
+    start: int
+    """First byte in the file; `stop` is the byte after its last."""
+    stop: int
+
+    @property
+    def bytes(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A tensor whose bytes are kept."""
+
+    file: str
+    offset: int
+    output: Output
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A module whose weight is computed anew."""
+
+    module: str
+    action: Action
+    sources: tuple[SourceMatrix, ...]
+    outputs: tuple[Output, ...]
+    group: int
+    """Index into the plan's groups: who shares its tensor scale."""
+    input_scale: float | None = None
+    """Multiplier of the activations; None where none is written, or where the source has one."""
+
+    @property
+    def source_bytes(self) -> int:
+        return sum(source.weight.bytes for source in self.sources)
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One output file."""
+
+    name: str
+    header: bytes = field(repr=False)
+    size: int
+    copies: tuple[Copy, ...]
+    units: tuple[Unit, ...]
+
+    @property
+    def outputs(self) -> list[Output]:
+        placed = [copy.output for copy in self.copies] + [output for unit in self.units for output in unit.outputs]
+        return sorted(placed, key=lambda output: (output.start, output.stop, output.part.name))
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """What is remembered of a source file, to notice that it changed."""
+
+    name: str
+    size: int
+    modified: int
+    header: str
+    """SHA-256 of the header."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A whole conversion."""
+
+    source: Path
+    files: tuple[SourceFile, ...]
+    side_files: tuple[str, ...]
+    format: BlockFormat | None
+    """None: values, BF16."""
+    contract: Contract | None
+    method: str | Method | None
+    repairs: bool
+    """Whether tensors without a usable scale (all zero, or tiny) get one that every reader can use."""
+    layout: str
+    activations: str
+    """In words: what a server makes of it."""
+    shards: tuple[Shard, ...]
+    groups: tuple[tuple[str, ...], ...]
+    """Modules that share one tensor scale, single ones included."""
+    kept: Mapping[str, str]
+    """Module → why its weight is not FP4."""
+    dropped: Mapping[str, str]
+    """Source tensor → why nothing of it is written."""
+    left_out: Mapping[str, str]
+    """Source file → why it is not copied."""
+    notes: tuple[str, ...]
+    """What the user should know before running this."""
+    json_files: Mapping[str, Mapping[str, Any]]
+    """config.json, the index and what else the layout wants, as they will be written."""
+
+    @property
+    def units(self) -> list[Unit]:
+        return [unit for shard in self.shards for unit in shard.units]
+
+    @property
+    def shared(self) -> list[tuple[str, ...]]:
+        return [group for group in self.groups if len(group) > 1]
+
+    @property
+    def source_bytes(self) -> int:
+        return sum(file.size for file in self.files)
+
+    @property
+    def output_bytes(self) -> int:
+        return sum(shard.size for shard in self.shards)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Equal for plans that write the same bytes from files with the same headers."""
+        digest = hashlib.sha256()
+        described = {
+            "version": VERSION,
+            "files": [(file.name, file.size, file.header) for file in self.files],
+            "choices": self.choices,
+            "json": self.json_files,
+            "side": self.side_files,
+        }
+        digest.update(json.dumps(described, sort_keys=True).encode())
+        for shard in self.shards:
+            digest.update(shard.name.encode() + shard.header)
+            digest.update(json.dumps([unit.input_scale for unit in shard.units]).encode())
+        return digest.hexdigest()
+
+    @property
+    def choices(self) -> dict[str, str]:
+        """The options that decide bytes, as words."""
+        return {
+            "to": self.format.name if self.format else "bf16",
+            "layout": self.layout,
+            "contract": repr(self.contract) if self.contract else "",
+            "method": str(self.method or ""),
+            "activations": self.activations,
+        }
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything, for machines: each output tensor with dtype, shape and offsets, and what it is made from."""
+        return {
+            "version": VERSION,
+            "source": str(self.source),
+            "files": [asdict(file) for file in self.files],
+            "side_files": list(self.side_files),
+            **self.choices,
+            "fingerprint": self.fingerprint,
+            "source_bytes": self.source_bytes,
+            "output_bytes": self.output_bytes,
+            "shards": [_shard_json(shard) for shard in self.shards],
+            "shared_scales": [list(group) for group in self.shared],
+            "kept": dict(self.kept),
+            "dropped": dict(self.dropped),
+            "left_out": dict(self.left_out),
+            "notes": list(self.notes),
+        }
+
+
+def _shard_json(shard: Shard) -> dict[str, Any]:
+    made_from = {copy.output.part.name: "copy" for copy in shard.copies}
+    made_from |= {output.part.name: unit.action for unit in shard.units for output in unit.outputs}
+    return {
+        "name": shard.name,
+        "bytes": shard.size,
+        "tensors": [
+            {
+                "name": output.part.name,
+                "dtype": output.part.dtype,
+                "shape": list(output.part.shape),
+                "offsets": [output.start, output.stop],
+                "act": made_from[output.part.name],
+            }
+            for output in shard.outputs
+        ],
+    }
+
+
+def place(parts: Sequence[Part], metadata: Mapping[str, str]) -> tuple[bytes, dict[str, Output], int]:
+    """Header, places and file size for the tensors of one file.
+
+    Wide elements come first, so that every tensor starts at a multiple of its element's size, as loaders that map files
+    need it.
+    """
+    widths = {
+        "F64": 8,
+        "I64": 8,
+        "U64": 8,
+        "C64": 8,
+        "F32": 4,
+        "I32": 4,
+        "U32": 4,
+        "F16": 2,
+        "BF16": 2,
+        "I16": 2,
+        "U16": 2,
+    }
+    ordered = sorted(parts, key=lambda part: -widths.get(part.dtype, 1))
+    header = encode_header(((part.name, part.dtype, part.shape) for part in ordered), metadata)
+    placed: dict[str, Output] = {}
+    at = len(header)
+    for part in ordered:
+        stop = at + tensor_bytes(part.dtype, part.shape)
+        placed[part.name] = Output(part, at, stop)
+        at = stop
+    return header, placed, at

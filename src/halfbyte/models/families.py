@@ -1,0 +1,136 @@
+"""The table of model families: what stays unquantized, how stacked experts lie, which partners may be absent.
+
+Rules are (pattern, reason); a pattern is searched in the module's full name. A family adds to the baseline.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from halfbyte.models.experts import Stacking
+
+Rule = tuple[re.Pattern[str], str]
+
+
+def _rules(**patterns: str) -> tuple[Rule, ...]:
+    return tuple((re.compile(pattern), reason.replace("_", " ")) for reason, pattern in patterns.items())
+
+
+def part(*names: str) -> str:
+    """Pattern: one of these names as a whole dotted part."""
+    return rf"(^|\.)({'|'.join(names)})(\.|$)"
+
+
+def last(*names: str) -> str:
+    """Pattern: one of these names as the last dotted part."""
+    return rf"(^|\.)({'|'.join(names)})$"
+
+
+LOOKUP_TABLES: tuple[Rule, ...] = _rules(
+    embedding=r"embed|" + last("wte", "wpe", "relative_attention_bias"),
+)
+"""Never quantized, whatever is included: lookup tables are no linear layers."""
+
+NORM = r"norm[^.]*$|" + last(r"ln_\w+")
+ROUTER = last("gate", "router", "wg", "shared_expert_gate") + "|" + part("router")
+
+BASELINE: tuple[Rule, ...] = _rules(
+    output_head=last("lm_head", "head", "output_layer", "score", "classifier", "qa_outputs"),
+    pooler=part("pooler", "cls"),
+    norm=NORM,
+    router=ROUTER,
+    convolution=r"conv1d|" + last("conv", "conv2d", "patch_embed"),
+    small_linear_attention_projection=r"linear_attn\.in_proj_[ab]$",
+    multi_token_prediction=part("mtp", "nextn", "mtp_layers", r"model_mtp"),
+    vision_or_audio_tower=part(
+        "visual", "vision_tower", "vision_model", "vision_encoder", "vision", "audio_tower", "audio_model", "audio",
+        "embed_vision", "embed_audio",
+    ),
+    projector=part("multi_modal_projector", "mm_projector", "aligner"),
+    absorbed_at_run_time=last("kv_b_proj"),
+    attention_indexer=part("indexer"),
+)  # fmt: skip
+
+ATTENTION = _rules(attention_of_this_family=part("self_attn", "attn", "attention"))
+LINEAR_ATTENTION = _rules(linear_attention_of_this_family=part("linear_attn"))
+
+
+@dataclass(frozen=True)
+class Family:
+    """One row of the table."""
+
+    name: str
+    model_types: tuple[str, ...]
+    keep: tuple[Rule, ...] = ()
+    only: re.Pattern[str] | None = None
+    """If given: nothing but these modules is quantized."""
+    stacking: Stacking | None = None
+    stays_stacked: bool = False
+    """Model-Optimizer's layout keeps the experts of this family in one tensor."""
+    optional: tuple[str, ...] = ()
+    """Partners that some layers do not have (a k_proj that serves as v_proj)."""
+    native_fp8: bool = False
+    """Modules that are not converted keep the source's FP8 instead of becoming BF16."""
+
+
+FAMILIES = (
+    Family("Llama-4", ("llama4", "llama4_text"), ATTENTION, stacking="transposed", stays_stacked=True),
+    Family("Qwen3-Next", ("qwen3_next",), LINEAR_ATTENTION, stacking="halves"),
+    Family(
+        "Qwen3.5",
+        ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"),
+        LINEAR_ATTENTION,
+        stacking="halves",
+    ),
+    Family("Qwen3-VL-MoE", ("qwen3_vl_moe", "qwen3_vl_moe_text"), stacking="transposed"),
+    Family("Qwen3-MoE", ("qwen3_moe", "qwen2_moe"), stacking="halves"),
+    Family("Mixtral", ("mixtral", "minimax", "minimax_m2"), stacking="halves"),
+    Family("DeepSeek-V3", ("deepseek_v3", "deepseek_v32", "deepseek_v2"), ATTENTION, stacking="halves"),
+    Family("Kimi", ("kimi_k2", "kimi_k25", "kimi_vl"), ATTENTION, stacking="halves"),
+    Family(
+        "DeepSeek-V4",
+        ("deepseek_v4",),
+        _rules(shared_expert_of_this_family=part("shared_experts", "shared_expert")),
+        only=re.compile(r"\.experts\.\d+\.(w1|w2|w3|gate_proj|up_proj|down_proj)$"),
+        native_fp8=True,
+    ),
+    Family("GLM", ("glm4_moe", "glm4_moe_lite", "glm4v_moe", "glm_moe_dsa", "glm4"), stacking="halves"),
+    Family(
+        "Nemotron-H",
+        ("nemotron_h",),
+        _rules(
+            attention_of_this_family=last("q_proj", "k_proj", "v_proj", "o_proj"),
+            latent_projection=last("fc1_latent_proj", "fc2_latent_proj"),
+        ),
+        optional=("gate_proj",),
+    ),
+    Family("Gemma 4", ("gemma4", "gemma4_text"), optional=("v_proj",), stacking="halves"),
+    Family(
+        "gpt-oss",
+        ("gpt_oss",),
+        only=re.compile(r"\.experts(\.\d+)?\.(gate_up_proj|gate_proj|up_proj|down_proj)$"),
+        stacking="interleaved",
+        stays_stacked=True,
+    ),
+)
+
+UNKNOWN = Family("other", ())
+
+
+def is_lookup_table(module: str) -> bool:
+    """Whether the last part of a name is that of an embedding: no reader builds a linear layer of it."""
+    return any(pattern.search(module.rpartition(".")[2]) for pattern, _ in LOOKUP_TABLES)
+
+
+def is_norm(module: str) -> bool:
+    return re.search(NORM, module) is not None
+
+
+def is_router(module: str) -> bool:
+    return re.search(ROUTER, module) is not None
+
+
+def find_family(model_type: str) -> Family:
+    """The family of a model type; a family without extras where the table has none."""
+    return next((family for family in FAMILIES if model_type in family.model_types), UNKNOWN)

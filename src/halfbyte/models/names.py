@@ -1,0 +1,49 @@
+"""What the name of a module says: its layer, whether it is an expert, how it splits under tensor parallelism."""
+
+from __future__ import annotations
+
+import re
+
+ROUTED = ".experts."
+"""Part of the name of every routed expert."""
+
+EXPERTS = re.compile(r"\.(shared_)?experts\.")
+LAYER = re.compile(r"(?:^|\.)(?:layers|blocks|block|layer|h)\.(\d+)\.")
+ONE_EXPERT = re.compile(r"^(.*\.experts)\.\d+\.[^.]+$")
+
+ROW_PARALLEL = ("o_proj", "down_proj", "w2")
+"""Last parts of modules that servers cut along their width."""
+
+
+def layer_index(module: str) -> int | None:
+    """The number of the layer that a module is in."""
+    found = LAYER.search(module)
+    return None if found is None else int(found.group(1))
+
+
+def is_expert(module: str) -> bool:
+    """Whether a module belongs to an expert, routed or shared."""
+    return EXPERTS.search(module) is not None
+
+
+def routed_layer(module: str) -> str | None:
+    """The expert layer of a routed expert's module: `model.layers.0.mlp.experts`. None for any other module."""
+    layer, found, _ = module.partition(ROUTED)
+    return f"{layer}.experts" if found else None
+
+
+def same_projection(module: str) -> str:
+    """One key for the same projection of all experts of a layer; any other module is its own key."""
+    head, found, tail = module.partition(ROUTED)
+    number, dot, rest = tail.partition(".")
+    return f"{head}{found}*.{rest}" if found and dot and number.isdigit() else module
+
+
+def without_numbers(module: str) -> str:
+    """The name with # for each number: the same for a module in all layers and experts."""
+    return re.sub(r"\d+", "#", module)
+
+
+def is_row_parallel(module: str) -> bool:
+    """Whether servers cut this module along its width."""
+    return module.rpartition(".")[2] in ROW_PARALLEL

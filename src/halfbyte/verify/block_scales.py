@@ -1,0 +1,72 @@
+"""Block scales, byte by byte: none may be NaN or negative, and none 0 where codes are not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from halfbyte.checkpoint.execute.manifest import read_manifest
+from halfbyte.verify.problems import Problem
+from halfbyte.verify.stored import Contents, StoredTensors
+from halfbyte.verify.values import oriented, pieces
+
+ZERO_SCALES = ("miles", "transformer_engine")
+"""Contracts by whose rules the scale of a block too small for E4M3 is 0."""
+
+
+ROWS = 256
+"""Rows of codes that are looked at together."""
+
+
+def block_problems(path: Path, contents: Contents) -> Iterator[Problem]:
+    """Counts of bad scale bytes, one problem per weight and kind of badness."""
+    manifest = read_manifest(path) or {}
+    zeros_expected = str(manifest.get("contract")).startswith(ZERO_SCALES)
+    for weight in contents.quantized.values():
+        parts = weight.parts
+        if weight.storage.format in ("nvfp4", "mxfp4") and {"codes", "scales"} <= set(parts):
+            yield from _weight(path, weight, zeros_expected)
+
+
+def _weight(path: Path, weight: StoredTensors, zeros_expected: bool) -> Iterator[Problem]:
+    total, name = weight.parts["scales"].info.bytes, weight.parts["scales"].name
+    e4m3 = weight.storage.format == "nvfp4"
+    nan = negative = zero = 0
+    for piece in pieces(path, weight.parts["scales"]):
+        part = piece.view(np.uint8)
+        if e4m3:
+            nan += int(((part & 0x7F) == 0x7F).sum())
+            negative += int((part > 0x80).sum()) - int((part == 0xFF).sum())
+            zero += int(((part & 0x7F) == 0).sum())
+        else:
+            nan += int((part == 0xFF).sum())
+    if nan:
+        yield Problem("error", "block-scale", name, f"{nan} of {total} scales are NaN: their blocks decode to NaN")
+    if negative:
+        yield Problem("error", "block-scale", name, f"{negative} of {total} scales are negative")
+    if zero:
+        lost = _lost_blocks(path, weight)
+        if lost and not zeros_expected:
+            text = f"{zero} of {total} scales are 0, {lost} of them over codes that are not: those values are lost"
+            yield Problem("error", "block-scale", name, text)
+        else:
+            why = "as its contract writes them" if zeros_expected else "over zero codes"
+            text = f"{zero} of {total} scales are 0 ({why}); Model-Optimizer's rule is never to write 0"
+            yield Problem("warning", "block-scale", name, text)
+
+
+def _lost_blocks(path: Path, weight: StoredTensors) -> int:
+    """Blocks with a zero scale whose codes are not all ±0."""
+    packed = weight.storage.block // weight.storage.packing
+    codes, scales = oriented(path, weight, "codes"), oriented(path, weight, "scales")
+    lost = 0
+    for expert in range(len(codes)):
+        for start in range(0, codes.shape[1], ROWS):
+            rows = slice(start, start + ROWS)
+            zero = (scales[expert, rows].view(np.uint8) & 0x7F) == 0
+            if zero.any():
+                blocks = np.ascontiguousarray(codes[expert, rows]).view(np.uint8).reshape(*zero.shape, packed)
+                lost += int((blocks[zero] & 0x77).any(axis=1).sum())
+    return lost

@@ -1,0 +1,65 @@
+"""verify(): the checks in order, cheapest first."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from halfbyte.checkpoint.io.index import open_checkpoint
+from halfbyte.layouts.storage import read_config
+from halfbyte.verify.block_scales import block_problems
+from halfbyte.verify.claim import claim_problems
+from halfbyte.verify.compare import Progress, compare
+from halfbyte.verify.excluded import exclude_problems
+from halfbyte.verify.problems import Report
+from halfbyte.verify.recorded import recorded_problems
+from halfbyte.verify.sharing import scalar_problems, sharing_problems
+from halfbyte.verify.stored import read_contents
+from halfbyte.verify.structure import structure_problems
+
+LIMIT = 0.25
+"""Relative error from which a quantized weight counts as wrong. 4-bit floats of real weights err by 0.08 to 0.15."""
+
+
+def verify(
+    path: Path,
+    against: Path | None = None,
+    *,
+    limit: float = LIMIT,
+    headers_only: bool = False,
+    progress: Callable[[Progress], None] = lambda progress: None,
+) -> Report:
+    """Check a quantized checkpoint, alone or against its source. Raises CheckpointError if one cannot be read.
+
+    Alone: names, dtypes, shapes, config files, exclude lists as the readers match them, scales that fused layers share,
+    every block scale, and the hashes of a manifest if there is one. Against a source: every tensor accounted for, kept
+    tensors equal to the byte, quantized ones decoded a few rows at a time and their error measured.
+
+    limit: relative error from which a weight counts as wrong.
+    headers_only: look at no data but the scalars.
+    """
+    checkpoint = open_checkpoint(path)
+    source = None if against is None else open_checkpoint(against)
+    contents = read_contents(checkpoint)
+    report = Report(
+        path=str(path),
+        against=None if against is None else str(against),
+        tensors=len(checkpoint.tensors),
+        bytes=sum(tensor.info.bytes for tensor in checkpoint.tensors.values()),
+        kinds=dict(Counter(weight.storage.name for weight in contents.quantized.values())),
+    )
+    claim = read_config(checkpoint.quantization)
+    report.extend(structure_problems(contents))
+    broken = {problem.name for problem in report.problems if problem.level == "error"}
+    sound = contents.without(broken)  # the rest can be read
+    report.extend(claim_problems(checkpoint, contents, claim))
+    report.extend(exclude_problems(contents, claim))
+    report.extend(scalar_problems(checkpoint.path, sound))
+    report.extend(sharing_problems(checkpoint.path, sound))
+    report.extend(recorded_problems(checkpoint, headers_only))
+    if not headers_only:
+        report.extend(block_problems(checkpoint.path, sound))
+    if source is not None:
+        compare(checkpoint, sound, source, limit, report, progress)
+    return report

@@ -1,0 +1,88 @@
+"""The engine: chunks give the bits of the whole, on the CPU and through torch."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+import halfbyte as hb
+from halfbyte.checkpoint.execute.engine import Engine
+from halfbyte.contracts import get_contract
+from halfbyte.errors import CheckpointError, UnsupportedError
+from halfbyte.testing import assert_same_bits
+from tests.checkpoint.toy import random
+
+NVFP4 = hb.get_format("nvfp4")
+
+
+def make(contract: str = "modelopt", method: str = "amax", through_torch: bool = False) -> Engine:
+    found = Engine(NVFP4, get_contract(contract, NVFP4), method, repairs=contract == "modelopt")
+    if through_torch:
+        found.device = "cpu:0"  # another name for the CPU: the road that a GPU takes
+    return found
+
+
+@pytest.mark.parametrize("through_torch", [False, True])
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16, np.float32])
+@pytest.mark.parametrize("method", ["amax", "four_six", "optimal"])
+def test_chunks_give_the_bits_of_the_whole(dtype: npt.DTypeLike, method: str, through_torch: bool) -> None:
+    x = random(0, 50, 64, dtype=dtype)
+    found = make(method=method, through_torch=through_torch)
+    amax = max(found.amax(x[start : start + 7]) for start in range(0, 50, 7))
+    assert amax == np.abs(x.astype(np.float32)).max()
+    q = hb.quantize(x, "nvfp4", "modelopt", method)
+    codes, scales = np.zeros((50, 32), np.uint8), np.zeros((50, 4), np.uint8)
+    for start in range(0, 50, 7):
+        found.quantize(x[start : start + 7], amax, codes[start : start + 7], scales[start : start + 7])
+    assert_same_bits(codes, q.codes)
+    assert_same_bits(scales, q.scales)
+
+
+@pytest.mark.parametrize("through_torch", [False, True])
+def test_nan_and_inf_reach_the_amax(through_torch: bool) -> None:
+    x = random(0, 4, 64)
+    x[1, 3] = np.inf
+    assert make(through_torch=through_torch).amax(x) == np.inf
+    x[2, 5] = np.nan
+    assert np.isnan(make(through_torch=through_torch).amax(x))
+
+
+def test_strided_chunks_have_an_amax_too() -> None:
+    x = random(0, 8, 64)
+    assert make().amax(x[:, ::2]) == np.abs(x[:, ::2].astype(np.float32)).max()
+
+
+@pytest.mark.parametrize(
+    ("amax", "usable"), [(0.0, 2688.0), (1e-40, 2688 * 2.0**-126), (3.0, 3.0), (3e38, 3e38), (1e-30, 1e-30)]
+)
+def test_amaxes_that_give_no_usable_scale_are_raised(amax: float, usable: float) -> None:
+    assert make().usable_amax(np.float32(amax), "m") == np.float32(usable)
+    assert make("miles").usable_amax(np.float32(amax), "m") == np.float32(amax)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_unusable_amaxes_are_refused_by_every_contract(value: float) -> None:
+    for contract in ("modelopt", "miles"):
+        with pytest.raises(CheckpointError, match=r"some.module holds"):
+            make(contract).usable_amax(np.float32(value), "some.module")
+
+
+def test_tensor_scales_in_both_directions() -> None:
+    scales = make().tensor_scales(np.float32(3), np.float32)
+    assert scales.multiplier == np.float32(3) / np.float32(2688)
+    assert scales.divisor == np.float32(1) / scales.multiplier
+    theirs = make("compressed_tensors").tensor_scales(np.float32(3), np.float32)
+    assert theirs.divisor == np.float32(1) / np.float32(3) * np.float32(2688)
+
+
+def test_decoding_has_no_scales() -> None:
+    plain = Engine(None, None, None, repairs=False)
+    x = random(0, 4, 64)
+    with pytest.raises(UnsupportedError):
+        plain.amax(x)
+    with pytest.raises(UnsupportedError):
+        plain.quantize(x, None, np.zeros((4, 32), np.uint8), np.zeros((4, 4), np.uint8))
+    with pytest.raises(UnsupportedError):
+        plain.tensor_scales(np.float32(1), np.float32)

@@ -1,0 +1,149 @@
+"""Headers: what is read back, and every way in which a file can be wrong."""
+
+from __future__ import annotations
+
+import json
+import struct
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from halfbyte.checkpoint.io.header import MAX_HEADER, encode_header, read_header
+from halfbyte.errors import CheckpointError
+from tests.checkpoint.toy import raw_file, safetensors_bytes
+
+
+def entry(dtype: str = "F32", shape: object = (2,), offsets: object = (0, 8)) -> dict[str, object]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
+
+
+def test_a_header_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(safetensors_bytes({"b": np.ones((2, 3), np.float32), "a": np.ones((), np.uint8)}))
+    header = read_header(path)
+    assert list(header.tensors) == ["b", "a"]
+    info = header.tensors["b"]
+    assert (info.dtype, info.shape, info.bytes, info.stop) == ("F32", (2, 3), 24, header.file_size - 1)
+    assert np.fromfile(path, np.float32, 6, offset=info.start).tolist() == [1.0] * 6
+
+
+def test_an_encoded_header_is_read_back_and_aligned(tmp_path: Path) -> None:
+    tensors = [("w", "BF16", (3, 5)), ("né", "U8", (7,)), ("s", "F32", ())]
+    raw = encode_header(tensors, {"format": "pt"})
+    assert len(raw) % 8 == 0
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(raw + bytes(30 + 7 + 4))
+    header = read_header(path)
+    assert [(info.name, info.dtype, info.shape) for info in header.tensors.values()] == tensors
+    assert header.metadata == {"format": "pt"}
+    assert header.tensors["w"].start == len(raw)
+
+
+def test_two_outputs_of_one_name_are_refused() -> None:
+    with pytest.raises(CheckpointError, match="two output tensors are called w"):
+        encode_header([("w", "U8", (1,)), ("w", "U8", (1,))], {})
+
+
+HOSTILE = {
+    "too short for a safetensors file": b"\1\0\0",
+    "exceeds the limit": struct.pack("<Q", MAX_HEADER + 1) + b"{}",
+    "it is truncated": struct.pack("<Q", 100) + b"{}",
+    "is no JSON": raw_file(b"{not json", b""),
+    "no JSON": raw_file(b"\xff\xfe{}", b""),
+    "is a JSON list, not an object": raw_file([], b""),
+    "has a name that is no Unicode text": raw_file(
+        b'{"a\\ud800": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}', bytes(8)
+    ),
+    "names 'a' twice": raw_file(b'{"a": {}, "a": {}}', b""),
+    "needs exactly dtype, shape and data_offsets": raw_file({"a": {"dtype": "F32"}}, b""),
+    "needs exactly dtype": raw_file({"a": [1]}, b""),
+    "has dtype 'F7'; known": raw_file({"a": entry("F7")}, bytes(8)),
+    "which is no list of sizes": raw_file({"a": entry(shape=[-2])}, bytes(8)),
+    "no list of sizes": raw_file({"a": entry(shape=[2.0])}, bytes(8)),
+    "is no list": raw_file({"a": entry(shape="2")}, bytes(8)),
+    "which are no two positions": raw_file({"a": entry(offsets=[0])}, bytes(8)),
+    "are no two positions": raw_file({"a": entry(offsets=[-8, 0])}, bytes(8)),
+    "needs 8 bytes, but data_offsets span 4": raw_file({"a": entry(offsets=[0, 4])}, bytes(4)),
+    "data_offsets span -8": raw_file({"a": entry(offsets=[8, 0])}, bytes(8)),
+    "needs 3.68935e+19 bytes": raw_file({"a": entry(shape=[2**62, 2])}, bytes(8)),
+    "tensor b overlaps a": raw_file({"a": entry(), "b": entry(offsets=[4, 12])}, bytes(12)),
+    "belong to no tensor": raw_file({"a": entry(offsets=[8, 16])}, bytes(16)),
+    "4 bytes after the last tensor": raw_file({"a": entry()}, bytes(12)),
+    "but the file has": raw_file({"a": entry()}, bytes(7)),
+    "must map names to texts": raw_file({"__metadata__": {"a": 1}}, b""),
+    "a pickle (or zip) file": b"PK\3\4" + bytes(100),
+    "is a pickle": b"\x80\x02}q\0." + bytes(10),
+}
+
+
+@pytest.mark.parametrize("length", [640, 1152, 19280, 640 + 65536])
+def test_a_header_whose_length_begins_like_a_pickle(tmp_path: Path, length: int) -> None:
+    """Little-endian, 640 is 80 02 and 19280 is "PK"."""
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(raw_file(json.dumps({"a": entry()}).encode().ljust(length), bytes(8)))
+    assert list(read_header(path).tensors) == ["a"]
+
+
+@pytest.mark.parametrize("message", HOSTILE)
+def test_a_hostile_file_is_refused(tmp_path: Path, message: str) -> None:
+    path = tmp_path / "bad.safetensors"
+    path.write_bytes(HOSTILE[message])
+    with pytest.raises(CheckpointError) as caught:
+        read_header(path)
+    assert message in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_a_deeply_nested_header_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "bad.safetensors"
+    path.write_bytes(raw_file(b"[" * 200_000, b""))
+    with pytest.raises(CheckpointError, match="no JSON"):
+        read_header(path)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="cannot be read: No such file"):
+        read_header(tmp_path / "none.safetensors")
+
+
+def test_empty_tensors_take_no_place(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(raw_file({"a": entry(shape=[0], offsets=[0, 0]), "b": entry()}, bytes(8)))
+    assert read_header(path).tensors["a"].bytes == 0
+
+
+def test_the_limit_is_on_the_header_alone(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    text = json.dumps({"a": entry()}).encode()
+    path.write_bytes(raw_file(text + b" " * 1000, bytes(8)))
+    assert list(read_header(path).tensors) == ["a"]
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_do_anything_but_raise(raw: bytes) -> None:
+    read_or_refuse(raw)
+
+
+@given(st.integers(0, 10_000), st.integers(0, 255))
+def test_no_changed_byte_does_anything_but_raise(position: int, value: int) -> None:
+    """Either the file is refused, or its tensors still lie within it, one after the other."""
+    whole = bytearray(safetensors_bytes({"a": np.ones((2, 3), np.float32), "b": np.ones(5, np.uint8)}))
+    whole[position % len(whole)] = value
+    read_or_refuse(bytes(whole))
+
+
+def read_or_refuse(raw: bytes) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "fuzzed.safetensors"
+        path.write_bytes(raw)
+        try:
+            header = read_header(path)
+        except CheckpointError:
+            return
+    ends = [(info.start, info.stop) for info in header.tensors.values()]
+    assert [start for start, _ in ends[1:]] == [stop for _, stop in ends[:-1]]
+    assert not ends or ends[-1][1] == len(raw)

@@ -1,0 +1,167 @@
+"""The plan: complete, frozen, written down, and made from headers alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.synthetic import write_holes
+from halfbyte.checkpoint import Options, Plan, Resources, Rules, make_plan, run
+from halfbyte.checkpoint.io.header import read_header
+from halfbyte.errors import InputError, UnknownNameError, UnsupportedError
+from tests.checkpoint.toy import llama, random, read_checkpoint, write_checkpoint
+
+SMALL = Resources(workers=2, max_memory=1 << 28, sync=False)
+
+
+def outputs(plan: Plan) -> dict[str, tuple[str, str, tuple[int, ...], int, int]]:
+    return {
+        output.part.name: (shard.name, output.part.dtype, output.part.shape, output.start, output.stop)
+        for shard in plan.shards
+        for output in shard.outputs
+    }
+
+
+def test_every_output_is_where_the_plan_says(tmp_path: Path) -> None:
+    plan = make_plan(write_checkpoint(tmp_path / "s", llama(), shards=3), Options(activations="unit"))
+    run(plan, tmp_path / "d", SMALL)
+    found: dict[str, tuple[str, str, tuple[int, ...], int, int]] = {}
+    for shard in plan.shards:
+        header = read_header(tmp_path / "d" / shard.name)
+        assert header.file_size == shard.size
+        found |= {name: (shard.name, i.dtype, i.shape, i.start, i.stop) for name, i in header.tensors.items()}
+    assert found == outputs(plan)
+
+
+def test_tensors_start_at_multiples_of_their_elements(tmp_path: Path) -> None:
+    odd = llama() | {"model.odd.weight": random(0, 3, 5), "model.layers.0.mlp.count": np.array([3], np.int64)}
+    plan = make_plan(write_checkpoint(tmp_path / "s", odd), Options())
+    sizes = {"I64": 8, "F32": 4, "BF16": 2}
+    for _, dtype, _, start, _ in outputs(plan).values():
+        assert start % sizes.get(dtype, 1) == 0
+
+
+def test_every_source_tensor_has_an_account(tmp_path: Path) -> None:
+    tensors = llama()
+    plan = make_plan(write_checkpoint(tmp_path / "s", tensors, shards=2), Options(rules=Rules(keep=("o_proj",))))
+    copied = {copy.output.part.name for shard in plan.shards for copy in shard.copies}
+    converted = {f"{unit.module}.weight" for unit in plan.units}
+    assert copied | converted | set(plan.dropped) == set(tensors)
+    assert not copied & converted
+    weights = {name.removesuffix(".weight") for name, x in tensors.items() if x.ndim == 2}
+    assert set(plan.kept) == weights - {unit.module for unit in plan.units}
+
+
+def test_a_plan_is_frozen_and_can_be_written_down(tmp_path: Path) -> None:
+    plan = make_plan(write_checkpoint(tmp_path / "s", llama(), shards=2), Options())
+    for part in (plan, plan.shards[0], plan.units[0], plan.units[0].sources[0], plan.units[0].outputs[0]):
+        assert dataclasses.is_dataclass(part)
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            part.__setattr__(dataclasses.fields(part)[0].name, None)
+    described = json.loads(json.dumps(plan.as_json()))
+    named = {
+        tensor["name"]: (shard["name"], tensor["dtype"], tuple(tensor["shape"]), *tensor["offsets"])
+        for shard in described["shards"]
+        for tensor in shard["tensors"]
+    }
+    assert named == outputs(plan)
+    assert described["output_bytes"] == sum(shard.size for shard in plan.shards)
+
+
+def test_the_same_plan_has_the_same_fingerprint_and_another_has_not(tmp_path: Path) -> None:
+    source = write_checkpoint(tmp_path / "s", llama(), shards=2)
+    first = make_plan(source, Options()).fingerprint
+    assert make_plan(source, Options()).fingerprint == first
+    others = [
+        Options(method="amax"),
+        Options(contract="torchao", method="optimal"),
+        Options(activations="unit"),
+        Options(layout="compressed-tensors"),
+        Options(rules=Rules(keep_first=1)),
+    ]
+    prints = [make_plan(source, options).fingerprint for options in others]
+    assert len({first, *prints}) == 1 + len(others)
+    write_checkpoint(tmp_path / "s", llama(hidden=32), shards=2)
+    assert make_plan(source, Options()).fingerprint != first
+
+
+def test_exclude_lists_do_not_swallow_a_quantized_module(tmp_path: Path) -> None:
+    tensors = llama() | {"model.layers.0.mlp.gate.weight": random(0, 4, 64)}
+    with pytest.raises(InputError, match=r"model.layers.0.mlp.gate stays unquantized, but its name is part of"):
+        make_plan(write_checkpoint(tmp_path / "s", tensors), Options())
+
+
+def test_routers_of_other_layers_are_no_clash(tmp_path: Path) -> None:
+    tensors = llama() | {"model.layers.1.block.mlp.gate.weight": random(0, 4, 64)}
+    plan = make_plan(write_checkpoint(tmp_path / "s", tensors), Options())
+    ignored = plan.json_files["config.json"]["quantization_config"]["ignore"]
+    assert ignored == ["lm_head", "model.layers.1.block.mlp.gate"]
+
+
+def test_tied_heads_are_listed_although_they_have_no_tensor(tmp_path: Path) -> None:
+    tensors = llama()
+    del tensors["lm_head.weight"]
+    plan = make_plan(write_checkpoint(tmp_path / "s", tensors, {"tie_word_embeddings": True}), Options())
+    assert plan.json_files["config.json"]["quantization_config"]["ignore"] == ["lm_head"]
+
+
+def test_a_quantization_config_in_text_config_goes(tmp_path: Path) -> None:
+    config = {
+        "model_type": "some_vl",
+        "text_config": {"quantization_config": {"quant_method": "fp8"}, "hidden_size": 64},
+    }
+    plan = make_plan(write_checkpoint(tmp_path / "s", llama(), config), Options())
+    assert plan.json_files["config.json"]["text_config"] == {"hidden_size": 64}
+
+
+def test_notes_say_who_cannot_read_it(tmp_path: Path) -> None:
+    experts = {
+        f"model.layers.0.mlp.experts.0.{name}.weight": random(0, 64, 64)
+        for name in ("gate_proj", "up_proj", "down_proj")
+    }
+    source = write_checkpoint(tmp_path / "s", experts, {"model_type": "qwen3_moe"})
+    notes = "\n".join(make_plan(source, Options(layout="compressed-tensors")).notes)
+    assert "transformers (through 5.22) reads NVFP4 experts in this layout wrongly" in notes
+    assert "model.layers.0.mlp.experts.0.down_proj first, are too narrow for 8-way tensor parallelism" in notes
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "message"),
+    [
+        (Options(to="int4"), UnknownNameError, "unknown target format 'int4'"),
+        (Options(layout="awq"), UnknownNameError, "unknown layout 'awq'"),
+        (Options(contract="nobody"), UnknownNameError, "unknown contract 'nobody'"),
+        (Options(method="best"), UnknownNameError, "unknown method 'best'"),
+        (Options(contract="torchao", method="four_six"), UnsupportedError, "does not define method four_six"),
+        (Options(contract="qwantize"), UnsupportedError, "no scale of the whole tensor to store"),
+        (Options(contract="gguf"), UnsupportedError, "gguf"),
+    ],
+)
+def test_options_without_a_meaning(tmp_path: Path, options: Options, kind: type[Exception], message: str) -> None:
+    source = write_checkpoint(tmp_path / "s", llama())
+    with pytest.raises(kind, match=message):
+        make_plan(source, options)
+
+
+def test_a_large_plan_is_made_from_headers_alone(tmp_path: Path) -> None:
+    """6,000 tensors, 176 GB that are not there: ten times this in twenty seconds is promised."""
+    made = write_holes(tmp_path / "s", 8, 250)
+    began = time.process_time()
+    plan = make_plan(tmp_path / "s", Options())
+    assert plan.fingerprint
+    seconds = time.process_time() - began
+    assert (made.tensors, len(plan.units), len(plan.shared), len(plan.kept)) == (6016, 6000, 2000, 8)
+    assert made.bytes > 170e9
+    assert 3.5 < plan.source_bytes / plan.output_bytes < 3.6
+    assert seconds < 10
+
+
+def test_decoding_a_plan_gives_tensors_of_the_right_kind(tmp_path: Path) -> None:
+    run(make_plan(write_checkpoint(tmp_path / "s", llama()), Options()), tmp_path / "d", SMALL)
+    dtypes = {name.rpartition(".")[2]: x.dtype for name, x in read_checkpoint(tmp_path / "d").items() if "mlp" in name}
+    assert dtypes == {"weight": np.uint8, "weight_scale": np.uint8, "weight_scale_2": np.float32}

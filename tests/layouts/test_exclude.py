@@ -1,0 +1,68 @@
+"""Exclude lists: names that would swallow others, and which reader they would mislead."""
+
+from __future__ import annotations
+
+import pytest
+
+from halfbyte.errors import InputError
+from halfbyte.layouts.compressed_tensors import LAYOUT as COMPRESSED_TENSORS
+from halfbyte.layouts.exclude import clashes, culprit, exclude_list, swallowed
+from halfbyte.layouts.modelopt import LAYOUT as MODELOPT
+
+
+def vllm_excludes(listed: list[str], module: str) -> bool:
+    """The rule of vLLM's reader of Model-Optimizer files: exact, then any substring."""
+    return any(name == module or name in module for name in listed)
+
+
+@pytest.mark.parametrize(
+    ("listed", "quantized", "clash"),
+    [
+        ("model.layers.0.mlp.gate", "model.layers.0.mlp.gate_up_proj", True),
+        ("model.layers.0.mlp.gate", "model.layers.0.mlp.gate_proj", True),
+        ("model.layers.1", "model.layers.10.mlp.up_proj", True),
+        ("model.layers.0.mlp.gate", "model.layers.0.mlp.experts.0.gate_proj", False),
+        ("model.layers.1.mlp.gate", "model.layers.11.mlp.up_proj", False),
+        ("lm_head", "model.layers.0.mlp.up_proj", False),
+    ],
+)
+def test_names_that_swallow_others(listed: str, quantized: str, clash: bool) -> None:
+    assert vllm_excludes([listed], quantized) is clash
+    assert bool(clashes([listed], [quantized])) is clash
+    if clash:
+        with pytest.raises(InputError, match=f"{listed} stays unquantized, but its name is part of {quantized}"):
+            exclude_list([listed], [quantized])
+    else:
+        assert exclude_list([listed], [quantized]) == [listed]
+
+
+def test_fused_names_count_too() -> None:
+    assert clashes(["a.qkv_proj"], ["a.q_proj", "a.k_proj", "a.v_proj"]) == [("a.qkv_proj", "a.qkv_proj")]
+
+
+def test_lists_are_sorted_and_have_no_doubles() -> None:
+    assert exclude_list(["b", "a", "b"], ["x"]) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("listed", "misled"),
+    [
+        ("model.layers.1", ["vLLM", "SGLang"]),
+        ("model.layers.1.mlp.down_proj", ["vLLM", "SGLang", "TensorRT-LLM"]),
+        ("mlp", ["vLLM", "SGLang"]),
+        ("model.layers.10", []),
+    ],
+)
+def test_readers_that_a_list_misleads(listed: str, misled: list[str]) -> None:
+    module = "model.layers.1.mlp.down_proj"
+    found = {reader.name: list(swallowed([module], [listed], reader)) for reader in MODELOPT.readers}
+    assert found == {reader.name: [(module, module)] if reader.name in misled else [] for reader in MODELOPT.readers}
+
+
+def test_partners_are_named_once_and_the_entry_is_found() -> None:
+    vllm = COMPRESSED_TENSORS.readers[0]
+    modules = [f"l.0.self_attn.{name}_proj" for name in "qkv"]
+    entries = ["lm_head", r"re:.*self_attn\.qkv_proj"]
+    assert list(swallowed(modules, entries, vllm)) == [(modules[0], "l.0.self_attn.qkv_proj")]
+    assert culprit("l.0.self_attn.qkv_proj", entries, vllm) == entries[1]
+    assert culprit("l.0.self_attn.qkv_proj", modules, vllm) is None  # only all of them together
