@@ -94,7 +94,7 @@ def search_pairs(full: bool) -> list[int]:
 def matrix(task: Task) -> Tally:
     """One case and dtype, on all inputs."""
     from tests.backends.cases import INPUTS, every_case, fits, make_input
-    from tests.gpu.cuda_checks import kernels
+    from tests.gpu.card.cuda_checks import kernels
 
     tally, case, dtype = Tally(), every_case()[task.index], task.name
     for name in INPUTS:
@@ -126,7 +126,7 @@ def check(task: Task) -> Tally:
 
 
 def checks() -> dict[str, Callable[[], int]]:
-    from tests.gpu import checks, cuda_checks, search_checks
+    from tests.gpu.card import checks, cuda_checks, search_checks
 
     listed = checks.CHECKS | cuda_checks.CHECKS | search_checks.CHECKS
     return {name: check for name, check in listed.items() if check is not search_checks.searches}

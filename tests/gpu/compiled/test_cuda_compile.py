@@ -17,7 +17,7 @@ from halfbyte.backends.gpu.cuda import table_kernels
 from halfbyte.backends.gpu.cuda.table_kernels import TABLE_KERNELS, Form, definitions_of
 from halfbyte.methods import Method
 from tests.backends.cases import FOUR_SIX, every_case
-from tests.gpu.builds import CAPABILITIES
+from tests.gpu.compiled.builds import CAPABILITIES
 
 TE = contracts.transformer_engine()
 PLAIN = Form()
