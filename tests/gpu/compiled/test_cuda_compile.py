@@ -11,10 +11,12 @@ import torch
 import halfbyte as hb
 from halfbyte import contracts
 from halfbyte.backends import Request
+from halfbyte.backends.gpu import dispatch
 from halfbyte.backends.gpu.choose import Kernel, choose
 from halfbyte.backends.gpu.cuda import compile as cuda_compile
 from halfbyte.backends.gpu.cuda import table_kernels
 from halfbyte.backends.gpu.cuda.table_kernels import TABLE_KERNELS, Form, definitions_of
+from halfbyte.backends.gpu.launch import Launch, source_of
 from halfbyte.methods import Method
 from tests.backends.cases import FOUR_SIX, every_case
 from tests.gpu.compiled.builds import CAPABILITIES
@@ -130,3 +132,39 @@ def test_who_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HALFBYTE_CUDA", "1")
     monkeypatch.setattr(table_kernels, "_properties", lambda index: ((8, 9), 142))
     assert not table_kernels.usable("four_six", card, many, 1)
+
+
+@pytest.mark.parametrize(
+    ("method", "table"), [(hb.FourSix("mse", 256), "four_six"), (hb.Optimal(), "optimal"), (hb.Amax(), None)]
+)
+def test_the_dispatch_hands_blocks_to_the_tables(
+    method: Method, table: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a card that can: the kernel gets the operand's addresses and sizes; without a table Triton is called."""
+    x = torch.zeros(4, 64, dtype=torch.bfloat16)[:, :32]
+    request = Request(hb.get_format("nvfp4"), TE, method, (1, 16), "tensor", "bf16", device="cuda")
+    kernel = choose(request)
+    assert isinstance(kernel, Kernel)
+    codes, scales = torch.zeros(4, 16, dtype=torch.uint8), torch.zeros(4, 2, dtype=torch.uint8)
+    numbers = torch.zeros(2, 16)
+    seen: list[tuple[str | None, table_kernels.Operand, Form]] = []
+
+    def launched(kernel: Kernel, operand: table_kernels.Operand, form: Form, device: torch.device) -> bool:
+        seen.append((kernel.table, operand, form))
+        return True
+
+    called: list[Launch] = []
+    monkeypatch.setattr(table_kernels, "usable", lambda *arguments: True)
+    monkeypatch.setattr(table_kernels, "launch", launched)
+    monkeypatch.setattr(dispatch, "_launch_plain", called.append)
+    source = source_of(x, request, 2, swizzled=False)
+    dispatch.launch_blocks(Launch(kernel, request, source, codes, scales, numbers=numbers))
+    if table is None:
+        assert (len(called), seen) == (1, [])
+        return
+    ((name, operand, form),) = seen
+    assert (name, form, called) == (table, Form(rows=True, grouped=True), [])
+    assert (operand.x, operand.codes, operand.scales) == (x.data_ptr(), codes.data_ptr(), scales.data_ptr())
+    assert (operand.numbers, operand.tables) == (numbers.data_ptr(), None)
+    sizes = (operand.blocks, operand.columns, operand.row_quads, operand.groups, operand.group_blocks)
+    assert sizes == (8, 2, 8, 2, 4)
