@@ -70,7 +70,7 @@ class OnCpu:
         return codes, scales, self._call(operand, rule, request, form)
 
     def quantize_list(self, tensors: list[npt.NDArray[np.generic]], request: Request) -> tuple[U8, U8]:
-        """Codes and scale bytes of tensors that lie anywhere, each with its own scale, one after the other."""
+        """Codes and scale bytes of separate tensors, each with its own scale, one after the other."""
         rule = self._rule(request)
         counts = [x.size // 16 for x in tensors]
         before = np.cumsum([0, *counts])

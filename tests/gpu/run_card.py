@@ -133,7 +133,7 @@ def checks() -> dict[str, Callable[[], int]]:
 
 
 def served_by_tables(case: object, dtype: str) -> bool:
-    """Whether a CUDA C++ kernel serves a case too, beside Triton's."""
+    """Whether a CUDA C++ kernel can serve a case, as well as Triton's."""
     from halfbyte.backends.gpu.choose import Kernel, choose
     from tests.backends.cases import Case
 
@@ -144,7 +144,7 @@ def served_by_tables(case: object, dtype: str) -> bool:
 
 
 def golden(task: Task) -> Tally:
-    """Every so manieth golden vector of the peers with this backend: reasons why a case does not agree, counted."""
+    """One part of the peers' golden vectors with this backend; counts the reasons why a case does not agree."""
     from pathlib import Path
 
     from halfbyte.conform import load_vectors

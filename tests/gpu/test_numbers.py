@@ -33,7 +33,7 @@ BRANCHES: dict[tuple[str, str], tuple[list[object], tuple[str, ...]]] = {
     ("four_six.py", "METRIC"): (list(numbering.METRICS), ()),
     ("four_six.py", "ORDER"): (numbering.SUMS, ()),
 }
-"""Where the kernels tell the entries of a list apart, and what they know beside them."""
+"""Where kernels branch on the entries of a list, and which other names they know there."""
 
 
 def branches(source: str, constant: str) -> set[str]:

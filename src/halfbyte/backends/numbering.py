@@ -30,7 +30,7 @@ STORED: list[object] = [
     expressions.store_reciprocal,
     expressions.store_reciprocal_or_zero,
 ]
-"""Slot 6: what is written beside the blocks."""
+"""Slot 6: what is written with the blocks."""
 
 MULTIPLIERS: list[object] = [expressions.amax_over_top, expressions.as_stored, expressions.reciprocal_of_stored]
 """What code × scale is multiplied by, from the stored number."""

@@ -43,7 +43,7 @@ def interpreting() -> bool:
 
 
 class Gpu:
-    """The Triton kernels, and the CUDA C++ kernels beside them."""
+    """Quantizes and decodes CUDA tensors, by Triton and CUDA C++ kernels."""
 
     name = "gpu"
     takes_tensors = True

@@ -69,7 +69,7 @@ def _table(rows: tuple[tuple[int, ...], ...], device: str) -> torch.Tensor:
 
 
 def quantize_list(tensors: list[torch.Tensor], request: Request, shared: bool) -> Parts[torch.Tensor]:
-    """Quantize tensors that lie anywhere. Codes and scales of all of them follow each other in two flat arrays."""
+    """Quantize separate tensors in one launch. Their codes and scales follow each other in two flat arrays."""
     import torch
 
     block = request.format.block

@@ -161,7 +161,7 @@ def _choose(
 
 @dataclass(frozen=True)
 class NVFP4Case:
-    """What is asked for beside the rule."""
+    """What is asked for, apart from the rule."""
 
     format: BlockFormat
     asked: Method | Search
@@ -228,7 +228,7 @@ def _nvfp4_family(case: NVFP4Case, first: NVFP4Rule, rule: NVFP4Rule) -> Family 
 
 
 def _family_constants(family: Family, rule: NVFP4Rule, case: NVFP4Case) -> Constants:
-    """What one family's kernel has beside the slots that all of them run."""
+    """Constants of one family's kernel, on top of the slots that all of them run."""
     asked = case.asked
     if isinstance(asked, FourSix) and rule.four_six is not None:
         top: Constants = {"TOP": float(rule.anchor(asked))}

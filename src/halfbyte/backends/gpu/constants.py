@@ -56,7 +56,7 @@ regular          1 where no product of the short formulas under- or overflows
 share_of_top     c/6; share_of_amax: A/6
 prescale, again  the search's 2**-k in two factors; unit: the multiplier times both
 searched         1 where the multiplier is positive and finite
-no_underflow     1 where, besides, no y underflows to zero
+no_underflow     1 where, in addition, no y underflows to zero
 """
 
 NUMBERS = 16

@@ -63,7 +63,7 @@ def amax_bits(x: torch.Tensor, kernel: Kernel, given: torch.Tensor | None, group
 
 
 def prepare(kernel: Kernel, bits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
-    """The numbers that kernels need of each amax, what is stored beside the blocks, and the multipliers."""
+    """For each amax: the numbers that kernels need, what is stored with the blocks, and the multiplier."""
     import torch
 
     from halfbyte.backends.gpu.triton import scales as scales_kernels

@@ -188,7 +188,7 @@ def prepare(
     TOP: tl.constexpr, KIND: tl.constexpr, STATISTICS: tl.constexpr, CONSTANT: tl.constexpr, STORED: tl.constexpr,
     MULTIPLIER: tl.constexpr, DTYPE: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    """What kernels need of each group's amax, and what is stored beside the blocks."""
+    """For each group's amax: the numbers that kernels need, and what is stored with the blocks."""
     group = tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)
     exists = group < groups
     bits = tl.load(amax_ptr + group, mask=exists, other=0)
