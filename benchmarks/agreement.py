@@ -28,7 +28,7 @@ ERRORS: tuple[BlockError, ...] = ("mae", "mse")
 def share(x: torch.Tensor, error: BlockError, top: int, tile: tuple[int, int], scaling: Scaling) -> float:
     """Share of blocks for which both errors choose the same scale byte."""
     strict, fast = (
-        hb.quantize(x, "nvfp4", method=hb.FourSix(error, top, quick), tile=tile, scaling=scaling, backend="triton")
+        hb.quantize(x, "nvfp4", method=hb.FourSix(error, top, quick), tile=tile, scaling=scaling, backend="gpu")
         for quick in (False, True)
     )
     equal = strict.scales == fast.scales

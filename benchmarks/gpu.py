@@ -32,8 +32,9 @@ import halfbyte.gpu as gpu
 from halfbyte.arrays import to_numpy
 from halfbyte.backends import Request
 from halfbyte.backends.gpu.batch import group_amaxes
-from halfbyte.backends.gpu.launch import launch_blocks, prepare, source_of
-from halfbyte.contracts import NVFP4Rule
+from halfbyte.backends.gpu.choose import Kernel, choose
+from halfbyte.backends.gpu.dispatch import launch_blocks, prepare
+from halfbyte.backends.gpu.launch import Launch, source_of
 from halfbyte.testing import find_difference
 
 Call = Callable[[], object]
@@ -114,12 +115,12 @@ METHODS: dict[str, hb.methods.Method] = {
 def block_kernel(x: torch.Tensor, method: hb.methods.Method, amax: torch.Tensor, q: hb.QuantizedTensor) -> Call:
     """The quantizing kernel alone, with tensor-level numbers that were prepared before."""
     request = Request(q.format, q.contract, method, (1, 16), "tensor", "bf16", device="cuda")
-    rule = request.contract.rule(q.format)
-    if not (isinstance(rule, NVFP4Rule) and isinstance(q.codes, torch.Tensor) and isinstance(q.scales, torch.Tensor)):
+    kernel = choose(request)
+    if not (isinstance(kernel, Kernel) and isinstance(q.codes, torch.Tensor) and isinstance(q.scales, torch.Tensor)):
         raise TypeError("this measures NVFP4 on a card")
-    table, _, _ = prepare(rule, request, amax.view(torch.int32))
+    numbers, _, _ = prepare(kernel, amax.view(torch.int32))
     source = source_of(x, request, x.shape[0], False)
-    return functools.partial(launch_blocks, source, rule, request, table, q.codes, q.scales)
+    return functools.partial(launch_blocks, Launch(kernel, request, source, q.codes, q.scales, numbers=numbers))
 
 
 T = TypeVar("T")

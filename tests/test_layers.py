@@ -256,3 +256,76 @@ def test_public_names() -> None:
 
 def test_typing_information_is_shipped() -> None:
     assert (SOURCE / "py.typed").exists()
+
+
+# --- backends keep their insides to themselves ---
+
+FACADES = {"halfbyte.backends.gpu": {"halfbyte.backends.gpu"}}
+"""Packages of backends, and the modules of them that the rest of halfbyte may import from."""
+
+GPU_ORDER = [
+    "constants",
+    "slots",
+    "choose",
+    "mx_tables",
+    "operand",
+    "device_cache",
+    "launch",
+    "exact_search",
+    "peer_searches",
+    "cuda",
+    "dispatch",
+    "backend",
+    "batch",
+]
+"""The modules of backends/gpu, from left to right. `triton` takes its constants from `constants` alone."""
+
+
+def imported_modules(source: str) -> list[str]:
+    """Absolute names of the modules that a module imports from."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.append(node.module)
+            found += [f"{node.module}.{alias.name}" for alias in node.names if node.module.endswith("gpu")]
+    return found
+
+
+def intrusions(source: str) -> list[str]:
+    """What a module outside of a backend imports from its insides."""
+    return [
+        name
+        for package, allowed in FACADES.items()
+        for name in imported_modules(source)
+        if name.startswith(f"{package}.") and name not in allowed and _is_module(name)
+    ]
+
+
+def _is_module(name: str) -> bool:
+    path = SOURCE.joinpath(*name.split(".")[1:])
+    return path.is_dir() or path.with_suffix(".py").exists()
+
+
+@pytest.mark.parametrize("path", [path for path, parts in MODULES.items() if parts[:2] != ("backends", "gpu")])
+def test_nobody_imports_the_insides_of_the_gpu_backend(path: str) -> None:
+    assert intrusions(Path(path).read_text()) == []
+
+
+def test_an_intrusion_is_seen() -> None:
+    assert intrusions("from halfbyte.backends.gpu.batch import cast_scales") == ["halfbyte.backends.gpu.batch"]
+    assert intrusions("from halfbyte.backends.gpu import batch") == ["halfbyte.backends.gpu.batch"]
+    assert intrusions("from halfbyte.backends.gpu import cast_scales") == []
+
+
+@pytest.mark.parametrize("name", GPU_ORDER)
+def test_the_gpu_backend_has_an_order(name: str) -> None:
+    folder = SOURCE / "backends" / "gpu"
+    files = [folder / f"{name}.py"] if (folder / f"{name}.py").exists() else sorted((folder / name).glob("*.py"))
+    assert files
+    for file in files:
+        parts = [module.split(".") for module in imported_modules(file.read_text())]
+        used = {part[3] for part in parts if part[:3] == ["halfbyte", "backends", "gpu"] and len(part) > 3}
+        used &= set(GPU_ORDER)
+        assert used <= {*GPU_ORDER[: GPU_ORDER.index(name)], name}, f"{file.name} imports from its right"

@@ -5,8 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from halfbyte.backends import choose_backend
-from halfbyte.backends.gpu.backend import Triton
-from halfbyte.backends.gpu.batch import cast_scales, check_list, group_amaxes, list_amaxes, quantize_list
+from halfbyte.backends.gpu import (
+    cast_scales,
+    check_list,
+    group_amaxes,
+    list_amaxes,
+    quantize_list,
+    quantize_matrix,
+)
 from halfbyte.backends.protocol import Parts
 from halfbyte.contracts import Contract, get_contract
 from halfbyte.errors import InputError, UnsupportedError
@@ -59,7 +65,7 @@ def quantize_experts(
     amax = None
     if shared:
         amax = group_amaxes(matrix.contiguous(), matrix.shape[0]).expand(experts).contiguous()
-    parts = Triton().quantize(matrix, request, amax, group_rows=rows)
+    parts = quantize_matrix(matrix, request, amax, group_rows=rows)
     return _views(parts, [(rows, width)] * experts, request)
 
 
@@ -68,7 +74,7 @@ def quantize_swizzled(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Codes, scale bytes in tiles of 128 rows and 4 columns (flat, padded with zeros), and the stored scale."""
     request = _request(x, contract, method, format)
-    parts = Triton().quantize(x.reshape(-1, x.shape[-1]), request, swizzled=True)
+    parts = quantize_matrix(x.reshape(-1, x.shape[-1]), request, swizzled=True)
     return parts.codes.reshape(*x.shape[:-1], -1), parts.scales, parts.stored_scale
 
 
@@ -79,7 +85,7 @@ def _shape(weights: torch.Tensor) -> tuple[int, int, int]:
 
 
 def _request(x: torch.Tensor, contract: str | Contract | None, method: Method | None, format: str = "nvfp4") -> Request:
-    """A request for one global scale a tensor, refused where no GPU kernel serves it."""
+    """A request for one global scale per tensor, refused where no GPU kernel serves it."""
     block_format = get_format(format)
     chosen = get_contract(contract, block_format)
     if chosen.transform.columnwise:

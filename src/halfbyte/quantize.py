@@ -51,7 +51,7 @@ def quantize(
     scaling: "tensor" for one global scale, "row" for one per row, if the contract has row scaling.
     global_amax: the amax to use instead of the tensor's own, when several tensors share a global scale. If it is a CUDA
         tensor, its values are not checked, because a check would wait for the device.
-    backend: "auto", "triton" (CUDA tensors, which stay on their device), "cpu" (compiled) or "reference" (numpy). All
+    backend: "auto", "gpu" (CUDA tensors, which stay on their device), "cpu" (compiled) or "reference" (numpy). All
         give the same bits; "auto" takes the first backend that can serve the call.
     threads: the number of threads; None: HALFBYTE_THREADS, or the number of processors. It never changes a bit.
     out: a QuantizedTensor of the same format and shape. Its codes and scales are overwritten, so no memory is allocated

@@ -12,13 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from halfbyte.backends import Request
-from halfbyte.backends.gpu.cuda.launch import KERNELS, SOURCES, Blocks, Form
-from halfbyte.backends.gpu.rules import FACTORS, four_six_numbers
+from halfbyte.backends.gpu.choose import Kernel, choose
+from halfbyte.backends.gpu.constants import NUMBERS, PREPARED
+from halfbyte.backends.gpu.cuda.table_kernels import SOURCES, TABLE_KERNELS, Form, Operand
+from halfbyte.backends.numbering import METRICS
 from halfbyte.backends.reference.search import exponent_of
 from halfbyte.codec.bits import F32, U8, widen
-from halfbyte.contracts import NVFP4Rule
+from halfbyte.contracts import NVFP4Rule, expressions
 from halfbyte.contracts.arithmetic import tensor_scale
-from halfbyte.methods import FourSix
 
 HERE = Path(__file__).parent
 
@@ -62,14 +63,14 @@ class OnCpu:
         parts = [x[start : start + group_rows] for start in range(0, rows, group_rows)]
         numbers = np.concatenate([numbers_of(part, rule, request, amax) for part in parts])
         form = Form(swizzled or stride != 2 * width, swizzled, len(parts) > 1)
-        operand = Blocks(
+        operand = Operand(
             x.ctypes.data, codes.ctypes.data, scales.ctypes.data, numbers.ctypes.data, None, None, rows * columns,
             columns, stride // 16, len(parts), group_rows * columns,
         )  # fmt: skip
         return codes, scales, self._call(operand, rule, request, form)
 
     def quantize_list(self, tensors: list[npt.NDArray[np.generic]], request: Request) -> tuple[U8, U8]:
-        """Codes and scale bytes of tensors that lie anywhere, each with its own scale, one after the other."""
+        """Codes and scale bytes of separate tensors, each with its own scale, one after the other."""
         rule = self._rule(request)
         counts = [x.size // 16 for x in tensors]
         before = np.cumsum([0, *counts])
@@ -80,7 +81,7 @@ class OnCpu:
         total = int(before[-1])
         codes, scales = np.zeros(total * 8, np.uint8), np.zeros(total, np.uint8)
         numbers = np.concatenate([numbers_of(x, rule, request) for x in tensors])
-        operand = Blocks(
+        operand = Operand(
             None, codes.ctypes.data, scales.ctypes.data, numbers.ctypes.data, None, listed.ctypes.data, total, 1, 0,
             len(tensors), 1,
         )  # fmt: skip
@@ -94,11 +95,12 @@ class OnCpu:
             raise TypeError("the kernels know NVFP4")
         return rule
 
-    def _call(self, operand: Blocks, rule: NVFP4Rule, request: Request, form: Form) -> int:
-        kind: dict[str, int | float] = {"KIND": 0, "METRIC": 0}
-        if isinstance(request.method, FourSix) and rule.four_six is not None:
-            kind = four_six_numbers(rule.four_six, request.method, request)
-        chosen = (form.rows, form.swizzled, form.grouped, form.listed, kind["KIND"], kind["METRIC"])
+    def _call(self, operand: Operand, rule: NVFP4Rule, request: Request, form: Form) -> int:
+        kernel = choose(request)
+        if not isinstance(kernel, Kernel) or kernel.table is None:
+            raise TypeError("no table serves this")
+        squared = kernel.constants.get("METRIC") == METRICS.index("mse")
+        chosen = (form.rows, form.swizzled, form.grouped, form.listed, kernel.constants.get("KIND", 0), squared)
         self.library.choose(*(int(number) for number in chosen), ctypes.c_float(float(rule.anchor(request.method))))
         self.library.call.restype = ctypes.c_longlong
         return int(self.library.call(operand))
@@ -107,9 +109,8 @@ class OnCpu:
 def build(name: str, *definitions: str) -> OnCpu:
     """A kernel by its name, compiled without contraction; the library is gone with the process."""
     folder = Path(tempfile.mkdtemp())
-    (folder / "call.cpp").write_text(
-        CALL.format(source=KERNELS[name].source, builder=KERNELS[name].builder, kernel=KERNELS[name].function)
-    )
+    kernel = TABLE_KERNELS[name]
+    (folder / "call.cpp").write_text(CALL.format(source=kernel.source, builder=kernel.builder, kernel=kernel.function))
     command = ["g++", "-std=c++17", "-O2", "-ffp-contract=off", "-fPIC", "-shared", "-Wno-unknown-pragmas"]
     subprocess.run(
         [*command, *definitions, f"-I{HERE}", f"-I{SOURCES}", "call.cpp", "-o", "call.so"], cwd=folder, check=True
@@ -120,7 +121,7 @@ def build(name: str, *definitions: str) -> OnCpu:
 @np.errstate(all="ignore")
 def numbers_of(x: npt.NDArray[np.generic], rule: NVFP4Rule, request: Request, given: F32 | None = None) -> F32:
     """What triton/scales.py, prepare, writes for a tensor, from the contract's own functions."""
-    if rule.factor is not FACTORS[0] or rule.stored is None:
+    if rule.factor is not expressions.clamped_ratio or rule.stored is None:
         raise TypeError("the kernels know TransformerEngine's formulas")
     amaxes = np.abs(widen(x)).max().reshape(1) if given is None else given.reshape(1)
     t = tensor_scale(amaxes, rule, request.method, request.dtype)
@@ -129,10 +130,18 @@ def numbers_of(x: npt.NDArray[np.generic], rule: NVFP4Rule, request: Request, gi
     searched = np.isfinite(multiplier) and multiplier > 0
     exponent = int(exponent_of(np.array([multiplier], np.float32))[0])
     first = -exponent if exponent > 0 else -exponent // 2
-    out = np.zeros(16, np.float32)
-    out[:4] = amax, factor, np.float32(1) / factor, factor * (np.float32(1) / np.float32(6))
-    out[7:9] = np.ldexp(np.float32(1), [first, -exponent - first])
-    out[9] = np.ldexp(multiplier, -exponent)
-    out[10] = searched
-    out[11] = 2.0**-60 <= amax <= 131072
+    known: dict[str, float] = {
+        "amax": float(amax),
+        "factor": float(factor),
+        "inverse": float(np.float32(1) / factor),
+        "folded": float(factor * expressions.SIXTH),
+        "prescale": 2.0**first,
+        "prescale_again": 2.0 ** (-exponent - first),
+        "unit": float(np.ldexp(multiplier, -exponent)),
+        "searched": float(searched),
+        "no_underflow": float(2.0**-60 <= amax <= 131072),
+    }
+    out = np.zeros(NUMBERS, np.float32)
+    for name, value in known.items():
+        out[PREPARED.index(name)] = value
     return out

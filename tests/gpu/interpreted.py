@@ -22,6 +22,7 @@ from halfbyte.formats import E4M3
 from halfbyte.layouts.swizzle import swizzle
 from halfbyte.testing import assert_same_bits
 from tests.backends.cases import Matrix, hessian, make_input, weights
+from tests.gpu.strict_interpreter import refuse_unknown_constants
 
 HERE = torch.empty(0)
 PLAIN = [
@@ -43,14 +44,14 @@ def small(name: str, dtype: str, rows: int = 3, columns: int = 64) -> Matrix:
 
 def compare(x: Matrix, format: str, contract: hb.contracts.Contract, method: hb.methods.Method | None = None) -> int:
     """Quantize and decode both ways."""
-    got = hb.quantize(like(x, HERE), format, contract, method, backend="triton")
+    got = hb.quantize(like(x, HERE), format, contract, method, backend="gpu")
     expected = hb.quantize(x, format, contract, method, backend="reference")
     for part in ("scales", "codes", "global_scale", "stored_scale"):
         mine, wanted = getattr(got, part), getattr(expected, part)
         assert (mine is None) == (wanted is None), part
         if wanted is not None:
             assert_same_bits(mine, wanted, any_nan=True)
-    decoded = hb.dequantize(got, "bfloat16", backend="triton")
+    decoded = hb.dequantize(got, "bfloat16", backend="gpu")
     assert_same_bits(decoded, hb.dequantize(expected, "bfloat16", backend="reference"), any_nan=True)
     return 1
 
@@ -105,5 +106,6 @@ def several() -> Iterator[int]:
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
+    refuse_unknown_constants()
     print(sum(comparisons()), "comparisons")
     sys.exit(0)

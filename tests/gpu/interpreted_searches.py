@@ -20,6 +20,7 @@ from halfbyte.arrays import like, to_numpy
 from halfbyte.testing import assert_same_bits
 from tests.backends.cases import Matrix, make_input, weights
 from tests.gpu.search_cases import SearchCase, full_rank, hessian, low_rank, own
+from tests.gpu.strict_interpreter import refuse_unknown_constants
 
 HERE = torch.empty(0)
 
@@ -99,7 +100,7 @@ def cast_through_bfloat16() -> int:
     """Model-Optimizer's cast, on the device that the backend computes on."""
     x = hb.quantize(make_input("gauss", "fp32")[:3, :64], "mxfp4", "modelopt")
     contract = contracts.modelopt(mode="quantize_mxfp4_to_nvfp4")
-    got, _ = hb.cast(on_device(x), "nvfp4", contract=contract, backend="triton")
+    got, _ = hb.cast(on_device(x), "nvfp4", contract=contract, backend="gpu")
     expected, _ = hb.cast(x, "nvfp4", contract=contract, backend="reference")
     assert_same_bits(got.codes, expected.codes)
     assert_same_bits(got.scales, expected.scales)
@@ -113,7 +114,7 @@ def casts_that_keep() -> Iterator[int]:
     for x in inputs:
         source = hb.quantize(x, "mxfp4", "ocp")
         for algorithm in ("optimal", "hybrid", "verbatim"):
-            got, report = hb.cast(on_device(source), "nvfp4", algorithm, backend="triton")
+            got, report = hb.cast(on_device(source), "nvfp4", algorithm, backend="gpu")
             expected, wanted = hb.cast(source, "nvfp4", algorithm, backend="reference")
             assert report == wanted, f"{report}\n{wanted}"
             for part in ("codes", "scales", "global_scale", "stored_scale"):
@@ -123,5 +124,6 @@ def casts_that_keep() -> Iterator[int]:
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
+    refuse_unknown_constants()
     print(sum(comparisons()), "comparisons")
     sys.exit(0)

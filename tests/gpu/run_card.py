@@ -65,12 +65,12 @@ def pairs(full: bool) -> list[tuple[int, str]]:
 
     Compiling takes most of the time. So a case of an exact search takes one dtype, the next one the next. `full`: all.
     """
-    from halfbyte.backends.gpu.rules import reason_against
+    from halfbyte.backends.gpu.choose import Kernel, choose
     from tests.backends.cases import DTYPES, EXACT, every_case
 
     listed = []
     for index, case in enumerate(every_case()):
-        if reason_against(case.request()) is not None:
+        if not isinstance(choose(case.request()), Kernel):
             continue
         dtypes = list(DTYPES)
         if not full and case.method in EXACT:
@@ -94,7 +94,7 @@ def search_pairs(full: bool) -> list[int]:
 def matrix(task: Task) -> Tally:
     """One case and dtype, on all inputs."""
     from tests.backends.cases import INPUTS, every_case, fits, make_input
-    from tests.gpu.cuda_checks import kernels
+    from tests.gpu.card.cuda_checks import kernels
 
     tally, case, dtype = Tally(), every_case()[task.index], task.name
     for name in INPUTS:
@@ -126,27 +126,25 @@ def check(task: Task) -> Tally:
 
 
 def checks() -> dict[str, Callable[[], int]]:
-    from tests.gpu import checks, cuda_checks, search_checks
+    from tests.gpu.card import checks, cuda_checks, search_checks
 
     listed = checks.CHECKS | cuda_checks.CHECKS | search_checks.CHECKS
     return {name: check for name, check in listed.items() if check is not search_checks.searches}
 
 
 def served_by_tables(case: object, dtype: str) -> bool:
-    """Whether a CUDA C++ kernel serves a case too, beside Triton's."""
-    from halfbyte.backends.gpu.cuda.launch import kernel_for
-    from halfbyte.contracts import NVFP4Rule
+    """Whether a CUDA C++ kernel can serve a case, as well as Triton's."""
+    from halfbyte.backends.gpu.choose import Kernel, choose
     from tests.backends.cases import Case
 
     if not isinstance(case, Case):
         raise TypeError("this takes a case")
-    request = case.request(dtype)
-    rule = request.contract.rules.get(request.format.name)
-    return isinstance(rule, NVFP4Rule) and kernel_for(rule.for_method(request.method), request) is not None
+    kernel = choose(case.request(dtype))
+    return isinstance(kernel, Kernel) and kernel.table is not None
 
 
 def golden(task: Task) -> Tally:
-    """Every so manieth golden vector of the peers with this backend: reasons why a case does not agree, counted."""
+    """One part of the peers' golden vectors with this backend; counts the reasons why a case does not agree."""
     from pathlib import Path
 
     from halfbyte.conform import load_vectors
@@ -157,7 +155,7 @@ def golden(task: Task) -> Tally:
     tally = Tally()
     for entry in list(vectors)[task.index :: GOLDEN_PARTS]:
         try:
-            result = run_case(vectors.case(entry), "triton")
+            result = run_case(vectors.case(entry), "gpu")
             if result.status != "agree":
                 tally.failures.append(f"{result.name}: {result.detail}")
             tally.golden["agree" if result.status == "agree" else "DIFFER"] += 1
@@ -194,7 +192,7 @@ def compare(case: object, x: object) -> str | None:
     source = np.ascontiguousarray(x.T) if case.contract.transform.columnwise else np.array(x)
     got = hb.quantize(
         like(source, torch.empty(0, device="cuda")), case.format, case.contract, case.request(width=x.shape[1]).method,
-        block=case.block, tile=case.tile, scaling=case.scaling, backend="triton",
+        block=case.block, tile=case.tile, scaling=case.scaling, backend="gpu",
     )  # fmt: skip
     expected = case.quantize(x, "reference")
     for part in ("scales", "codes", "stored_scale", "global_scale"):
@@ -204,7 +202,7 @@ def compare(case: object, x: object) -> str | None:
         if wanted is not None and (difference := find_difference(mine, wanted, any_nan=True)) is not None:
             return f"{part}: {difference.reason}"
     for dtype in ("float32", "bfloat16", "float16") if case.method == "amax" else ():
-        decoded = hb.dequantize(got, dtype, backend="triton")
+        decoded = hb.dequantize(got, dtype, backend="gpu")
         difference = find_difference(decoded, hb.dequantize(expected, dtype, backend="reference"), any_nan=True)
         if difference is not None:
             return f"decoded to {dtype}: {difference.reason}"

@@ -70,7 +70,7 @@ class SearchCase:
         method = self.method(x.shape[1])
         got = hb.quantize(
             like(source, torch.empty(0, device=device)), self.format, self.contract, method, self.block, self.tile,
-            backend="triton",
+            backend="gpu",
         )  # fmt: skip
         expected = hb.quantize(source, self.format, self.contract, method, self.block, self.tile, backend="reference")
         for part in PARTS:
@@ -156,7 +156,7 @@ def pairs() -> list[tuple[SearchCase, str]]:
 
 
 def compare_some(first: int, step: int, device: str = "cuda") -> tuple[int, list[str]]:
-    """Every so manieth pair of case and dtype, on six inputs each: how many were compared, and what differed."""
+    """Pairs of case and dtype from `first` on, every `step`th, on six inputs each: how many, and what differed."""
     compared, failures = 0, []
     listed = pairs()
     for index in range(first, len(listed), step):

@@ -152,7 +152,7 @@ def test_strided_rows_and_tiles_of_scales(method: Method) -> None:
 
 @pytest.mark.parametrize("method", [hb.FourSix("mae", 448), hb.FourSix("mse", 256, True), hb.Optimal()], ids=str)
 def test_groups_with_a_scale_each(method: Method) -> None:
-    """Several groups of rows, and tensors that lie anywhere: each gets what it gives alone."""
+    """Several groups of rows, and separate tensors: each gives what it gives alone."""
     request = Request(NVFP4, TE, method, (1, 16), "tensor", "bf16")
     used = kernel("optimal" if isinstance(method, hb.Optimal) else "four_six")
     x = np.ldexp(draw("normal", (24, 64), 9).astype(np.float32), np.arange(24)[:, None] // 6 * 7 - 3)

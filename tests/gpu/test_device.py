@@ -16,7 +16,9 @@ import halfbyte.gpu as gpu
 import halfbyte.torch_ops
 from halfbyte import contracts
 from halfbyte.backends import BACKENDS, choose_backend
-from halfbyte.backends.gpu.rules import mx_table, reason_against
+from halfbyte.backends.gpu.choose import Kernel, choose
+from halfbyte.backends.gpu.mx_tables import mx_table
+from halfbyte.backends.protocol import Reason
 from halfbyte.codec.bits import F32, U8
 from halfbyte.contracts import MXRule, NVFP4Rule
 from halfbyte.formats import E2M1
@@ -31,18 +33,19 @@ REQUEST = hb.backends.Request(
 )
 
 
+@pytest.mark.parametrize("name", ["gpu", "triton"])
 @pytest.mark.parametrize(
     ("x", "message"), [(X, r"not on 'cpu'; move the tensor with \.cuda"), (X.numpy(), "not numpy arrays")]
 )
-def test_named_backend_refuses_what_is_not_on_a_card(x: torch.Tensor, message: str) -> None:
+def test_named_backend_refuses_what_is_not_on_a_card(x: torch.Tensor, message: str, name: str) -> None:
     with pytest.raises(hb.UnsupportedError, match=f"backend gpu cannot do this: .*{message}"):
-        hb.quantize(x, "nvfp4", backend="triton")
+        hb.quantize(x, "nvfp4", backend=name)
 
 
 def test_decoding_is_refused_likewise() -> None:
     q = hb.quantize(X, "nvfp4")
     with pytest.raises(hb.UnsupportedError, match="CUDA device"):
-        hb.dequantize(q, backend="triton")
+        hb.dequantize(q, backend="gpu")
 
 
 def test_cuda_requests_go_to_the_gpu_and_others_do_not() -> None:
@@ -55,7 +58,7 @@ def test_cuda_requests_go_to_the_gpu_and_others_do_not() -> None:
 
 def test_every_case_has_a_kernel() -> None:
     cases = every_case()
-    assert {reason_against(case.request()) for case in cases} == {None}
+    assert {type(choose(case.request())) for case in cases} == {Kernel}
     assert {case.contract.name for case in cases} == set(contracts.CONTRACTS) - {"transformers"}
     assert {case.method for case in cases} >= {"optimal", "weighted", "hessian", "descent"}
 
@@ -72,8 +75,8 @@ def test_every_case_has_a_kernel() -> None:
 def test_a_search_of_a_peer_takes_what_the_peer_has(method: hb.methods.Method, reason: str | None) -> None:
     """What the peer has not is refused by the reference as well, which "auto" then asks."""
     contract = contracts.qwantize(mode="nvfp4/optimal")
-    found = reason_against(dataclasses.replace(REQUEST, contract=contract, method=method))
-    assert (found is None) == (reason is None)
+    found = choose(dataclasses.replace(REQUEST, contract=contract, method=method))
+    assert isinstance(found, Kernel) == (reason is None)
     if reason is not None:
         assert reason in str(found)
         with pytest.raises(hb.UnsupportedError):
@@ -91,12 +94,18 @@ def test_searches_that_no_kernel_knows_are_named() -> None:
     assert isinstance(rule, NVFP4Rule)
     mine = dataclasses.replace(searching, rules={"nvfp4": dataclasses.replace(rule, scale_search=keep)})
     request = dataclasses.replace(REQUEST, contract=mine, method=hb.Optimal())
-    assert "has no GPU kernel" in str(reason_against(request))
+    assert "no GPU kernel knows the contract's scale search" in _refusal(request)
     rule = contracts.modelopt(mode="fp8_sweep").rules["nvfp4"]
     assert isinstance(rule, NVFP4Rule)
     mine = dataclasses.replace(mine, rules={"nvfp4": dataclasses.replace(rule, block_search=None)})
     request = dataclasses.replace(REQUEST, contract=mine, method=hb.Sweep())
-    assert reason_against(request) == "method sweep has no GPU kernel"
+    assert _refusal(request) == "method sweep has no GPU kernel here"
+
+
+def _refusal(request: hb.backends.Request) -> str:
+    found = choose(request)
+    assert isinstance(found, Reason)
+    return str(found)
 
 
 def test_experts_of_a_transposing_contract_are_refused() -> None:

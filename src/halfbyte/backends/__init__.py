@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from halfbyte.backends.cpu.backend import Cpu
-from halfbyte.backends.gpu.backend import Triton
+from halfbyte.backends.gpu import Gpu
 from halfbyte.backends.protocol import Backend, Parts, Reason
 from halfbyte.backends.reference.quantize import Reference
 from halfbyte.errors import BackendError, unknown_name
 from halfbyte.request import Request
 
-BACKENDS: dict[str, Backend[Any]] = {"gpu": Triton(), "cpu": Cpu(), "reference": Reference()}
+BACKENDS: dict[str, Backend[Any]] = {"gpu": Gpu(), "cpu": Cpu(), "reference": Reference()}
 """All backends, in the order in which "auto" asks them."""
 
 ALIASES = {"triton": "gpu"}

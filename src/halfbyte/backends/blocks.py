@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from halfbyte.backends import get_backend
 from halfbyte.backends.cpu import repack
-from halfbyte.backends.gpu.batch import cast_scales as cast_device_blocks
+from halfbyte.backends.gpu import cast_scales as cast_device_blocks
 from halfbyte.backends.reference import repack as reference
 from halfbyte.codec.bits import U8
 from halfbyte.errors import BackendError

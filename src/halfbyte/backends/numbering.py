@@ -1,10 +1,13 @@
 """The numbers of dtypes, formulas and choices in kernels. They are the same in Python, C++, Triton and CUDA.
 
-The number is the index in a list. tests/backends/test_numbering.py compares the lists with the sources of the kernels.
-To add a formula, append it to its list and to the kernels that should serve it.
+The number is the index in a list. Triton's constants are made from these lists (gpu/triton/numbers.py); tests compare
+the lists with what C++ and CUDA write out, and check that every formula has its branch in Triton. To add a formula,
+append it to its list and to the kernels that should serve it.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from halfbyte.contracts import expressions, reductions
 
@@ -19,13 +22,19 @@ FACTORS: list[object] = [
     expressions.quotient,
     expressions.no_factor,
 ]
+"""Slot 1: the tensor-level number from the tensor's amax."""
+
 STORED: list[object] = [
     expressions.store_amax,
     expressions.store_factor,
     expressions.store_reciprocal,
     expressions.store_reciprocal_or_zero,
 ]
+"""Slot 6: what is written with the blocks."""
+
 MULTIPLIERS: list[object] = [expressions.amax_over_top, expressions.as_stored, expressions.reciprocal_of_stored]
+"""What code × scale is multiplied by, from the stored number."""
+
 PRE_SCALES: list[object] = [
     expressions.folded_sixth,
     expressions.sixth_then_factor,
@@ -38,6 +47,8 @@ PRE_SCALES: list[object] = [
     expressions.static_scale,
     expressions.divided_then_factor,
 ]
+"""Slot 2: the block scale before it is rounded."""
+
 ELEMENTS: list[object] = [
     expressions.times_clamped_reciprocal,
     expressions.times_reciprocal_or_zero,
@@ -49,6 +60,17 @@ ELEMENTS: list[object] = [
     expressions.over_scale_quotient,
     expressions.over_scale,
 ]
+"""Slot 4: y from an element and its block scale."""
+
+ERRORS: list[object] = [expressions.error_by_amax, expressions.error_by_reciprocal, expressions.error_scaled]
+"""4over6: the error of one element."""
+
+METRICS = ["mae", "mse", "abs_max"]
+"""4over6: what is made of the errors of a block."""
+
+SUMS: list[object] = [reductions.sequential, reductions.eight_lanes]
+"""4over6: the order in which the errors of a block are added."""
+
 DECODES: list[object] = [
     expressions.decode_by_amax,
     expressions.decode_by_multiplier,
@@ -56,8 +78,15 @@ DECODES: list[object] = [
     expressions.decode_by_reciprocal,
     expressions.decode_single_level,
 ]
-ERRORS: list[object] = [expressions.error_by_amax, expressions.error_by_reciprocal, expressions.error_scaled]
-METRICS = ["mae", "mse", "abs_max"]
-SUMS: list[object] = [reductions.sequential, reductions.eight_lanes]
+"""Slot 6: values from codes."""
+
 SIGNS = ["y < 0", "sign bit", "y <= 0"]
+"""Slot 5: when the sign bit of a code is set."""
+
 TIES = ["even", "down"]
+"""Slot 5: where a y half-way between two values goes."""
+
+
+def number_of(listed: Sequence[object], entry: object) -> int | None:
+    """The number of this very entry (not of one that compares equal); None if the list does not have it."""
+    return next((number for number, known in enumerate(listed) if known is entry), None)

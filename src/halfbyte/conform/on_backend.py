@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from halfbyte.arrays import Array, like
 from halfbyte.backends import get_backend
-from halfbyte.backends.gpu.backend import interpreting
+from halfbyte.backends.gpu import interpreting
 from halfbyte.contracts import Contract
 from halfbyte.errors import BackendError
 from halfbyte.formats import BlockFormat

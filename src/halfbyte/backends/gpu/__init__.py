@@ -1,1 +1,15 @@
-"""The GPU backend: Triton and CUDA C++ kernels, and what launches them."""
+"""The GPU backend: Triton and CUDA C++ kernels, and what launches them. The rest of halfbyte uses these names alone."""
+
+from halfbyte.backends.gpu.backend import Gpu, interpreting, quantize_matrix
+from halfbyte.backends.gpu.batch import cast_scales, check_list, group_amaxes, list_amaxes, quantize_list
+
+__all__ = [
+    "Gpu",
+    "cast_scales",
+    "check_list",
+    "group_amaxes",
+    "interpreting",
+    "list_amaxes",
+    "quantize_list",
+    "quantize_matrix",
+]

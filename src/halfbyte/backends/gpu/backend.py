@@ -1,7 +1,7 @@
 """The GPU backend: checks and launches. Tensors stay on the device, and nothing waits for it.
 
 torch and triton are imported when a tensor comes. The bits are the reference's: the kernels compute the contract's
-formulas in the reference's order (triton/*.py), with the constants that gpu/rules.py makes of a contract.
+formulas in the reference's order (triton/*.py, cuda/*.cu), and choose.py lists what they were written for.
 """
 
 from __future__ import annotations
@@ -10,36 +10,31 @@ import importlib.util
 import os
 from typing import TYPE_CHECKING
 
-from halfbyte.backends.gpu.hadamard import rotated
-from halfbyte.backends.gpu.launch import (
-    FLAT,
+from halfbyte.backends.gpu.choose import choose, choose_decoder
+from halfbyte.backends.gpu.constants import DECODE_BY_TABLE, FLAT, ONE_GROUP
+from halfbyte.backends.gpu.dispatch import amax_bits, launch_blocks, prepare
+from halfbyte.backends.gpu.launch import Launch, group_kind, source_of
+from halfbyte.backends.gpu.mx_tables import decode_table_on
+from halfbyte.backends.gpu.operand import (
     LANES,
-    ONE_GROUP,
+    aligned,
     assembly,
-    capability_of,
-    decode_table,
-    group_kind,
-    launch_mx,
-    launch_nvfp4,
+    check_device,
+    dtype_number,
+    on_device,
     options,
-    short_name,
+    outputs,
+    readable,
+    rotated,
 )
-from halfbyte.backends.gpu.mx_search import improve_mx
-from halfbyte.backends.gpu.rules import DECODES, DTYPE_NUMBERS, reason_against
-from halfbyte.backends.protocol import Parts
+from halfbyte.backends.protocol import Parts, Reason
 from halfbyte.codec.blocks import ceil_div
-from halfbyte.contracts import MXRule, NVFP4Rule
-from halfbyte.contracts.spec import DecodeRule
-from halfbyte.errors import InputError
-from halfbyte.formats import E4M3
-from halfbyte.methods import Hessian, Optimal
+from halfbyte.contracts import MXRule
+from halfbyte.errors import BackendError
 from halfbyte.request import Request
 
 if TYPE_CHECKING:
     import torch
-
-OLDEST = (8, 9)
-"""Compute capability from which on the kernels' conversions exist."""
 
 
 def interpreting() -> bool:
@@ -47,17 +42,17 @@ def interpreting() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-class Triton:
-    """The Triton kernels."""
+class Gpu:
+    """Quantizes and decodes CUDA tensors, by Triton and CUDA C++ kernels."""
 
     name = "gpu"
     takes_tensors = True
 
-    def supports(self, request: Request) -> str | None:
-        return _device_reason(request.device) or reason_against(request)
+    def supports(self, request: Request) -> Reason | None:
+        return _device_reason(request.device) or _reason(choose(request))
 
-    def supports_decoding(self, request: Request) -> str | None:
-        return _device_reason(request.device)
+    def supports_decoding(self, request: Request) -> Reason | None:
+        return _device_reason(request.device) or _reason(choose_decoder(request))
 
     def quantize(
         self,
@@ -65,45 +60,9 @@ class Triton:
         request: Request,
         amax: torch.Tensor | None = None,
         out: tuple[torch.Tensor, torch.Tensor] | None = None,
-        group_rows: int | None = None,
-        swizzled: bool = False,
     ) -> Parts[torch.Tensor]:
-        """Quantize a (rows, K) matrix on its device.
-
-        amax: float32 amaxes to use in place of the operand's own, one for each group. group_rows: rows that share a
-        tensor-level scale (None: as the request's scaling says). swizzled: scales in tiles of 128x4.
-        """
-        check_device(x)
-        rows, width = x.shape
-        block = request.format.block
-        with on_device(x):
-            if request.contract.transform.hadamard:
-                x = rotated(x, request.contract.transform.random_signs)
-            operand = _readable(x, request.tile[0], block)
-            codes, scales = _outputs(operand, request, swizzled, out if operand.shape == x.shape else None)
-            rule = request.contract.rule(request.format)
-            if isinstance(rule, MXRule):
-                launch_mx(operand, rule, request, codes, scales, swizzled)
-                if isinstance(request.method, Optimal | Hessian):
-                    improve_mx(operand, rule, request, codes, scales, swizzled)
-                stored = multiplier = None
-            elif isinstance(rule, NVFP4Rule):
-                group = group_rows or (1 if request.scaling == "row" else operand.shape[0])
-                stored, multiplier = launch_nvfp4(
-                    operand, rule.for_method(request.method), request, amax, group, codes, scales, swizzled
-                )
-            else:
-                raise TypeError(f"{request.contract} has no quantizer")
-        if operand.shape != x.shape:
-            codes = codes[:rows, : ceil_div(width, request.format.codes_per_byte)].contiguous()
-            if width % request.format.codes_per_byte:
-                codes[:, -1] &= 0xF
-            if not swizzled:
-                scales = scales[:rows, : ceil_div(width, block)].contiguous()
-            if request.scaling == "row":
-                stored = None if stored is None else stored[:rows]
-                multiplier = None if multiplier is None else multiplier[:rows]
-        return Parts(codes, scales, stored, multiplier)
+        """Quantize a (rows, K) matrix on its device."""
+        return quantize_matrix(x, request, amax, out)
 
     def dequantize(
         self,
@@ -120,35 +79,35 @@ class Triton:
         from halfbyte.backends.gpu.triton import decode as kernels
 
         codes, scales, stored_scale = parts.codes, parts.scales, parts.stored_scale
+        decoder = choose_decoder(request)
+        if isinstance(decoder, Reason):
+            raise BackendError(f"backend gpu cannot do this: {decoder}")
         check_device(codes)
-        format, rule = request.format, request.contract.rule(request.format)
-        block, (rows, width) = format.block, shape
+        format, (rows, width) = request.format, shape
+        block = format.block
         whole = ceil_div(width, block) * block
         with on_device(codes):
             if whole != width:
                 missing = whole // format.codes_per_byte - codes.shape[1]
                 codes = functional.pad(codes, (0, missing))
-            codes, scales = _aligned(codes), scales.contiguous()
+            codes, scales = aligned(codes), scales.contiguous()
             fits = out is not None and whole == width and out.is_contiguous() and out.data_ptr() % 16 == 0
             values = out if out is not None and fits else torch.empty((rows, whole), dtype=dtype, device=codes.device)
             blocks = scales.numel()
             table = stored = codes  # placeholders where a rule needs none
-            top, decode, group, group_blocks = 0.0, 5, ONE_GROUP, blocks
-            if isinstance(rule, MXRule | DecodeRule):
-                table = decode_table(request, codes.device)
-            else:
-                decode = DECODES.index(rule.decode)
-                top = float(rule.for_method(request.method).anchor(request.method))
-                if stored_scale is not None:
-                    stored = stored_scale.reshape(-1).contiguous()
-                    group_blocks = blocks // stored.numel()
-                    group = group_kind(stored.numel(), group_blocks, LANES)
+            group, group_blocks = ONE_GROUP, blocks
+            if decoder.decode is None:
+                table = decode_table_on(request.contract, format, str(codes.device))
+            elif stored_scale is not None:
+                stored = stored_scale.reshape(-1).contiguous()
+                group_blocks = blocks // stored.numel()
+                group = group_kind(stored.numel(), group_blocks, LANES)
             kernels.dequantize[(ceil_div(blocks, LANES),)](
                 codes.view(torch.int32), scales, stored, table, values.view(torch.int32), blocks, scales.shape[1],
                 values.shape[1] * values.element_size() // 16, group_blocks, B=LANES, N=block,
-                DTYPE=DTYPE_NUMBERS[short_name(dtype)],
-                MAP=FLAT, GROUP=group, DECODE=decode, TOP=top, WIDE=format.element == E4M3,
-                NEGATIVE_ZERO=rule.negative_zero, ASM=assembly(codes.device), **options(),
+                DTYPE=dtype_number(dtype), MAP=FLAT, GROUP=group,
+                DECODE=DECODE_BY_TABLE if decoder.decode is None else decoder.decode, TOP=decoder.top,
+                WIDE=decoder.wide, NEGATIVE_ZERO=decoder.negative_zero, ASM=assembly(codes.device), **options(),
             )  # fmt: skip
         if values is out:
             return values
@@ -156,69 +115,57 @@ class Triton:
         return values.contiguous() if out is None else out.copy_(values)
 
 
-# --- what a tensor must be ---
+def quantize_matrix(
+    x: torch.Tensor,
+    request: Request,
+    amax: torch.Tensor | None = None,
+    out: tuple[torch.Tensor, torch.Tensor] | None = None,
+    group_rows: int | None = None,
+    swizzled: bool = False,
+) -> Parts[torch.Tensor]:
+    """Quantize a (rows, K) matrix on its device.
+
+    amax: float32 amaxes to use in place of the operand's own, one for each group. group_rows: rows that share a
+    tensor-level scale (None: as the request's scaling says). swizzled: scales in tiles of 128x4.
+    """
+    kernel = choose(request)
+    if isinstance(kernel, Reason):
+        raise BackendError(f"backend gpu cannot do this: {kernel}")
+    check_device(x)
+    rows, width = x.shape
+    block, per_byte = request.format.block, request.format.codes_per_byte
+    stored = multiplier = numbers = None
+    with on_device(x):
+        if request.contract.transform.hadamard:
+            x = rotated(x, request.contract.transform.random_signs)
+        operand = readable(x, request.tile[0], block)
+        codes, scales = outputs(operand, request, swizzled, out if operand.shape == x.shape else None)
+        group = group_rows or (1 if request.scaling == "row" else operand.shape[0])
+        if not isinstance(kernel.rule, MXRule):
+            numbers, stored, multiplier = prepare(kernel, amax_bits(operand, kernel, amax, group))
+        source = source_of(operand, request, group, swizzled)
+        launch_blocks(Launch(kernel, request, source, codes, scales, swizzled, numbers))
+    if operand.shape != x.shape:
+        codes = codes[:rows, : ceil_div(width, per_byte)].contiguous()
+        if width % per_byte:
+            codes[:, -1] &= 0xF
+        if not swizzled:
+            scales = scales[:rows, : ceil_div(width, block)].contiguous()
+        if request.scaling == "row":
+            stored = None if stored is None else stored[:rows]
+            multiplier = None if multiplier is None else multiplier[:rows]
+    return Parts(codes, scales, stored, multiplier)
 
 
-def _device_reason(device: str) -> str | None:
+def _reason(chosen: object) -> Reason | None:
+    return chosen if isinstance(chosen, Reason) else None
+
+
+def _device_reason(device: str) -> Reason | None:
     if device == "numpy":
-        return "it takes torch tensors on a CUDA device, not numpy arrays"
+        return Reason("it takes torch tensors on a CUDA device, not numpy arrays")
     if device != "cuda" and not (device == "cpu" and interpreting()):
-        return f"it takes tensors on a CUDA device, not on {device!r}; move the tensor with .cuda()"
+        return Reason(f"it takes tensors on a CUDA device, not on {device!r}; move the tensor with .cuda()")
     if importlib.util.find_spec("triton") is None:
-        return "Triton is not installed; install halfbyte[gpu]"
+        return Reason("Triton is not installed; install halfbyte[gpu]")
     return None
-
-
-def check_device(x: torch.Tensor) -> None:
-    """Refuse a card that is too old before anything is launched."""
-    if x.device.type != "cuda":
-        return
-    found = capability_of(x.device.index or 0)
-    if found < OLDEST:
-        raise InputError(
-            f"the kernels need compute capability {OLDEST[0]}.{OLDEST[1]}, and {x.device} has {found[0]}.{found[1]}; "
-            "choose backend='cpu'"
-        )
-
-
-def on_device(x: torch.Tensor) -> torch.cuda.device:
-    """Launches go to the tensor's own device, whatever the current one is."""
-    import torch
-
-    return torch.cuda.device(x.device if x.device.type == "cuda" else -1)
-
-
-def _aligned(x: torch.Tensor) -> torch.Tensor:
-    """Contiguous, and at an address that sixteen-byte loads may take."""
-    x = x.contiguous()
-    return x if x.data_ptr() % 16 == 0 else x.clone()
-
-
-def _readable(x: torch.Tensor, tile_rows: int, block: int) -> torch.Tensor:
-    """The matrix padded with zeros to whole tiles, at addresses that sixteen-byte loads may take; a copy if need be."""
-    import torch.nn.functional as functional
-
-    rows, width = x.shape
-    below, right = -rows % tile_rows, -width % block
-    if below or right:
-        return _aligned(functional.pad(x, (0, right, 0, below)))
-    step = 16 // x.element_size()
-    if x.data_ptr() % 16 == 0 and x.stride(1) == 1 and x.stride(0) % step == 0 and x.stride(0) >= width:
-        return x
-    return _aligned(x)
-
-
-def _outputs(
-    x: torch.Tensor, request: Request, swizzled: bool, out: tuple[torch.Tensor, torch.Tensor] | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    import torch
-
-    rows, width = x.shape
-    columns = width // request.format.block
-    codes_shape = (rows, width // request.format.codes_per_byte)
-    scales_shape = (ceil_div(rows, 128) * ceil_div(columns, 4) * 512,) if swizzled else (rows, columns)
-    if out is not None and (tuple(out[0].shape), tuple(out[1].shape)) == (codes_shape, scales_shape):
-        return out
-    make = torch.zeros if swizzled else torch.empty
-    codes = torch.empty(codes_shape, dtype=torch.uint8, device=x.device)
-    return codes, make(scales_shape, dtype=torch.uint8, device=x.device)

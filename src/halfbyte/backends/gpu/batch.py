@@ -1,30 +1,19 @@
-"""Several tensors in one launch: amaxes, quantization with a scale each or one for all; and the cast of MXFP4."""
+"""Several tensors in one launch: their amaxes, quantization with one scale each or one for all; the cast of MXFP4."""
 
 from __future__ import annotations
 
 import functools
 from typing import TYPE_CHECKING
 
-from halfbyte.backends.gpu.backend import check_device, on_device
-from halfbyte.backends.gpu.launch import (
-    AMAX_CHUNK,
-    AMAX_DEPTH,
-    AMAX_PROGRAMS,
-    LANES,
-    LISTED,
-    SEARCH_LANES,
-    Source,
-    amax_of,
-    launch_blocks,
-    prepare,
-    short_name,
-)
-from halfbyte.backends.gpu.rules import DTYPE_NUMBERS
-from halfbyte.backends.protocol import Parts
+from halfbyte.backends.gpu.choose import choose
+from halfbyte.backends.gpu.constants import LISTED
+from halfbyte.backends.gpu.dispatch import AMAX_CHUNK, AMAX_DEPTH, AMAX_PROGRAMS, amax_of, launch_blocks, prepare
+from halfbyte.backends.gpu.launch import SEARCH_LANES, SEARCHES, Launch, Source, weighs_columns
+from halfbyte.backends.gpu.operand import LANES, check_device, dtype_number, on_device
+from halfbyte.backends.protocol import Parts, Reason
 from halfbyte.codec.blocks import ceil_div
 from halfbyte.contracts import NVFP4Rule
-from halfbyte.errors import InputError
-from halfbyte.methods import Hessian, Optimal
+from halfbyte.errors import BackendError, InputError
 from halfbyte.request import Request
 
 if TYPE_CHECKING:
@@ -65,7 +54,7 @@ def list_amaxes(tensors: list[torch.Tensor]) -> torch.Tensor:
     most = max(quads for _, quads in rows) * 4
     programs = max(1, min(ceil_div(most, AMAX_CHUNK * AMAX_DEPTH), ceil_div(AMAX_PROGRAMS, len(tensors))))
     scales_kernels.amax_listed[(len(tensors) * programs,)](
-        table, out, programs, DTYPE=DTYPE_NUMBERS[short_name(tensors[0].dtype)], CHUNK=AMAX_CHUNK, DEPTH=AMAX_DEPTH,
+        table, out, programs, DTYPE=dtype_number(tensors[0].dtype), CHUNK=AMAX_CHUNK, DEPTH=AMAX_DEPTH,
         num_warps=8,
     )  # fmt: skip
     return out
@@ -80,21 +69,21 @@ def _table(rows: tuple[tuple[int, ...], ...], device: str) -> torch.Tensor:
 
 
 def quantize_list(tensors: list[torch.Tensor], request: Request, shared: bool) -> Parts[torch.Tensor]:
-    """Quantize tensors that lie anywhere. Codes and scales of all of them follow each other in two flat arrays."""
+    """Quantize separate tensors in one launch. Their codes and scales follow each other in two flat arrays."""
     import torch
 
     block = request.format.block
     check_list(tensors, block)
-    rule = request.contract.rule(request.format)
-    weighted = isinstance(request.method, Optimal) and request.method.weights is not None
-    transforms = request.contract.transform.hadamard
-    searches_columns = weighted or isinstance(request.method, Hessian)
-    if not isinstance(rule, NVFP4Rule) or request.tile[0] != 1 or searches_columns or transforms:
+    kernel = choose(request)
+    if isinstance(kernel, Reason):
+        raise BackendError(f"backend gpu cannot do this: {kernel}")
+    in_rows = isinstance(kernel.rule, NVFP4Rule) and request.tile[0] == 1
+    if not in_rows or weighs_columns(request.method) or request.contract.transform.hadamard:
         raise InputError(
             "lists are quantized to NVFP4 in blocks of one row, without weights or a transform; give a 3-D tensor "
             "instead"
         )
-    lanes = SEARCH_LANES if isinstance(request.method, Optimal) else LANES
+    lanes = SEARCH_LANES if kernel.family in SEARCHES else LANES
     rows, before = [], 0
     for x in tensors:
         blocks = x.numel() // block
@@ -111,9 +100,8 @@ def quantize_list(tensors: list[torch.Tensor], request: Request, shared: bool) -
         source = Source(
             _table(tuple(rows), str(device)), LISTED, len(tensors), lanes, programs, 1, 0, programs * len(tensors)
         )
-        serving = rule.for_method(request.method)
-        numbers, stored, multiplier = prepare(serving, request, bits)
-        launch_blocks(source, serving, request, numbers, codes, scales)
+        numbers, stored, multiplier = prepare(kernel, bits)
+        launch_blocks(Launch(kernel, request, source, codes, scales, numbers=numbers))
     return Parts(codes, scales, stored, multiplier)
 
 
@@ -139,7 +127,7 @@ def cast_scales(
     check_device(codes)
     blocks = scales.numel()
     if codes.dtype != torch.uint8 or scales.dtype != torch.uint8 or codes.numel() != 16 * blocks:
-        raise InputError(f"MXFP4 has sixteen bytes of codes a scale, not {codes.numel()} for {blocks}")
+        raise InputError(f"MXFP4 has sixteen bytes of codes per scale, not {codes.numel()} for {blocks}")
     with on_device(codes):
         codes, scales = codes.contiguous(), scales.contiguous()
         codes = codes if codes.data_ptr() % 16 == 0 else codes.clone()

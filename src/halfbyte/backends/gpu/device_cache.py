@@ -1,4 +1,4 @@
-"""What kernels need of a method's arrays, put on a device once and kept as long as the method lives."""
+"""Device cache of arrays derived from a Method: made once, dropped together with the method."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from halfbyte.methods import Method
 if TYPE_CHECKING:
     import torch
 
-_KEPT: weakref.WeakKeyDictionary[Method, dict[tuple[str, str], tuple[torch.Tensor, ...]]] = weakref.WeakKeyDictionary()
+_TENSORS: weakref.WeakKeyDictionary[Method, dict[tuple[str, str], tuple[torch.Tensor, ...]]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
-def kept_tensors(
+def derived_tensors(
     method: Method, what: str, device: torch.device, make: Callable[[], tuple[F32, ...]]
 ) -> tuple[torch.Tensor, ...]:
     """The arrays that `make` derives from the method, on the device; `what` names them among those of the method.
@@ -24,9 +26,9 @@ def kept_tensors(
     """
     import torch
 
-    kept = _KEPT.setdefault(method, {})
+    found = _TENSORS.setdefault(method, {})
     key = (what, str(device))
-    if key not in kept:
+    if key not in found:
         # A method's own arrays are read-only, which tensors cannot be: a copy.
-        kept[key] = tuple(torch.from_numpy(array.copy()).to(device) for array in make())
-    return kept[key]
+        found[key] = tuple(torch.from_numpy(array.copy()).to(device) for array in make())
+    return found[key]

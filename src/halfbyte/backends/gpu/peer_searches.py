@@ -2,100 +2,52 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from halfbyte.backends.gpu.device_cache import kept_tensors
-from halfbyte.backends.gpu.rules import DTYPE_NUMBERS, adds_over_tiles, four_six_numbers
+from halfbyte.backends.gpu.device_cache import derived_tensors
+from halfbyte.backends.gpu.launch import Launch
+from halfbyte.backends.gpu.operand import assembly, options
 from halfbyte.codec.blocks import ceil_div
-from halfbyte.contracts import NVFP4Rule
-from halfbyte.methods import FourSix, Hessian, Optimal, Sweep
-from halfbyte.request import Request
+from halfbyte.contracts import MXRule
+from halfbyte.methods import Hessian
 
-if TYPE_CHECKING:
-    import torch
-
-SEARCHED_FOUR_SIX, EAGER_SWEEP, FUSED_SWEEP = 0, 1, 2
 TILE_LANES = 32
+TILE_ROWS = 16
 
-Constants = dict[str, int | float | bool]
 
-
-def launch_peer(
-    words: torch.Tensor,
-    outputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    arguments: tuple[int, int, int, int],
-    programs: int,
-    rule: NVFP4Rule,
-    request: Request,
-    common: Constants,
-) -> bool:
-    """Launch the kernels of a search that only one peer has; False where the request takes the common ones.
-
-    `common`: the constants that all NVFP4 kernels share.
-    """
-    from halfbyte.backends.gpu.triton import plain as plain_kernels
+def launch_static(launch: Launch) -> None:
+    """Model-Optimizer's searches for static weights."""
     from halfbyte.backends.gpu.triton import sweep as sweep_kernels
 
-    method = request.method
-    if rule.block_search is not None and method in rule.searches:
-        kind = SEARCHED_FOUR_SIX
-        if isinstance(method, Sweep):
-            kind = FUSED_SWEEP if method.fused else EAGER_SWEEP
-        sweep_kernels.quantize_static[(programs,)](words, *outputs, *arguments, METHOD=kind, **common)
-        return True
-    if adds_over_tiles(rule, request):
-        _launch_tiles(words, outputs, arguments, rule, request, common)
-        return True
-    if rule.scale_search is not None and isinstance(method, Optimal | Hessian):
-        plain_kernels.quantize_nvfp4[(programs,)](words, *outputs, *arguments, **common)
-        blocks, columns, row_quads, _ = arguments
-        improve_as_qwantize(words, outputs[:2], (blocks, columns, row_quads), programs, request, common)
-        return True
-    return False
+    sweep_kernels.quantize_static[(launch.programs,)](
+        launch.source.words, *launch.outputs, *launch.sizes, **launch.constants("SHORT", "ASM")
+    )
 
 
-def _launch_tiles(
-    words: torch.Tensor,
-    outputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    arguments: tuple[int, int, int, int],
-    rule: NVFP4Rule,
-    request: Request,
-    common: Constants,
-) -> None:
+def launch_tiles(launch: Launch) -> None:
+    """4over6 of tiles of one tensor, whose elements are added in one order."""
     from halfbyte.backends.gpu.triton import tiles as tiles_kernels
 
-    if rule.four_six is None or not isinstance(request.method, FourSix):
-        raise TypeError("tiles of 4over6 need its rule and its method")
-    blocks, columns, row_quads, _ = arguments
-    errors = four_six_numbers(rule.four_six, request.method, request)
-    left_out = ("B", "N", "MAP", "GROUP", "SHORT", "ASM", "num_warps")
-    constants = {name: value for name, value in common.items() if name not in left_out}
-    tiles_kernels.quantize_tiles[(ceil_div(blocks // 16, TILE_LANES),)](
-        words, *outputs, blocks // 16, columns, row_quads, B=TILE_LANES, KIND=errors["KIND"],
-        METRIC=errors["METRIC"], TOP=float(rule.anchor(request.method)), num_warps=1, **constants,
-    )  # fmt: skip
+    blocks, columns, row_quads, _ = launch.sizes
+    tiles = blocks // TILE_ROWS
+    constants = launch.constants("B", "N", "MAP", "GROUP", "SHORT", "ASM", "num_warps")
+    tiles_kernels.quantize_tiles[(ceil_div(tiles, TILE_LANES),)](
+        launch.source.words, *launch.outputs, tiles, columns, row_quads, B=TILE_LANES, num_warps=1, **constants
+    )
 
 
-def improve_as_qwantize(
-    words: torch.Tensor,
-    outputs: tuple[torch.Tensor, ...],
-    arguments: tuple[int, int, int],
-    programs: int,
-    request: Request,
-    common: Constants,
-) -> None:
-    """Replace naive codes and bytes where qwantize's search finds better ones; `outputs`: codes as words, bytes."""
+def improve_as_qwantize(launch: Launch) -> None:
+    """Replace the codes and bytes that the plain kernel has written where qwantize's search finds better ones."""
     from halfbyte.backends.gpu.triton import qwantize as qwantize_kernels
 
-    method, (blocks, columns, row_quads) = request.method, arguments
-    rows, lanes = blocks // columns, int(common["B"])
-    matrices = words
+    words, method = launch.source.words, launch.request.method
+    matrices, programs = words, launch.programs
     if isinstance(method, Hessian):
-        matrices = kept_tensors(method, "as they are", words.device, lambda: (method.matrices,))[0]
-        programs = columns * ceil_div(rows, lanes)
-    names = ("B", "N", "MAP", "SWIZZLED", "ASM", "num_warps", "enable_fp_fusion")
+        matrices = derived_tensors(method, "as they are", words.device, lambda: (method.matrices,))[0]
+        programs = launch.column_programs
+    blocks, columns, row_quads, _ = launch.sizes
+    constants = launch.kernel.constants
     qwantize_kernels.improve_as_qwantize[(programs,)](
-        words, *outputs, matrices, blocks, rows, columns, row_quads, DTYPE=DTYPE_NUMBERS[request.dtype],
-        POWERS=request.format.name != "nvfp4", HESSIAN=isinstance(method, Hessian),
-        **{name: common[name] for name in names},
+        words, *launch.outputs[:2], matrices, blocks, launch.rows, columns, row_quads,
+        B=launch.lanes, N=constants["N"], DTYPE=constants["DTYPE"], MAP=launch.source.map, SWIZZLED=launch.swizzled,
+        POWERS=isinstance(launch.kernel.rule, MXRule), MATRICES=isinstance(method, Hessian),
+        ASM=assembly(words.device), **{**options(), "num_warps": 1},
     )  # fmt: skip

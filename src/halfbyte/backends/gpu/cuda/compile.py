@@ -1,7 +1,7 @@
-"""CUDA C++ to machine code and to launches: NVRTC and the driver, by ctypes. Loads no framework.
+"""Compiles CUDA C++ and launches it: NVRTC and the driver, through ctypes. Loads no framework.
 
 NVRTC comes with PyTorch's CUDA wheels (or `pip install nvidia-cuda-nvrtc`). Sums and products are never contracted:
-`--fmad=false`, so that a fused operation stands only where the source asks for one.
+`--fmad=false`, so that operations are fused only where the source says so.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Function:
         *arguments: Argument,
         overlaps: bool = False,
     ) -> None:
-        """Put a launch on a stream; nothing waits. `overlaps`: it may begin while the kernel before still runs."""
+        """Put a launch on a stream; nothing waits. `overlaps`: it may start while the one before is still running."""
         pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(argument) for argument in arguments))
         attribute = Attribute(PROGRAMMATIC_STREAM_SERIALIZATION, 0, 1)
         configuration = Configuration(

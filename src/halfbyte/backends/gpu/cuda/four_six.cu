@@ -36,7 +36,7 @@ constexpr int ROW_COUNT = 616;
 constexpr int PAIRS = 26;  // 26·616·4 bytes fit into 16 bits
 constexpr int MARGIN = MARGIN_UNITS * 256;
 
-enum Kind { BY_AMAX = 0, BY_RECIPROCAL = 1, SCALED = 2 };
+enum Kind { ERROR_BY_AMAX = 0, ERROR_BY_RECIPROCAL = 1, ERROR_SCALED = 2 };
 
 struct Pair {
     Scale six, four;
@@ -75,8 +75,8 @@ __device__ __forceinline__ float over_top(float x, bool short_form) {
 }
 
 __device__ __forceinline__ float difference(float q, float scale, float x, const float* n) {
-    if (KIND == BY_AMAX) return over_top((q * scale) * n[AMAX], n[NO_UNDERFLOW] > 0) - x;
-    if (KIND == BY_RECIPROCAL) return (q * scale) * n[INVERSE] - x;
+    if (KIND == ERROR_BY_AMAX) return over_top((q * scale) * n[AMAX], n[NO_UNDERFLOW] > 0) - x;
+    if (KIND == ERROR_BY_RECIPROCAL) return (q * scale) * n[INVERSE] - x;
     return q * scale - x * n[FACTOR];
 }
 
@@ -180,10 +180,10 @@ __device__ __forceinline__ Limits limits_of(const Pairing& g, bool usable) {
 __device__ __forceinline__ void write_rows(const Pair& p, u32 last, u32* entries, const float* n) {
     const bool tie = p.six.byte == p.four.byte;  // if both scales are equal, 6 wins
     const float by_six = multiplier_of(p.six.value, n[INVERSE]), by_four = multiplier_of(p.four.value, n[INVERSE]);
-    const float unit = KIND == SCALED ? 1.0f : KIND == BY_AMAX ? n[AMAX] / TOP : n[INVERSE];
+    const float unit = KIND == ERROR_SCALED ? 1.0f : KIND == ERROR_BY_AMAX ? n[AMAX] / TOP : n[INVERSE];
     const float s6 = p.six.value * unit, s4 = p.four.value * unit, units = 262144.0f / (SQUARED ? s6 * s6 : s6);
     for (u32 row = threadIdx.x; row < ROW_COUNT; row += blockDim.x) {
-        const float x = float_of_bf16(last - (ROW_COUNT - 1) + row), scaled = KIND == SCALED ? x * n[FACTOR] : x;
+        const float x = float_of_bf16(last - (ROW_COUNT - 1) + row), scaled = KIND == ERROR_SCALED ? x * n[FACTOR] : x;
         const Element six = round_e2m1(x * by_six), four = round_e2m1(x * by_four);
         const float d6 = fabsf(__fmaf_rn(six.value, s6, -scaled)), d4 = fabsf(__fmaf_rn(four.value, s4, -scaled));
         const float more = SQUARED ? (d4 - d6) * (d4 + d6) : d4 - d6;

@@ -1,51 +1,29 @@
 """Device functions on blocks. A thread holds a whole block: N values are a tuple of N one-dimensional tensors.
 
-So every formula below is scalar code, in the order of the reference's roundings: block maxima and error sums need no
-exchange between threads, and sums run in index order. Kernels are launched with `enable_fp_fusion=False`; `tl.fma`
-stands only where the product is exact, so that fusing changes no bit (and Triton's interpreter, which rounds twice,
-computes the same).
+So every formula below is scalar code, in the order of the reference's roundings. Block maxima and error sums need no
+exchange between threads, and sums run in index order. Kernels are launched with `enable_fp_fusion=False`. `tl.fma` is
+used only where the product is exact, so that fusing changes no bit; Triton's interpreter, which rounds twice, then
+computes the same.
 
 Rounding to E2M1, ties to even, for y in [0, 7): U = y·y + 12.5 lies in [8, 16) for y below 1.87, in [16, 32) below
 4.41, and in [32, 64) above, so its exponent alone gives P in {8, 16, 32}. The last place of M = P·2^19 is the grid step
-of y (0.5, 1, 2): y + M rounds y to the grid. Where the two thresholds lie does not matter within 1.75…2.25 and 3.5…4.5,
-because both steps round alike there. The code is n + 2e, n the low bits of y + M and e in {0, 1, 2} the step's
+of y (0.5, 1, 2): y + M rounds y to the grid. The two thresholds may lie anywhere within 1.75…2.25 and 3.5…4.5, because
+both steps round alike there. The code is n + 2e, n the low bits of y + M and e in {0, 1, 2} the step's
 exponent, which is also in its exponent field.
 """
 
 import triton
 import triton.language as tl
 
-BF16 = tl.constexpr(0)
-FP16 = tl.constexpr(1)
-FP32 = tl.constexpr(2)
-
-FLAT = tl.constexpr(0)
-ROWS = tl.constexpr(1)
-TILES = tl.constexpr(2)
-LISTED = tl.constexpr(3)
-
-FP4 = tl.constexpr(2)  # ASM: 0 no inline assembly (the interpreter), 1 that of Ada and Hopper, 2 that of Blackwell
-
-ONE_GROUP = tl.constexpr(0)
-GROUP_OF_PROGRAM = tl.constexpr(1)
-GROUP_OF_BLOCK = tl.constexpr(2)
-
-NUMBERS = tl.constexpr(16)  # float32 numbers a group, written by triton/scales.py, prepare,
-AMAX = tl.constexpr(0)
-FACTOR = tl.constexpr(1)
-INVERSE = tl.constexpr(2)
-FOLDED = tl.constexpr(3)
-REGULAR = tl.constexpr(4)
-SHARE_OF_TOP = tl.constexpr(5)
-SHARE_OF_AMAX = tl.constexpr(6)
-PRESCALE = tl.constexpr(7)
-PRESCALE_AGAIN = tl.constexpr(8)
-UNIT = tl.constexpr(9)
-SEARCHED = tl.constexpr(10)
-NO_UNDERFLOW = tl.constexpr(11)
-
-FLOAT32_MAX = tl.constexpr(3.4028234663852886e38)
-SIXTH = tl.constexpr(0.16666667163372040)  # 1/6 rounded to float32
+from halfbyte.backends.gpu.triton.numbers import (
+    BF16,
+    FP16,
+    GROUP_OF_BLOCK,
+    GROUP_OF_PROGRAM,
+    LISTED,
+    ROWS,
+    TILES,
+)
 
 
 @triton.jit
@@ -73,7 +51,7 @@ def place(
     MAP: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """Of each lane's block: index, first word of the input, row, column, group, whether it exists.
+    """For each lane's block: its index, first word of the input, row, column, group, and whether it exists.
 
     Rows are `row_quads` times sixteen bytes apart: so the compiler knows that all loads are aligned. LISTED: `x_ptr` is
     a table of (address, blocks, blocks before) for tensors anywhere in memory, with `blocks` programs each.
@@ -120,7 +98,7 @@ def place(
 
 @triton.jit
 def source(x_ptr, group, MAP: tl.constexpr):
-    """Where the operand begins."""
+    """The address at which the operand starts."""
     if MAP == LISTED:
         return tl.multiple_of(tl.load(x_ptr + 3 * group).to(tl.pointer_type(tl.int32)), 16)
     else:
@@ -142,7 +120,7 @@ def scale_place(block, row, column, columns, SWIZZLED: tl.constexpr):
 
 @triton.jit
 def _four_words(pointers, at, exists):
-    """Sixteen bytes a lane, split into four words."""
+    """Sixteen bytes per lane, split into four words."""
     loaded = tl.load(pointers[:, None] + (tl.arange(0, 4)[None, :] + at), mask=exists[:, None], other=0)
     even, odd = tl.split(tl.reshape(loaded, (loaded.shape[0], 2, 2)))
     first, third = tl.split(even)
@@ -197,7 +175,7 @@ def largest(x, N: tl.constexpr):
 
 @triton.jit
 def over_tile(values, B: tl.constexpr):
-    """The largest of each tile's sixteen rows, on all of them. Values are integers, so their order does not matter."""
+    """For each row of a tile the largest value of its sixteen rows. Integers, so the order does not matter."""
     width: tl.constexpr = B // 16
     most = tl.max(tl.reshape(values, (16, width)), axis=0)
     return tl.reshape(tl.broadcast_to(most[None, :], (16, width)), (B,))
@@ -205,7 +183,7 @@ def over_tile(values, B: tl.constexpr):
 
 @triton.jit
 def add_rows(values, B: tl.constexpr):
-    """Sums over each tile's rows, r + (r+8), then 4, 2, 1; on all rows. (contracts.reductions.rows_then_tree)"""
+    """For each row of a tile the sum over its rows: r + (r+8), then 4, 2, 1. (contracts.reductions.rows_then_tree)"""
     width: tl.constexpr = B // 16
     a, b = tl.split(tl.permute(tl.reshape(values, (2, 8, width)), (1, 2, 0)))
     a, b = tl.split(tl.permute(tl.reshape(a + b, (2, 4, width)), (1, 2, 0)))
@@ -231,7 +209,7 @@ def round_e4m3(scale):
 
 @triton.jit
 def decode_e4m3(byte):
-    """Value of a byte below 127; the sign is not looked at."""
+    """Value of a byte below 127."""
     return tl.where(byte < 8, byte.to(tl.float32) * 0.001953125, float_of((byte + 960) << 20))
 
 
@@ -259,8 +237,8 @@ def raw_code(y):
 
 
 @triton.jit
-def pack_raw(raw, at, COUNT: tl.constexpr):
-    """Eight raw codes as a word, the first in the low nibble: noise is shifted out, offsets are taken off together."""
+def pack_raw(raw, at):
+    """Eight raw codes as a word, the first in the low nibble. Noise is shifted out, offsets are subtracted at once."""
     low = raw[at + 3]
     high = raw[at + 7]
     for i in tl.static_range(3):
@@ -322,7 +300,7 @@ def hardware_e4m3(y, at):
 
 @triton.jit
 def _gather_bytes(a, b, SELECT: tl.constexpr, ASM: tl.constexpr):
-    """Bytes of two words, eight to choose from, a selector digit each."""
+    """Four of the eight bytes of two words; each digit of SELECT names one."""
     if ASM:
         return tl.inline_asm_elementwise(
             "prmt.b32 $0, $1, $2, $3;", "=r,r,r,r", [a, b, SELECT], dtype=tl.int32, is_pure=True, pack=1
@@ -338,7 +316,7 @@ def _gather_bytes(a, b, SELECT: tl.constexpr, ASM: tl.constexpr):
 
 @triton.jit
 def sign_words(words, W: tl.constexpr, ASM: tl.constexpr):
-    """Sign bits of 16-bit values as bits 3 of their nibbles, a word for every eight values."""
+    """Sign bits of 16-bit values as bit 3 of each nibble, one word for every eight values."""
     signs = ()
     for i in tl.static_range(W // 4):
         first = _gather_bytes(words[4 * i], words[4 * i + 1], 0x7531, ASM)  # the bytes that hold the signs
@@ -351,7 +329,7 @@ def sign_words(words, W: tl.constexpr, ASM: tl.constexpr):
 
 @triton.jit
 def without_negative_zeros(words, W: tl.constexpr, DTYPE: tl.constexpr, ASM: tl.constexpr):
-    """The same 16-bit values with +0.0 for -0.0: x·1 + 0."""
+    """The same 16-bit values with +0.0 in place of -0.0: x·1 + 0."""
     out = ()
     for i in tl.static_range(W):
         if ASM and DTYPE == BF16:

@@ -1,17 +1,13 @@
-"""Codes to values, and MXFP4 to NVFP4 without touching a code.
+"""Codes to values; and MXFP4 to NVFP4 with every code kept.
 
-A code's three magnitude bits, put where a float keeps exponent and mantissa, are its value times 2**-126: one exact
-multiplication decodes it.
+The three magnitude bits of a code, moved to where a float has its exponent and mantissa, are the code's value times
+2**-126: one exact multiplication decodes it.
 """
 
 import triton
 import triton.language as tl
 
 from halfbyte.backends.gpu.triton.blocks import (
-    BF16,
-    FP16,
-    FP32,
-    GROUP_OF_BLOCK,
     bits_of,
     decode_e4m3,
     float_of,
@@ -19,13 +15,18 @@ from halfbyte.backends.gpu.triton.blocks import (
     place,
 )
 from halfbyte.backends.gpu.triton.four_six import _over_top
-
-BY_AMAX = tl.constexpr(0)
-BY_MULTIPLIER = tl.constexpr(1)
-BY_DIVISOR = tl.constexpr(2)
-BY_RECIPROCAL = tl.constexpr(3)
-ONE_LEVEL = tl.constexpr(4)
-BY_TABLE = tl.constexpr(5)
+from halfbyte.backends.gpu.triton.numbers import (
+    BF16,
+    DECODE_BY_AMAX,
+    DECODE_BY_DIVISOR,
+    DECODE_BY_MULTIPLIER,
+    DECODE_BY_RECIPROCAL,
+    DECODE_BY_TABLE,
+    DECODE_SINGLE_LEVEL,
+    FP16,
+    FP32,
+    GROUP_OF_BLOCK,
+)
 
 
 @triton.jit
@@ -79,7 +80,7 @@ def _value(word, AT: tl.constexpr, WIDE: tl.constexpr, NEGATIVE_ZERO: tl.constex
         magnitude = tl.where((byte & 127) == 127, float("nan"), decode_e4m3(byte & 127))
         value = float_of(bits_of(magnitude) | ((byte & 128) << 24))
     else:
-        top = (word << (28 - 4 * AT)) >> 6  # sign bits down to 25, then the code's three
+        top = (word << (28 - 4 * AT)) >> 6  # bits 31 to 25 become copies of the sign, the next three are the code's
         value = float_of(top & -2118123520) * 8.507059173023462e37  # 2**126
     if NEGATIVE_ZERO:
         return value
@@ -115,32 +116,32 @@ def dequantize(
         words = load_words(codes_ptr + block * C, exists, C)
     byte = tl.load(scales_ptr + block, mask=exists, other=0).to(tl.int32)
     per_word: tl.constexpr = 4 if WIDE else 8
-    if DECODE == BY_TABLE:
+    if DECODE == DECODE_BY_TABLE:
         factor = tl.load(table_ptr + byte)
     else:
         magnitude = tl.where((byte & 127) == 127, float("nan"), decode_e4m3(byte & 127))
         scale = float_of(bits_of(magnitude) | ((byte & 128) << 24))
-        if DECODE == ONE_LEVEL:
+        if DECODE == DECODE_SINGLE_LEVEL:
             factor = scale
             stored = scale
         else:
             stored = tl.load(stored_ptr + group)
-            if DECODE == BY_MULTIPLIER:
+            if DECODE == DECODE_BY_MULTIPLIER:
                 factor = scale * stored
-            elif DECODE == BY_DIVISOR:
+            elif DECODE == DECODE_BY_DIVISOR:
                 factor = tl.div_rn(scale, stored)
-            elif DECODE == BY_RECIPROCAL:
+            elif DECODE == DECODE_BY_RECIPROCAL:
                 factor = scale * tl.div_rn(1.0, stored)
             else:
                 factor = scale
     values = ()
     for i in tl.static_range(N):
         q = _value(words[i // per_word], i % per_word, WIDE, NEGATIVE_ZERO)
-        if DECODE == BY_TABLE:  # the table holds halves, so that no entry overflows
+        if DECODE == DECODE_BY_TABLE:  # the table holds halves, so that no entry overflows
             values = values + ((q * 2.0) * factor,)
         else:
             values = values + (q * factor,)
-    if DECODE == BY_AMAX:
+    if DECODE == DECODE_BY_AMAX:
         if ASM and GROUP != GROUP_OF_BLOCK:
             if (stored >= 8.673617379884035e-19) & (stored <= 1.152921504606847e18):
                 out = _by_amax(values, stored, N, TOP, True)
@@ -158,7 +159,7 @@ def cast_mxfp4_to_nvfp4(
     codes_ptr, scales_ptr, out_codes_ptr, out_scales_ptr, outside_ptr, anchor, blocks,
     B: tl.constexpr, HINTS: tl.constexpr,
 ):  # fmt: skip
-    """Codes copied; E8M0 byte k as the E4M3 byte of 2**(k − anchor), twice, because a block of 32 becomes two of 16.
+    """Copy the codes; write E8M0 byte k as the E4M3 byte of 2**(k − anchor), twice: a block of 32 becomes two of 16.
 
     A scale that E4M3 does not hold counts in outside[0] (too large, written as 448) or outside[1] (too small, as 0).
     """
@@ -166,7 +167,7 @@ def cast_mxfp4_to_nvfp4(
     block = first + tl.arange(0, B)
     exists = block < blocks
     exponent = tl.load(scales_ptr + block, mask=exists, other=0).to(tl.int32) - anchor
-    if HINTS:  # nothing is read twice: the cache need not hold on to what was read or written
+    if HINTS:  # nothing is read twice, so the cache need not keep it
         at = first * 4 + tl.arange(0, 4 * B)
         inside = at < blocks * 4
         words = tl.load(codes_ptr + at, mask=inside, other=0, eviction_policy="evict_first")

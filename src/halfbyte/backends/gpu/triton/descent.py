@@ -1,19 +1,14 @@
 """Codes moved by one step of the grid while rᵀHr falls. (backends/reference/search.py, descend)
 
-The search has written nearest codes and bytes; this kernel reads them and moves codes in place. Elements take turns in
-index order, the lower neighbour first, with the whole objective measured for every try; passes go on until one changes
-nothing. A code that moved and came back is the grid's own, so that a zero is code 0.
+The search has written nearest codes and bytes; this kernel reads them and moves codes in place. It visits the elements
+in index order, tries the lower neighbour first, and measures the whole objective for every try. Passes go on until one
+changes nothing. A code that moved and came back is written as the grid has it, so that a zero is code 0.
 """
 
 import triton
 import triton.language as tl
 
 from halfbyte.backends.gpu.triton.blocks import (
-    FLOAT32_MAX,
-    FP32,
-    ONE_GROUP,
-    SEARCHED,
-    UNIT,
     decode_e4m3,
     float_of,
     largest,
@@ -24,10 +19,26 @@ from halfbyte.backends.gpu.triton.blocks import (
     unpack,
 )
 from halfbyte.backends.gpu.triton.hessian import quadratic
-from halfbyte.backends.gpu.triton.mx_search import by_exponent, exponent_of, place_column, power_of
+from halfbyte.backends.gpu.triton.mx_search import (
+    by_exponent,
+    exponent_of,
+    place_column,
+    power_of,
+)
+from halfbyte.backends.gpu.triton.numbers import (
+    FLOAT32_MAX,
+    FP32,
+    ONE_GROUP,
+    SEARCHED,
+    UNIT,
+)
 from halfbyte.backends.gpu.triton.plain import four_bytes
 from halfbyte.backends.gpu.triton.scales import number
-from halfbyte.backends.gpu.triton.search import any_lane, scaled_values, value_of_byte
+from halfbyte.backends.gpu.triton.search import (
+    any_lane,
+    scaled_values,
+    value_of_byte,
+)
 
 
 @triton.jit
@@ -87,7 +98,7 @@ def descend(
     one = tl.full(v.shape, 1, tl.int32)
     improved = searched & (searched == 0)
     alive = searched
-    turn = tl.program_id(0) * 0 - 1  # the turn before the first measures what the search has left
+    turn = tl.program_id(0) * 0 - 1  # turn −1 measures what the search has left
     going = any_lane(alive)
     while going:
         index = turn // 2

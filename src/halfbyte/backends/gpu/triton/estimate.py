@@ -1,25 +1,27 @@
-"""The least squared error by estimates: six operations an element and scale, and a bound on what they are off.
+"""The least squared error by estimates: six operations per element and scale, and a bound on their error.
 
 With m ≈ 1/s' and M the constant whose last place is the grid step of y = x'·m (gpu/triton/blocks.py),
 
     M = exponent of (x'·x'·m·m + 12.5)·2^19        q = (x'·m + M) − M        d = q·s' − x'        estimate = Σ d·d
 
-all fused. An estimate e and the reference's float32 error differ by less than 2.2e-5·e + 3e-6·s'·√e + 1e-12·amax²:
+all fused. An estimate e differs from the reference's float32 error by less than 2.2e-5·e + 3e-6·s'·√e + 1e-12·amax²:
 
-- both round y near a tie to either side: y is off by less than 2^-21.5 of itself, and at a tie that moves d·d by less
-  than 32 times as much of itself;
+- near a tie the two may round y to different sides: y is off by less than 2^-21.5 of itself, and at a tie that changes
+  d·d by less than 32 times as much of itself;
 - the reference rounds q·s' (≤ 6·s') and each difference, square and sum; Σ|d| ≤ 4·√Σd·d over sixteen elements.
 
-If the second best estimate exceeds the best by more than both may be off, the best is the reference's choice. Where it
-does not, or a scale is not normal, the program asks the exact search.
+If the second best estimate exceeds the best by more than both errors, the best is the reference's choice. Otherwise,
+and where a scale is not a normal number, the program runs the exact search.
 """
 
 import triton
 import triton.language as tl
 
-from halfbyte.backends.gpu.triton.blocks import bits_of, float_of
-
-FLOAT32_MAX = tl.constexpr(3.4028234663852886e38)
+from halfbyte.backends.gpu.triton.blocks import (
+    bits_of,
+    float_of,
+)
+from halfbyte.backends.gpu.triton.numbers import FLOAT32_MAX
 
 
 @triton.jit

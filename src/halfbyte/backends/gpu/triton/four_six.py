@@ -1,25 +1,18 @@
-"""4over6: both scales of a block, their errors in the contract's order, the better one kept; a tie keeps 6.
+"""4over6: quantize a block with both scales, add the errors in the contract's order, keep the better; a tie keeps 6.
 
     base = (v/6)·enc        S6 = E4M3(base)     S4 = E4M3(base·1.5)
     d = ((q·S)·A)/c − x     (q·S)·(1/enc) − x     q·S − x·enc
     error = Σ |d| or Σ d·d in index order (tiles: rows in index order, then a tree of rows)
 
-q·S has at most six significant bits, so that fusing it with the subtraction changes nothing. Errors are measured on
-magnitudes: signs only mirror them. Dividing by c = 6·448 or 6·256 is a product with 1/c in two parts, which is
-correctly rounded for every significand (tests/gpu/test_arithmetic.py tries them all) as long as nothing underflows.
+q·S has at most six significant bits, so fusing it with the subtraction changes nothing. Errors are measured on
+magnitudes, because signs only mirror them. A division by c = 6·448 or 6·256 becomes a product with 1/c in two parts,
+which is correctly rounded for every significand as long as nothing underflows (tests/gpu/test_arithmetic.py tries all).
 """
 
 import triton
 import triton.language as tl
 
 from halfbyte.backends.gpu.triton.blocks import (
-    AMAX,
-    FACTOR,
-    FP4,
-    FP32,
-    INVERSE,
-    NO_UNDERFLOW,
-    TILES,
     add_rows,
     bits_of,
     float_of,
@@ -35,7 +28,25 @@ from halfbyte.backends.gpu.triton.blocks import (
     store_words,
     unpack,
 )
-from halfbyte.backends.gpu.triton.plain import hardware_words, pack_signed, round_element
+from halfbyte.backends.gpu.triton.numbers import (
+    ABS_MAX,
+    AMAX,
+    EIGHT_LANES,
+    ERROR_BY_AMAX,
+    ERROR_BY_RECIPROCAL,
+    FACTOR,
+    FP4_ASSEMBLY,
+    FP32,
+    INVERSE,
+    MSE,
+    NO_UNDERFLOW,
+    TILES,
+)
+from halfbyte.backends.gpu.triton.plain import (
+    hardware_words,
+    pack_signed,
+    round_element,
+)
 from halfbyte.backends.gpu.triton.scales import (
     element,
     element_constant,
@@ -46,23 +57,12 @@ from halfbyte.backends.gpu.triton.scales import (
     short_sixth,
 )
 
-BY_AMAX = tl.constexpr(0)
-BY_RECIPROCAL = tl.constexpr(1)
-SCALED = tl.constexpr(2)
-
-MAE = tl.constexpr(0)
-MSE = tl.constexpr(1)
-ABS_MAX = tl.constexpr(2)
-
-IN_ORDER = tl.constexpr(0)
-EIGHT_LANES = tl.constexpr(1)
-
 
 @triton.jit
 def _over_top(x, TOP: tl.constexpr, ASM: tl.constexpr):
-    """x/c, correctly rounded; the short form needs a true fma, which the interpreter does not have.
+    """x/c, correctly rounded. The short form needs a true fma, which the interpreter does not have.
 
-    The upper part of 1/c is rounded down, so that both parts are positive and -0.0 keeps its sign.
+    The upper part of 1/c is rounded down, so both parts are positive and -0.0 keeps its sign.
     """
     if ASM and (TOP == 2688 or TOP == 1536):
         high: tl.constexpr = 0.0003720237873494625 if TOP == 2688 else 0.0006510416278615594
@@ -76,7 +76,7 @@ def _over_top(x, TOP: tl.constexpr, ASM: tl.constexpr):
 def _size(d, METRIC: tl.constexpr):
     if METRIC == MSE:
         return d * d
-    else:
+    else:  # MAE, ABS_MAX
         return tl.abs(d)
 
 
@@ -94,7 +94,7 @@ def _short_error(
     TOP: tl.constexpr,
     ASM: tl.constexpr,
 ):
-    """Error of one scale, added in index order, and the rounded elements with their codes still inside."""
+    """Error of one scale, added in index order, and the rounded elements as integers that still hold their codes."""
     shifted = ()
     total = tl.zeros(scale.shape, tl.float32)
     for i in tl.static_range(N):
@@ -103,11 +103,11 @@ def _short_error(
         step = step_of(y)
         moved = tl.fma(step, 524288.0, y)
         q = tl.fma(step, -524288.0, moved)
-        if KIND == BY_AMAX:
+        if KIND == ERROR_BY_AMAX:
             d = _over_top((q * scale) * amax, TOP, ASM) - magnitude
-        elif KIND == BY_RECIPROCAL:
+        elif KIND == ERROR_BY_RECIPROCAL:
             d = (q * scale) * inverse - magnitude
-        else:
+        else:  # ERROR_SCALED
             d = tl.fma(q, scale, -(magnitude * factor))
         total = total + _size(d, METRIC)
         shifted = shifted + (bits_of(moved),)
@@ -116,17 +116,17 @@ def _short_error(
 
 @triton.jit
 def _error(x, q, scale, numbers_ptr, group, KIND: tl.constexpr, TOP: tl.constexpr):
-    if KIND == BY_AMAX:
+    if KIND == ERROR_BY_AMAX:
         return tl.div_rn((q * scale) * number(numbers_ptr, group, AMAX), TOP) - x
-    elif KIND == BY_RECIPROCAL:
+    elif KIND == ERROR_BY_RECIPROCAL:
         return (q * scale) * number(numbers_ptr, group, INVERSE) - x
-    else:
+    else:  # ERROR_SCALED
         return q * scale - x * number(numbers_ptr, group, FACTOR)
 
 
 @triton.jit
 def _add(sizes, N: tl.constexpr, METRIC: tl.constexpr, ORDER: tl.constexpr):
-    """Errors of a block in the contract's order, or the largest."""
+    """The errors of a block added in the contract's order, or the largest of them."""
     if METRIC == ABS_MAX:
         total = sizes[0]
         for i in tl.static_range(1, N):
@@ -138,7 +138,7 @@ def _add(sizes, N: tl.constexpr, METRIC: tl.constexpr, ORDER: tl.constexpr):
             for j in tl.static_range(1, N // 8):
                 lane = lane + sizes[i + 8 * j]
             total = total + lane
-    else:
+    else:  # SEQUENTIAL
         total = tl.zeros(sizes[0].shape, tl.float32)
         for i in tl.static_range(N):
             total = total + sizes[i]
@@ -182,7 +182,7 @@ def _short_blocks(
     TOP: tl.constexpr,
     ASM: tl.constexpr,
 ):
-    """TransformerEngine's formulas where nothing under- or overflows: words of codes, byte."""
+    """Words of codes and byte by TransformerEngine's formulas, where nothing under- or overflows."""
     amax = number(numbers_ptr, group, AMAX)
     factor = number(numbers_ptr, group, FACTOR)
     inverse = number(numbers_ptr, group, INVERSE)
@@ -197,7 +197,7 @@ def _short_blocks(
         error_six = add_rows(error_six, B)
         error_four = add_rows(error_four, B)
     better = error_four < error_six
-    if ASM == FP4:
+    if ASM == FP4_ASSEMBLY:
         packed = hardware_words(x, tl.where(better, by_four, by_six), N)
     else:
         raw = ()
@@ -219,7 +219,7 @@ def _generic_blocks(
     FOR_ZERO: tl.constexpr, FOR_ZERO_BYTE: tl.constexpr, TIE: tl.constexpr, SIGN: tl.constexpr,
     NAN_CODE: tl.constexpr, ZERO_INPUT: tl.constexpr, WRAPS: tl.constexpr,
 ):  # fmt: skip
-    """Any contract's formulas, any numbers: words of codes, byte."""
+    """Words of codes and byte by any contract's formulas, for any numbers."""
     codes_six, byte_six, error_six = _generic(
         x, base, numbers_ptr, group, N, KIND, METRIC, ORDER, TOP, ELEMENT, SMALLEST, FOR_ZERO, FOR_ZERO_BYTE,
         TIE, SIGN, NAN_CODE, ZERO_INPUT, WRAPS,
@@ -257,7 +257,7 @@ def quantize_four_six(
     v = largest(x, N)
     if MAP == TILES:
         v = float_of(over_tile(bits_of(v), B))
-    if SHORT:  # the numbers of this program's group decide for all of its blocks alike
+    if SHORT:  # all blocks of this program share their numbers, so that they all take the same branch
         if number(numbers_ptr, group, NO_UNDERFLOW) > 0:
             out, byte = _short_blocks(words, x, v, numbers_ptr, group, B, N, W, DTYPE, MAP, KIND, METRIC, TOP, ASM)
         else:

@@ -2,14 +2,23 @@
 
     y_j = Σ_i x_i·(±1/4), added in index order, rounded once to the operand's dtype
 
-A thread holds a group. Entries of the matrix are signs alone: x_i/4 is rounded once, then added or subtracted, which is
-what a product with ±1/4 gives. Rows may lie anywhere and be a transpose's columns, so elements are loaded one by one.
+A thread holds a group. The entries of the matrix are ±1/4: x_i/4 is rounded once and then added or subtracted, which
+gives the same as a product with ±1/4. Rows may be the columns of a transpose, so elements are loaded one by one.
 """
 
 import triton
 import triton.language as tl
 
-from halfbyte.backends.gpu.triton.blocks import BF16, FP16, FP32, bits_of, float_of, store_words
+from halfbyte.backends.gpu.triton.blocks import (
+    bits_of,
+    float_of,
+    store_words,
+)
+from halfbyte.backends.gpu.triton.numbers import (
+    BF16,
+    FP16,
+    FP32,
+)
 
 GROUP = tl.constexpr(16)
 
@@ -37,7 +46,7 @@ def _rounded(y, DTYPE: tl.constexpr):
 
 @triton.jit
 def _with_term(total, quarter, ROW: tl.constexpr, J: tl.constexpr, SIGNS: tl.constexpr):
-    """The sum with x_i·(±1/4) added: entry (i, j) is − where i & j has an odd number of bits, or i's sign is −."""
+    """The sum with x_i·(±1/4) added: entry (i, j) is negative if i & j has an odd number of bits, or sign i is −1."""
     common: tl.constexpr = ROW & J
     minus: tl.constexpr = ((common ^ (common >> 1) ^ (common >> 2) ^ (common >> 3)) ^ (SIGNS >> ROW)) & 1
     if minus:

@@ -2,29 +2,41 @@
 
     error = Σ_i r_i·(h_ii·r_i + Σ_{j>i} (2·h_ij)·r_j), both sums in index order
 
-A program takes one column of blocks, a row a lane, so that all lanes read the same matrix. Scales are left out only
-where they cannot win: above one under which every code is 0 all errors are equal and the smaller scale wins; below one
-whose best case, ‖x‖_H − root·‖q‖·s' with ‖q‖ ≤ 6·√N, already costs more than the best error found, by more than
-float32 sums can be off.
+A program takes one column of blocks, one row per lane, so that all lanes read the same matrix. Scales are skipped only
+where they cannot win:
+- Above a scale under which every code is 0, all errors are equal, and the smaller scale wins.
+- The best case of a scale is ‖x‖_H − root·‖q‖·s' with ‖q‖ ≤ 6·√N. Below a scale whose best case exceeds the best error
+  found, by more than float32 sums can be off, the others are worse still.
 """
 
 import triton
 import triton.language as tl
 
 from halfbyte.backends.gpu.triton.blocks import (
-    FLOAT32_MAX,
-    FP32,
-    ONE_GROUP,
-    SEARCHED,
-    UNIT,
     decode_e4m3,
     largest,
     load_words,
     round_e4m3,
     unpack,
 )
-from halfbyte.backends.gpu.triton.scales import number, pre_scale, scale_byte
-from halfbyte.backends.gpu.triton.search import any_lane, differences, finish, scaled_values
+from halfbyte.backends.gpu.triton.numbers import (
+    FLOAT32_MAX,
+    FP32,
+    ONE_GROUP,
+    SEARCHED,
+    UNIT,
+)
+from halfbyte.backends.gpu.triton.scales import (
+    number,
+    pre_scale,
+    scale_byte,
+)
+from halfbyte.backends.gpu.triton.search import (
+    any_lane,
+    differences,
+    finish,
+    scaled_values,
+)
 
 
 @triton.jit
@@ -44,11 +56,10 @@ def quadratic(r, matrix_ptr, N: tl.constexpr):
 def quantize_hessian(
     x_ptr, codes_ptr, scales_ptr, numbers_ptr, matrices_ptr, bounds_ptr, bound_step, rows, columns, row_quads,
     group_blocks,
-    B: tl.constexpr, N: tl.constexpr, DTYPE: tl.constexpr, MAP: tl.constexpr, GROUP: tl.constexpr,
-    SWIZZLED: tl.constexpr, SHORT: tl.constexpr, FIRST: tl.constexpr, PRE: tl.constexpr, ELEMENT: tl.constexpr,
-    STATISTICS: tl.constexpr, LARGEST: tl.constexpr, SMALLEST: tl.constexpr, FOR_ZERO: tl.constexpr,
-    FOR_ZERO_BYTE: tl.constexpr, TIE: tl.constexpr, SIGN: tl.constexpr, NAN_CODE: tl.constexpr,
-    ZERO_INPUT: tl.constexpr, WRAPS: tl.constexpr, ASM: tl.constexpr,
+    B: tl.constexpr, N: tl.constexpr, DTYPE: tl.constexpr, GROUP: tl.constexpr, SWIZZLED: tl.constexpr,
+    FIRST: tl.constexpr, PRE: tl.constexpr, ELEMENT: tl.constexpr, STATISTICS: tl.constexpr, LARGEST: tl.constexpr,
+    SMALLEST: tl.constexpr, FOR_ZERO: tl.constexpr, FOR_ZERO_BYTE: tl.constexpr, TIE: tl.constexpr,
+    SIGN: tl.constexpr, NAN_CODE: tl.constexpr, ZERO_INPUT: tl.constexpr, WRAPS: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
     """Codes and scale bytes of least rᵀHr."""
     W: tl.constexpr = N if DTYPE == FP32 else N // 2
@@ -84,7 +95,7 @@ def quantize_hessian(
     nearest = tl.maximum(nearest, FIRST)
     best = tl.full(v.shape, float("inf"), tl.float32)
     best_byte = nearest
-    # One loop, because the compiler takes long for each copy of the form: x itself (−1), up from the nearest, down.
+    # One loop for all three steps (x itself, up from the nearest, down), because each copy of the form compiles slowly.
     direction = tl.program_id(0) * 0 + 1
     offset = direction - 2
     alive = searched
@@ -117,8 +128,8 @@ def quantize_hessian(
         offset = tl.where(turns, 1, offset + 1)
         direction = tl.where(turns, -1, direction)
         going = any_lane(alive)
-    byte = tl.where(searched & (best <= FLOAT32_MAX), best_byte, byte)  # no error may be finite
+    byte = tl.where(searched & (best <= FLOAT32_MAX), best_byte, byte)  # where no error is finite the amax's byte stays
     finish(
-        x_ptr, codes_ptr, scales_ptr, numbers_ptr, words, x, byte, block, row, column, columns, group, exists,
+        codes_ptr, scales_ptr, numbers_ptr, words, x, byte, block, row, column, columns, group, exists,
         N, W, DTYPE, SWIZZLED, False, ELEMENT, TIE, SIGN, NAN_CODE, ZERO_INPUT, WRAPS, ASM,
     )  # fmt: skip

@@ -3,9 +3,9 @@
     k = floor(log2 amax)     x' = x·2**-k     s' = 2**(byte−127)·2**-k     r = q·s' − x'
     error = Σ r·r, Σ w·(r·r), or rᵀHr, in index order
 
-The plain kernel has written codes and bytes already; blocks for which a scale is found get theirs anew. A lane starts
-at the largest scale that can win and goes down. Squared errors: scales above 2**(k−1) (E4M3 elements: 2**(k−7)) are
-excluded by the proof in docs/methods.md; below, once the clipped elements alone cost more than the best error, nothing
+The plain kernel has already written codes and bytes; blocks for which a scale is found get new ones. A lane starts at
+the largest scale that can win and goes down. Squared errors: the proof in docs/methods.md excludes scales above
+2**(k−1) (E4M3 elements: 2**(k−7)), and once the clipped elements alone cost more than the best error, no smaller scale
 can win. Hessian: where all codes are 0 all errors are equal, so the smallest such scale stands for all above it; the
 way down ends at a norm bound, as in gpu/triton/hessian.py.
 """
@@ -14,8 +14,6 @@ import triton
 import triton.language as tl
 
 from halfbyte.backends.gpu.triton.blocks import (
-    FLOAT32_MAX,
-    FP32,
     bits_of,
     float_of,
     largest,
@@ -27,18 +25,28 @@ from halfbyte.backends.gpu.triton.blocks import (
     unpack,
 )
 from halfbyte.backends.gpu.triton.hessian import quadratic
-from halfbyte.backends.gpu.triton.plain import encode_e4m3, first_nearest, four_bytes, round_element
+from halfbyte.backends.gpu.triton.numbers import (
+    FLOAT32_MAX,
+    FP32,
+    HESSIAN,
+    WEIGHTED,
+)
+from halfbyte.backends.gpu.triton.plain import (
+    encode_e4m3,
+    first_nearest,
+    four_bytes,
+    round_element,
+)
 from halfbyte.backends.gpu.triton.scales import round_to
-from halfbyte.backends.gpu.triton.search import any_lane, value_of_code
-
-UNIFORM = tl.constexpr(0)
-WEIGHTED = tl.constexpr(1)
-HESSIAN = tl.constexpr(2)
+from halfbyte.backends.gpu.triton.search import (
+    any_lane,
+    value_of_code,
+)
 
 
 @triton.jit
 def place_column(rows, columns, row_quads, B: tl.constexpr, W: tl.constexpr):
-    """A program takes one column of blocks, a row a lane: index, first word, row, column, whether it exists."""
+    """A program takes one column of blocks, one row per lane: index, first word, row, column, whether it exists."""
     pid = tl.program_id(0).to(tl.int64)
     column = pid % columns
     row = (pid // columns) * B + tl.arange(0, B)
@@ -47,7 +55,7 @@ def place_column(rows, columns, row_quads, B: tl.constexpr, W: tl.constexpr):
 
 @triton.jit
 def power_of(byte):
-    """2**(byte − 127) of a byte from 0 on; Inf for 255."""
+    """2**(byte − 127); Inf for byte 255."""
     return tl.where(byte == 0, 5.877471754111438e-39, float_of(byte << 23))
 
 
@@ -61,7 +69,7 @@ def exponent_of(v):
 
 @triton.jit
 def by_exponent(x, exponent, N: tl.constexpr):
-    """x' of a block, and 2**-k, which may be Inf. Two factors upwards, because 2**-k alone may be too large."""
+    """x' of a block, and 2**-k, which may be Inf. Above 1 it is applied as two factors, because it may be too large."""
     half = tl.where(exponent > 0, -exponent, (-exponent) // 2)
     first = power_of(half + 127)
     second = power_of(-exponent - half + 127)
@@ -122,7 +130,7 @@ def _differences(
 
 @triton.jit
 def _sum(errors, quotients, weights_ptr, column, N: tl.constexpr, WIDE: tl.constexpr, OBJECTIVE: tl.constexpr):
-    """Error of a block, and the part of it that clipped elements cause: no smaller scale makes that part smaller."""
+    """Error of a block, and the part that comes from clipped elements: no smaller scale makes that part smaller."""
     most: tl.constexpr = 448.0 if WIDE else 6.0
     total = tl.zeros(errors[0].shape, tl.float32)
     clipped = tl.zeros(errors[0].shape, tl.float32)

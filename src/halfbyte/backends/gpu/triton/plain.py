@@ -1,21 +1,13 @@
-"""One scale a block from its amax: NVFP4 under every contract's formulas, MXFP4 and MXFP8 by the contract's own table.
+"""One scale per block, from its amax: NVFP4 by the contract's formulas, MXFP4 and MXFP8 by a table of the contract.
 
-NVFP4 with TransformerEngine's formulas takes a shorter way to the same codes where the tensor's numbers allow it: signs
-come from the input's own bits, and codes are cut from the rounding without clearing a single one (pack_raw).
+TransformerEngine's formulas have a shorter way to the same codes where the tensor's numbers allow it (SHORT): signs
+come from the input's own bits, and codes are packed without masking each one (pack_raw).
 """
 
 import triton
 import triton.language as tl
 
 from halfbyte.backends.gpu.triton.blocks import (
-    BF16,
-    FOLDED,
-    FP4,
-    FP16,
-    FP32,
-    INVERSE,
-    NO_UNDERFLOW,
-    TILES,
     bits_of,
     float_of,
     hardware_codes,
@@ -36,6 +28,19 @@ from halfbyte.backends.gpu.triton.blocks import (
     unpack,
     without_negative_zeros,
 )
+from halfbyte.backends.gpu.triton.numbers import (
+    BELOW_ZERO,
+    BF16,
+    DOWN,
+    FOLDED,
+    FP4_ASSEMBLY,
+    FP16,
+    FP32,
+    INVERSE,
+    NO_UNDERFLOW,
+    SIGN_BIT,
+    TILES,
+)
 from halfbyte.backends.gpu.triton.scales import (
     element,
     element_constant,
@@ -46,16 +51,10 @@ from halfbyte.backends.gpu.triton.scales import (
     short_reciprocal,
 )
 
-EVEN = tl.constexpr(0)
-DOWN = tl.constexpr(1)
-BELOW_ZERO = tl.constexpr(0)
-SIGN_BIT = tl.constexpr(1)
-NOT_ABOVE_ZERO = tl.constexpr(2)
-
 
 @triton.jit
 def _without_end(y):
-    """Code bits and value on the grid continued beyond 6 in steps of 2. (contracts.rounding)"""
+    """Code bits and value on the E2M1 grid, which goes on beyond 6 in steps of 2. (contracts.rounding)"""
     near = tl.where(y < 2, (y + 4194304.0) - 4194304.0, (y + 8388608.0) - 8388608.0)
     far = tl.where(y < 8388608.0, (y + 16777216.0) - 16777216.0, (y * 0.5 + 8388608.0 - 8388608.0) * 2)
     far = tl.where(y < 16777216.0, far, y)
@@ -78,7 +77,9 @@ def round_element(
         code = (magnitude > 0.25).to(tl.int32) + (magnitude > 0.75).to(tl.int32) + (magnitude > 1.25).to(tl.int32)
         code = code + (magnitude > 1.75).to(tl.int32) + (magnitude > 2.5).to(tl.int32)
         code = code + (magnitude > 3.5).to(tl.int32) + (magnitude > 5.0).to(tl.int32)
-        value = float_of(code << 22) * 8.507059173023462e37  # 2**126: a float whose bits are the code's, moved up
+        value = (
+            float_of(code << 22) * 8.507059173023462e37
+        )  # 2**126: the code's bits are those of a float with an exponent that is 126 too small
     else:
         inside = tl.minimum(magnitude, 6.0)
         step = step_of(inside)
@@ -115,7 +116,7 @@ def generic_codes(
 @triton.jit
 def _short_codes(words, x, multiplier, N: tl.constexpr, W: tl.constexpr, DTYPE: tl.constexpr, ASM: tl.constexpr):
     """Words of codes of y = x·multiplier, ties to even, sign by y < 0, where no y underflows to zero."""
-    if ASM == FP4:
+    if ASM == FP4_ASSEMBLY:
         return hardware_words(x, multiplier, N)
     raw = ()
     for i in tl.static_range(N):
@@ -125,7 +126,7 @@ def _short_codes(words, x, multiplier, N: tl.constexpr, W: tl.constexpr, DTYPE: 
 
 @triton.jit
 def hardware_words(x, multiplier, N: tl.constexpr):
-    """The same by the FP4 conversion, which a NaN multiplier leaves without meaning."""
+    """The same by the FP4 conversion. Meaningless where the multiplier is NaN; callers replace those codes."""
     y = ()
     for i in tl.static_range(N):
         y = y + (x[i] * multiplier,)
@@ -137,7 +138,7 @@ def hardware_words(x, multiplier, N: tl.constexpr):
 
 @triton.jit
 def pack_signed(raw, words, x, multiplier, N: tl.constexpr, W: tl.constexpr, DTYPE: tl.constexpr, ASM: tl.constexpr):
-    """Raw codes as words, with the signs of y: those of the input's bits, or of y itself for float32."""
+    """Raw codes as words with the signs of y, taken from the input's bits, or from y itself for float32."""
     if DTYPE == FP32:
         signs = ()
         for i in tl.static_range(N):
@@ -147,7 +148,7 @@ def pack_signed(raw, words, x, multiplier, N: tl.constexpr, W: tl.constexpr, DTY
         signs = sign_words(without_negative_zeros(words, W, DTYPE, ASM), W, ASM)
     out = ()
     for i in tl.static_range(N // 8):
-        out = out + (pack_raw(raw, 8 * i, 8) | signs[i],)
+        out = out + (pack_raw(raw, 8 * i) | signs[i],)
     return out
 
 
@@ -168,7 +169,7 @@ def quantize_nvfp4(
     v = largest(x, N)
     if MAP == TILES:
         v = float_of(over_tile(bits_of(v), B))
-    if SHORT:  # the numbers of this program's group decide for all of its blocks alike
+    if SHORT:  # all blocks of this program share their numbers, so that they all take the same branch
         if number(numbers_ptr, group, NO_UNDERFLOW) > 0:
             byte, scale = round_e4m3(v * number(numbers_ptr, group, FOLDED))
             multiplier = short_reciprocal(scale * number(numbers_ptr, group, INVERSE), ASM)
@@ -234,10 +235,10 @@ def quantize_mx(
     WIDE: tl.constexpr, NEAREST: tl.constexpr, ROUNDED: tl.constexpr, TIE: tl.constexpr, SIGN: tl.constexpr,
     NAN_CODE: tl.constexpr, ZERO_INPUT: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
-    """Power-of-two scales: byte and multiplier of an amax stand in a table, by its top fifteen bits.
+    """Power-of-two scales: a table gives byte and multiplier, by the top fifteen bits of the block's amax.
 
-    For float32 an entry has two halves, below and from the bits in `split` on, and numbers below 2**-133 have entries
-    of their own. WIDE: E4M3 elements instead of E2M1.
+    For float32 there are two entries per bucket, one for amaxes below the bits in `split` and one for the others;
+    amaxes below 2**-133 have entries of their own. WIDE: E4M3 elements instead of E2M1.
     """
     W: tl.constexpr = N if DTYPE == FP32 else N // 2
     block, first, row, column, group, exists = place(x_ptr, columns, row_quads, 1, blocks, B, W, MAP, 0)

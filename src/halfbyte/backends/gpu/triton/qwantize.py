@@ -1,14 +1,13 @@
 """qwantize's own searches, pruned by the error of the naive scale. (contracts/searches/qwantize.py has the steps)
 
-The plain kernel has written the naive codes and bytes; blocks whose byte changes get theirs anew. A lane goes up from
-the lower bound to the upper one, in the reference's order, because what is measured depends on the best error so far.
+The plain kernel has written the naive codes and bytes; blocks whose byte changes get new ones. A lane goes up from the
+lower bound to the upper one, in the reference's order, because what is measured depends on the best error so far.
 """
 
 import triton
 import triton.language as tl
 
 from halfbyte.backends.gpu.triton.blocks import (
-    FP32,
     bits_of,
     load_words,
     pack_codes,
@@ -19,9 +18,20 @@ from halfbyte.backends.gpu.triton.blocks import (
     store_words,
     unpack,
 )
-from halfbyte.backends.gpu.triton.mx_search import place_column, power_of
-from halfbyte.backends.gpu.triton.plain import BELOW_ZERO, DOWN, round_element
-from halfbyte.backends.gpu.triton.search import any_lane, value_of_byte
+from halfbyte.backends.gpu.triton.mx_search import (
+    place_column,
+    power_of,
+)
+from halfbyte.backends.gpu.triton.numbers import (
+    BELOW_ZERO,
+    DOWN,
+    FP32,
+)
+from halfbyte.backends.gpu.triton.plain import round_element
+from halfbyte.backends.gpu.triton.search import (
+    any_lane,
+    value_of_byte,
+)
 from halfbyte.backends.gpu.triton.sweep import eight_lanes
 
 
@@ -97,7 +107,7 @@ def _through(r, matrix_ptr, N: tl.constexpr, FUSES: tl.constexpr, ASM: tl.conste
 
 @triton.jit
 def _exchange(mine, other, PLACE: tl.constexpr, K: tl.constexpr, J: tl.constexpr):
-    """What a place of a sorting network keeps of two numbers, J apart, in runs of K."""
+    """Which of two numbers, J places apart, a place of the sorting network keeps; K is the length of the runs."""
     smaller: tl.constexpr = ((PLACE & J) == 0) == ((PLACE & K) == 0)
     if smaller:
         return tl.minimum(mine, other)
@@ -148,11 +158,11 @@ def _first_dear(ordered, error, N: tl.constexpr):
 def improve_as_qwantize(
     x_ptr, codes_ptr, scales_ptr, matrices_ptr, blocks, rows, columns, row_quads,
     B: tl.constexpr, N: tl.constexpr, DTYPE: tl.constexpr, MAP: tl.constexpr, SWIZZLED: tl.constexpr,
-    POWERS: tl.constexpr, HESSIAN: tl.constexpr, ASM: tl.constexpr,
+    POWERS: tl.constexpr, MATRICES: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
-    """Codes and bytes of scales that beat the naive ones. POWERS: E8M0 scales, otherwise E4M3."""
+    """Codes and bytes of scales that beat the naive ones. POWERS: E8M0 scales, else E4M3. MATRICES: with a Hessian."""
     W: tl.constexpr = N if DTYPE == FP32 else N // 2
-    if HESSIAN:
+    if MATRICES:
         block, first, row, column, exists = place_column(rows, columns, row_quads, B, W)
         words = load_words(x_ptr + first, exists, W)
     else:
@@ -165,11 +175,11 @@ def improve_as_qwantize(
     start_error = _squares(start, N)
     ordered = ascending(x, N)
     dear, found = _first_dear(ordered, start_error, N)
-    # Comparisons with NaN are false: a block with NaN or Inf has an error that is NaN or Inf, and is not searched.
+    # Comparisons with NaN are false, so a block with NaN or Inf, whose error is NaN or Inf, is not searched.
     searched = exists & found & (_squares(x, N) > start_error)
     lower = tl.maximum(tl.div_rn(ordered[N - 1] - tl.sqrt_rn(start_error), 6.0), 0.0)
     upper = tl.div_rn(dear, 0.25)
-    if HESSIAN:
+    if MATRICES:
         matrix_ptr = matrices_ptr + column * (N * N)
         best = _through(start, matrix_ptr, N, True, ASM)
     else:
@@ -188,14 +198,14 @@ def improve_as_qwantize(
     while going:
         scale = _scale_of(tried, POWERS)
         alive = alive & (scale <= upper)
-        if HESSIAN:
+        if MATRICES:
             limit = start_error if POWERS else best * 10.0
         else:
             limit = best
         measured = alive & (scale >= lower) & (_clipping(x, scale, N) < limit)
         if any_lane(measured):
             r = _residuals(x, scale, N)
-            if HESSIAN:
+            if MATRICES:
                 error = _through(r, matrix_ptr, N, False, ASM)
             else:
                 error = _squares(r, N)

@@ -1,34 +1,69 @@
 """Tensor-level numbers and block scales: amax, what contracts make of it, block scale bytes, element constants.
 
-The numbered formulas are those of contracts/expressions.py, in the order of the lists in gpu/rules.py. All divisions
-are correctly rounded (`tl.div_rn`); minima and maxima keep NaN where numpy's do.
+The formulas are those of contracts/expressions.py, known by their names (triton/numbers.py). All divisions are
+correctly rounded (`tl.div_rn`); minima and maxima keep NaN where numpy's do.
 """
 
 import triton
 import triton.language as tl
 
 from halfbyte.backends.gpu.triton.blocks import (
+    bits_of,
+    decode_e4m3,
+    float_of,
+    round_e4m3,
+)
+from halfbyte.backends.gpu.triton.numbers import (
     AMAX,
+    AMAX_OVER_TOP,
+    AS_STORED,
     BF16,
+    CLAMPED_RATIO,
+    DIVIDED,
+    DIVIDED_FLOORED,
+    DIVIDED_THEN_FACTOR_OR_ZERO,
+    DIVIDED_TWICE,
     FACTOR,
+    FACTOR_TIMES_DIVIDED,
     FLOAT32_MAX,
     FOLDED,
+    FOLDED_SIXTH,
     FP16,
     FP32,
     INVERSE,
+    NO_FACTOR,
     NO_UNDERFLOW,
+    NOT_STORED,
     NUMBERS,
+    OVER_PRODUCT,
+    OVER_SCALE,
+    OVER_SCALE_PRODUCT,
+    OVER_SCALE_QUOTIENT,
     PRESCALE,
     PRESCALE_AGAIN,
+    QUOTIENT,
+    RATIO,
+    RECIPROCAL_OF_STORED,
+    RECIPROCAL_PRODUCT,
+    RECIPROCAL_PRODUCT_IN_STATISTICS,
+    RECIPROCAL_PRODUCT_OR_MAX,
     REGULAR,
     SEARCHED,
     SHARE_OF_AMAX,
     SHARE_OF_TOP,
     SIXTH,
+    SIXTH_THEN_FACTOR,
+    STATIC_SCALE,
+    STORE_AMAX,
+    STORE_FACTOR,
+    STORE_RECIPROCAL,
+    TIMES_CLAMPED_RECIPROCAL,
+    TIMES_RECIPROCAL_OF_SCALE,
+    TIMES_RECIPROCAL_OR_ZERO,
+    TIMES_RECIPROCAL_OVER_SCALE,
+    TIMES_RECIPROCAL_SHRUNK,
+    TIMES_RECIPROCAL_ZEROED,
     UNIT,
-    bits_of,
-    float_of,
-    round_e4m3,
 )
 
 # --- amax ---
@@ -68,9 +103,9 @@ def amax_spans(
 ):
     """Largest magnitude of each span of words as float32 bits, by atomic maxima into out[span number · slot_step].
 
-    A span is a tensor, a row, or one tensor of several; its length and distance are given in four words. `programs`
-    work on a span, each on every so manieth chunk.
-    Integers order like magnitudes, NaN above Inf, so the order of the atomics does not matter.
+    A span is a tensor, a row, or one tensor of several; its length and its distance from the next are counted in four
+    words. `programs` programs work on a span: program p takes chunks p, p + programs, and so on.
+    Integers order like magnitudes, with NaN above Inf, so the order of the atomics does not matter.
     """
     pid = tl.program_id(0).to(tl.int64)
     which = pid // programs
@@ -89,7 +124,7 @@ def amax_spans(
 
 @triton.jit(do_not_specialize=["programs"])
 def amax_listed(table_ptr, out_ptr, programs, DTYPE: tl.constexpr, CHUNK: tl.constexpr, DEPTH: tl.constexpr):
-    """The same for tensors that lie anywhere: the table holds (address, words divided by four) of each."""
+    """The same for separate tensors: the table holds (address, number of words divided by four) of each."""
     pid = tl.program_id(0).to(tl.int64)
     which = pid // programs
     base = tl.load(table_ptr + 2 * which).to(tl.pointer_type(tl.int32))
@@ -124,26 +159,26 @@ def round_to(x, DTYPE: tl.constexpr):
 @triton.jit
 def _factor(amax, TOP: tl.constexpr, KIND: tl.constexpr, STATISTICS: tl.constexpr, CONSTANT: tl.constexpr):
     """Slot 1."""
-    if KIND == 0:  # clamped_ratio
+    if KIND == CLAMPED_RATIO:
         ratio = tl.div_rn(TOP, amax)
         ratio = tl.where(ratio > FLOAT32_MAX, FLOAT32_MAX, ratio)
         return tl.where(ratio == 0, 1.0, ratio)
-    elif KIND == 1:  # ratio
+    elif KIND == RATIO:
         return tl.div_rn(TOP, amax)
-    elif KIND == 2:  # reciprocal_product
+    elif KIND == RECIPROCAL_PRODUCT:
         return tl.div_rn(1.0, amax) * TOP
-    elif KIND == 3:  # reciprocal_product_or_max
+    elif KIND == RECIPROCAL_PRODUCT_OR_MAX:
         return tl.where(amax == 0, FLOAT32_MAX, tl.div_rn(1.0, amax) * TOP)
-    elif KIND == 4:  # reciprocal_product_in_statistics
+    elif KIND == RECIPROCAL_PRODUCT_IN_STATISTICS:
         tiny: tl.constexpr = 6.103515625e-05 if STATISTICS == FP16 else 1.1754943508222875e-38
         floored = tl.maximum(round_to(amax, STATISTICS), tiny, propagate_nan=tl.PropagateNan.ALL)
         factor = round_to(round_to(tl.div_rn(1.0, floored), STATISTICS) * TOP, STATISTICS)
         return tl.where(tl.abs(factor) <= FLOAT32_MAX, factor, 1.0)
-    elif KIND == 5:  # quotient
+    elif KIND == QUOTIENT:
         return tl.div_rn(amax, TOP)
-    elif KIND == 6:  # no_factor
+    elif KIND == NO_FACTOR:
         return tl.full(amax.shape, 1.0, tl.float32)
-    else:  # given with the contract
+    else:  # CONSTANT_FACTOR
         return tl.full(amax.shape, CONSTANT, tl.float32)
 
 
@@ -153,7 +188,7 @@ def prepare(
     TOP: tl.constexpr, KIND: tl.constexpr, STATISTICS: tl.constexpr, CONSTANT: tl.constexpr, STORED: tl.constexpr,
     MULTIPLIER: tl.constexpr, DTYPE: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    """What kernels need of each group's amax, and what is stored beside the blocks."""
+    """For each group's amax: the numbers that kernels need, and what is stored with the blocks."""
     group = tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)
     exists = group < groups
     bits = tl.load(amax_ptr + group, mask=exists, other=0)
@@ -161,23 +196,23 @@ def prepare(
     amax = float_of(bits)
     factor = _factor(amax, TOP, KIND, STATISTICS, CONSTANT)
     inverse = tl.div_rn(1.0, factor)
-    if STORED == 0:  # store_amax
+    if STORED == STORE_AMAX:
         stored = amax
-    elif STORED == 1:  # store_factor
+    elif STORED == STORE_FACTOR:
         stored = factor
-    elif STORED == 2:  # store_reciprocal
+    elif STORED == STORE_RECIPROCAL:
         stored = inverse
-    else:  # store_reciprocal_or_zero
+    else:  # STORE_RECIPROCAL_OR_ZERO, or NOT_STORED
         stored = tl.where(amax == 0, 0.0, inverse)
-    if MULTIPLIER == 0:  # amax_over_top
+    if MULTIPLIER == AMAX_OVER_TOP:
         multiplier = tl.div_rn(stored, TOP)
-    elif MULTIPLIER == 1:  # as_stored
+    elif MULTIPLIER == AS_STORED:
         multiplier = stored
-    elif MULTIPLIER == 2:  # reciprocal_of_stored
+    elif MULTIPLIER == RECIPROCAL_OF_STORED:
         multiplier = tl.div_rn(1.0, stored)
-    else:  # one level of scales
+    else:  # ONE_LEVEL
         multiplier = tl.full(amax.shape, 1.0, tl.float32)
-    if STORED >= 0:
+    if STORED != NOT_STORED:
         tl.store(stored_ptr + group, stored, mask=exists)
     tl.store(multiplier_ptr + group, multiplier, mask=exists)
     at = numbers_ptr + group * NUMBERS
@@ -185,16 +220,16 @@ def prepare(
     tl.store(at + FACTOR, factor, mask=exists)
     tl.store(at + INVERSE, inverse, mask=exists)
     tl.store(at + FOLDED, factor * SIXTH, mask=exists)
-    # Within these no product of the fast formulas under- or overflows.
+    # Within these limits no product of the short formulas under- or overflows.
     regular = (amax >= 8.673617379884035e-19) & (amax <= 1.152921504606847e18)
     tl.store(at + REGULAR, tl.where(regular, 1.0, 0.0), mask=exists)
-    # The smallest element times the smallest multiplier (6/A) is no zero, so that its sign bit says whether y < 0
-    # (signs of float32 are read off y).
+    # The smallest element times the smallest multiplier (6/A) is not zero, so the element's sign bit says whether y <
+    # 0. For float32 that need not hold: there the sign is taken from y.
     bound: tl.constexpr = 131072.0 if DTYPE == BF16 else 1e38
     tl.store(at + NO_UNDERFLOW, tl.where(regular & (amax <= bound), 1.0, 0.0), mask=exists)
     tl.store(at + SHARE_OF_TOP, tl.div_rn(tl.full(amax.shape, TOP, tl.float32), 6.0), mask=exists)
     tl.store(at + SHARE_OF_AMAX, tl.div_rn(amax, 6.0), mask=exists)
-    # 2**-k that brings the multiplier into [1, 2), in two factors: the first one alone where it makes numbers smaller.
+    # 2**-k, which brings the multiplier into [1, 2), as two factors. Only the first is used where 2**-k is below 1.
     searched = (multiplier > 0) & (multiplier <= FLOAT32_MAX)
     normal = tl.where(multiplier < 1.1754943508222875e-38, multiplier * 1.8446744073709552e19, multiplier)
     exponent = ((bits_of(normal) >> 23) & 0xFF) - 127
@@ -213,7 +248,7 @@ def prepare(
 
 @triton.jit
 def short_sixth(v, ASM: tl.constexpr):
-    """v/6, correctly rounded where it is a normal number: a product with 1/6 in two parts."""
+    """v/6 as a product with 1/6 in two parts. Correctly rounded where v/6 is a normal number."""
     if ASM:
         return tl.fma(v, 0.1666666567325592, v * 9.934107758624577e-09)
     else:
@@ -222,7 +257,9 @@ def short_sixth(v, ASM: tl.constexpr):
 
 @triton.jit
 def short_reciprocal(x, ASM: tl.constexpr):
-    """1/x of a normal number, correctly rounded: the hardware's estimate and one step. (tests/gpu/checks.py tries all)
+    """1/x of a normal number, correctly rounded: the hardware's estimate and one Newton step.
+
+    tests/gpu/card/checks.py tries every significand.
 
     Zero gives the largest float32, to which TransformerEngine clamps.
     """
@@ -247,28 +284,28 @@ def number(numbers_ptr, group, WHICH: tl.constexpr):
 @triton.jit
 def pre_scale(v, numbers_ptr, group, PRE: tl.constexpr, STATISTICS: tl.constexpr, LARGEST: tl.constexpr):
     """Slot 2."""
-    if PRE == 0:  # folded_sixth
+    if PRE == FOLDED_SIXTH:
         return v * number(numbers_ptr, group, FOLDED)
-    elif PRE == 1:  # sixth_then_factor
+    elif PRE == SIXTH_THEN_FACTOR:
         return number(numbers_ptr, group, FACTOR) * (v * SIXTH)
-    elif PRE == 2:  # divided_then_factor_or_zero
+    elif PRE == DIVIDED_THEN_FACTOR_OR_ZERO:
         scaled = tl.div_rn(v, LARGEST) * number(numbers_ptr, group, FACTOR)
         return tl.where(number(numbers_ptr, group, AMAX) == 0, 0.0, scaled)
-    elif PRE == 3:  # over_product
+    elif PRE == OVER_PRODUCT:
         return tl.div_rn(v, number(numbers_ptr, group, FACTOR) * 6.0)
-    elif PRE == 4:  # factor_times_divided
+    elif PRE == FACTOR_TIMES_DIVIDED:
         return number(numbers_ptr, group, FACTOR) * round_to(tl.div_rn(v, 6.0), STATISTICS)
-    elif PRE == 5:  # divided_twice
+    elif PRE == DIVIDED_TWICE:
         return tl.div_rn(tl.div_rn(v, 6.0), number(numbers_ptr, group, FACTOR))
-    elif PRE == 6:  # divided
+    elif PRE == DIVIDED:
         return tl.div_rn(v, 6.0)
-    elif PRE == 7:  # divided_floored
+    elif PRE == DIVIDED_FLOORED:
         return tl.maximum(tl.div_rn(v, 6.0), 9.999999960041972e-13, propagate_nan=tl.PropagateNan.ALL)
-    elif PRE == 8:  # static_scale
+    elif PRE == STATIC_SCALE:
         share = tl.div_rn(v, 6.0)
         share = tl.where(share == 0, 1.0, share) * number(numbers_ptr, group, SHARE_OF_TOP)
         return tl.div_rn(share, number(numbers_ptr, group, SHARE_OF_AMAX))
-    else:  # divided_then_factor
+    else:  # DIVIDED_THEN_FACTOR
         return tl.div_rn(v, 6.0) * number(numbers_ptr, group, FACTOR)
 
 
@@ -281,43 +318,44 @@ def scale_byte(pre, SMALLEST: tl.constexpr, FOR_ZERO: tl.constexpr, FOR_ZERO_BYT
         pre = tl.maximum(pre, SMALLEST, propagate_nan=tl.PropagateNan.ALL)
     byte, scale = round_e4m3(pre)
     if FOR_ZERO_BYTE >= 0:
-        scale = tl.where(byte == 0, 0.125, scale)
-        byte = tl.where(byte == 0, FOR_ZERO_BYTE, byte)
+        for_zero = tl.full(byte.shape, FOR_ZERO_BYTE, tl.int32)
+        scale = tl.where(byte == 0, decode_e4m3(for_zero), scale)
+        byte = tl.where(byte == 0, for_zero, byte)
     return byte, scale
 
 
 @triton.jit
 def element_constant(scale, numbers_ptr, group, ELEMENT: tl.constexpr):
-    """Slot 4: what an element is multiplied by (ELEMENT below 6) or divided by."""
-    if ELEMENT == 0:  # times_clamped_reciprocal
+    """Slot 4: what an element is multiplied or divided by."""
+    if ELEMENT == TIMES_CLAMPED_RECIPROCAL:
         product = scale * number(numbers_ptr, group, INVERSE)
         return tl.minimum(tl.div_rn(1.0, product), FLOAT32_MAX, propagate_nan=tl.PropagateNan.ALL)
-    elif ELEMENT == 1:  # times_reciprocal_or_zero
+    elif ELEMENT == TIMES_RECIPROCAL_OR_ZERO:
         return tl.div_rn(1.0, number(numbers_ptr, group, INVERSE) * scale)
-    elif ELEMENT == 2:  # times_reciprocal_over_scale
+    elif ELEMENT == TIMES_RECIPROCAL_OVER_SCALE:
         return tl.div_rn(number(numbers_ptr, group, INVERSE), scale)
-    elif ELEMENT == 3:  # times_reciprocal_of_scale
+    elif ELEMENT == TIMES_RECIPROCAL_OF_SCALE:
         return tl.div_rn(1.0, scale)
-    elif ELEMENT == 4:  # times_reciprocal_zeroed
+    elif ELEMENT == TIMES_RECIPROCAL_ZEROED:
         combined = scale * number(numbers_ptr, group, INVERSE)
         return tl.where(combined == 0, 0.0, tl.div_rn(1.0, combined))
-    elif ELEMENT == 5:  # times_reciprocal_shrunk
+    elif ELEMENT == TIMES_RECIPROCAL_SHRUNK:
         combined = scale * number(numbers_ptr, group, INVERSE)
         return tl.div_rn(1.0, tl.where(combined == 0, 1e8, combined))
-    elif ELEMENT == 6:  # over_scale_product
+    elif ELEMENT == OVER_SCALE_PRODUCT:
         return scale * number(numbers_ptr, group, FACTOR)
-    elif ELEMENT == 7:  # over_scale_quotient
+    elif ELEMENT == OVER_SCALE_QUOTIENT:
         return tl.div_rn(scale, number(numbers_ptr, group, FACTOR))
-    else:  # over_scale
+    else:  # OVER_SCALE
         return scale
 
 
 @triton.jit
 def element(x, constant, scale, ELEMENT: tl.constexpr):
     """y of one element."""
-    if ELEMENT >= 6:
+    if ELEMENT == OVER_SCALE_PRODUCT or ELEMENT == OVER_SCALE_QUOTIENT or ELEMENT == OVER_SCALE:  # noqa: SIM109 (Triton has no `in`)
         return tl.div_rn(x, constant)
-    elif ELEMENT == 1:
+    elif ELEMENT == TIMES_RECIPROCAL_OR_ZERO:
         return tl.where(scale == 0, 0.0, x * constant)
     else:
         return x * constant

@@ -1,23 +1,16 @@
-"""The exact searches: least squared or weighted error over the format's scales. (backends/reference/search.py)
+"""The exact searches of NVFP4: the scale of least squared or weighted error. (backends/reference/search.py)
 
     x' = x·2**-k        s' = S·(g·2**-k)        r = q·s' − x'        error = Σ r·r or Σ w·(r·r), in index order
 
-A lane starts at the scale nearest to amax/6 and goes up until the scales are excluded by the proof in docs/methods.md,
-then down until the elements that are clipped cost more than the best error found. Programs are small, because all
-lanes of a program go as far as the one that goes farthest.
+A lane starts at the scale nearest to amax/6. It goes up until the proof in docs/methods.md excludes the scales, then
+down until clipped elements alone cost more than the best error found. Programs are small, because all lanes of a
+program run as long as the slowest one.
 """
 
 import triton
 import triton.language as tl
 
 from halfbyte.backends.gpu.triton.blocks import (
-    FP32,
-    NO_UNDERFLOW,
-    PRESCALE,
-    PRESCALE_AGAIN,
-    REGULAR,
-    SEARCHED,
-    UNIT,
     decode_e4m3,
     float_of,
     largest,
@@ -33,13 +26,30 @@ from halfbyte.backends.gpu.triton.blocks import (
     unpack,
 )
 from halfbyte.backends.gpu.triton.estimate import estimate_best
-from halfbyte.backends.gpu.triton.plain import generic_codes, pack_signed, round_element
-from halfbyte.backends.gpu.triton.scales import element, element_constant, number, pre_scale, scale_byte
-
-UNIFORM = tl.constexpr(0)
-WEIGHTED = tl.constexpr(1)
-
-FLOAT32_MAX = tl.constexpr(3.4028234663852886e38)
+from halfbyte.backends.gpu.triton.numbers import (
+    FLOAT32_MAX,
+    FP32,
+    NO_UNDERFLOW,
+    PRESCALE,
+    PRESCALE_AGAIN,
+    REGULAR,
+    SEARCHED,
+    UNIFORM,
+    UNIT,
+    WEIGHTED,
+)
+from halfbyte.backends.gpu.triton.plain import (
+    generic_codes,
+    pack_signed,
+    round_element,
+)
+from halfbyte.backends.gpu.triton.scales import (
+    element,
+    element_constant,
+    number,
+    pre_scale,
+    scale_byte,
+)
 
 
 @triton.jit
@@ -56,14 +66,14 @@ def value_of_byte(byte):
 
 @triton.jit
 def value_of_code(code):
-    """E2M1 value of a code: its bits moved to where a float keeps them, its exponent moved up."""
+    """E2M1 value of a code: its bits as those of a float, times 2**126."""
     magnitude = float_of((code & 7) << 22) * 8.507059173023462e37  # 2**126
     return tl.where((code & 8) != 0, -magnitude, magnitude)
 
 
 @triton.jit
 def scaled_values(x, numbers_ptr, group, N: tl.constexpr):
-    """x' of a block. Two factors, because 2**-k alone may be too large for a float."""
+    """x' of a block. 2**-k comes as two factors, because it may be too large for one float."""
     first = number(numbers_ptr, group, PRESCALE)
     second = number(numbers_ptr, group, PRESCALE_AGAIN)
     values = ()
@@ -96,15 +106,19 @@ def differences(
 
 
 @triton.jit
-def _objective(errors, quotients, weights, N: tl.constexpr, KIND: tl.constexpr):
-    """Error of a block, and the part of it that clipped elements cause: no smaller scale makes that part smaller."""
+def _objective(errors, scaled, by_scale, weights, N: tl.constexpr, KIND: tl.constexpr):
+    """Error of a block; with weights also what elements beyond 6·s' cost at least, whatever their codes are.
+
+    A smaller scale makes that cost larger.
+    """
     total = tl.zeros(errors[0].shape, tl.float32)
     clipped = tl.zeros(errors[0].shape, tl.float32)
     for i in tl.static_range(N):
         term = errors[i] * errors[i]
         if KIND == WEIGHTED:
             term = weights[i] * term
-            clipped = clipped + tl.where(tl.abs(quotients[i]) >= 6, term, 0.0)
+            beyond = tl.maximum(tl.abs(scaled[i]) - 6.0 * by_scale, 0.0)
+            clipped = clipped + weights[i] * (beyond * beyond)
         total = total + term
     return total, clipped
 
@@ -123,7 +137,7 @@ def _quarters(scaled, N: tl.constexpr):
 
 @triton.jit
 def _clipping(quarters, by_scale):
-    """What four clipped elements cost at least, a little less than computed, so that rounding is on the safe side."""
+    """A lower bound on the cost of four clipped elements; a little below the computed one, to be safe from rounding."""
     bound = tl.zeros(by_scale.shape, tl.float32)
     for i in tl.static_range(4):
         beyond = tl.maximum(quarters[i] - 6.0 * by_scale, 0.0)
@@ -133,7 +147,10 @@ def _clipping(quarters, by_scale):
 
 @triton.jit
 def excluded(byte, most, unit):
-    """Half of it is a scale (odd bytes below 16 have none) and reaches the amax with 7: the half is no worse."""
+    """True if half the scale is a scale too (odd bytes below 16 have no half) and 7 times that half reaches the amax.
+
+    Then the half is no worse (docs/methods.md).
+    """
     has_half = (byte > 15) | ((byte & 1) == 0)
     return has_half & (7.0 * ((decode_e4m3(byte) * 0.5) * unit) >= most)
 
@@ -154,14 +171,14 @@ def _exact(
         errors, quotients = differences(
             x, scaled, tried, numbers_ptr, group, N, SHORT, ELEMENT, TIE, SIGN, NAN_CODE, ZERO_INPUT, WRAPS
         )
-        error, clipped = _objective(errors, quotients, weights, N, OBJECTIVE)
+        error, clipped = _objective(errors, scaled, decode_e4m3(tried) * unit, weights, N, OBJECTIVE)
         better = allowed & (error < best)
         best = tl.where(better, error, best)
         best_byte = tl.where(better, tried, best_byte)
-    # Down to where clipping the largest element alone costs more than the best error; with weights, to the smallest.
+    # Down to where clipping the largest element alone costs more than the best error; with weights, to the first byte.
     if OBJECTIVE == UNIFORM:
         usable = searched & (best < FLOAT32_MAX) & (best > 1e-30)  # squares that underflow bound nothing
-        # Where every code is zero the root exceeds the largest element: rounding takes no negative numbers.
+        # Where every code is zero the root exceeds the largest element; the rounding takes no negative numbers.
         least, value = round_e4m3(tl.where(usable, tl.maximum(most - tl.sqrt(best), 0.0) / (unit * 6.0), 0.0))
         least = tl.maximum(least - 1, FIRST)
     else:
@@ -177,14 +194,14 @@ def _exact(
             errors, quotients = differences(
                 x, scaled, tried, numbers_ptr, group, N, SHORT, ELEMENT, TIE, SIGN, NAN_CODE, ZERO_INPUT, WRAPS
             )
-            error, clipped = _objective(errors, quotients, weights, N, OBJECTIVE)
+            error, clipped = _objective(errors, scaled, decode_e4m3(tried) * unit, weights, N, OBJECTIVE)
             better = alive & (excluded(tried, most, unit) == 0)
             better = better & (error <= best) & (error <= FLOAT32_MAX)  # the smaller scale of equals
             best = tl.where(better, error, best)
             best_byte = tl.where(better, tried, best_byte)
-            if OBJECTIVE == WEIGHTED and not WRAPS:  # wrapped codes err by any amount
+            if OBJECTIVE == WEIGHTED:
                 alive = alive & (clipped * 0.99999 <= best)
-    return tl.where(searched & (best <= FLOAT32_MAX), best_byte, byte)  # no error may be finite
+    return tl.where(searched & (best <= FLOAT32_MAX), best_byte, byte)  # where no error is finite the amax's byte stays
 
 
 @triton.jit(do_not_specialize=["blocks", "columns", "row_quads", "group_blocks"])
@@ -219,7 +236,7 @@ def quantize_optimal(
     # Up to the last scale below 2·amax/7. Among the subnormal scales an odd byte further up may be allowed again.
     last, value = round_e4m3(tl.where(searched, most / (unit * 3.5), 1.0))
     if SHORT and OBJECTIVE == UNIFORM and N == 16:
-        # Estimates take y for x'/s', which it is not where the contract's factor is clamped or loses places.
+        # Estimates assume y = x'/s', which fails where the contract's factor is clamped or loses precision.
         inside = (nearest >= 32) & (most <= 2688.0 * unit) & (most * number(numbers_ptr, group, REGULAR) > 0)
         if any_lane(searched & (inside == 0)):
             last = tl.minimum(tl.maximum(last, 16), 126)
@@ -245,14 +262,14 @@ def quantize_optimal(
             OBJECTIVE, FIRST, ELEMENT, TIE, SIGN, NAN_CODE, ZERO_INPUT, WRAPS,
         )  # fmt: skip
     finish(
-        x_ptr, codes_ptr, scales_ptr, numbers_ptr, words, x, byte, block, row, column, columns, group, exists,
+        codes_ptr, scales_ptr, numbers_ptr, words, x, byte, block, row, column, columns, group, exists,
         N, W, DTYPE, SWIZZLED, SHORT, ELEMENT, TIE, SIGN, NAN_CODE, ZERO_INPUT, WRAPS, ASM,
     )  # fmt: skip
 
 
 @triton.jit
 def finish(
-    x_ptr, codes_ptr, scales_ptr, numbers_ptr, words, x, byte, block, row, column, columns, group, exists,
+    codes_ptr, scales_ptr, numbers_ptr, words, x, byte, block, row, column, columns, group, exists,
     N: tl.constexpr, W: tl.constexpr, DTYPE: tl.constexpr, SWIZZLED: tl.constexpr, SHORT: tl.constexpr,
     ELEMENT: tl.constexpr, TIE: tl.constexpr, SIGN: tl.constexpr, NAN_CODE: tl.constexpr, ZERO_INPUT: tl.constexpr,
     WRAPS: tl.constexpr, ASM: tl.constexpr,

@@ -4,17 +4,13 @@
     scale = E4M3((amax/6)·factor)·(1/factor), or amax/6 (fused)    d = |x| − E2M1(|x|/scale)·scale
     loss = Σ d·d in eight lanes; the first of equals, and a NaN before all numbers
 
-The exported byte is then made of the chosen amax by the contract's own formula, which is another one.
+The exported byte is then made from the chosen amax by the contract's own formula, which differs from this one.
 """
 
 import triton
 import triton.language as tl
 
 from halfbyte.backends.gpu.triton.blocks import (
-    AMAX,
-    FLOAT32_MAX,
-    FP32,
-    SHARE_OF_TOP,
     decode_e4m3,
     largest,
     load_words,
@@ -26,12 +22,21 @@ from halfbyte.backends.gpu.triton.blocks import (
     store_words,
     unpack,
 )
+from halfbyte.backends.gpu.triton.numbers import (
+    AMAX,
+    FLOAT32_MAX,
+    FP32,
+    FUSED_SWEEP,
+    SHARE_OF_TOP,
+    STATIC_FOUR_SIX,
+)
 from halfbyte.backends.gpu.triton.plain import generic_codes
-from halfbyte.backends.gpu.triton.scales import element_constant, number, pre_scale, scale_byte
-
-FOUR_SIX = tl.constexpr(0)
-EAGER = tl.constexpr(1)
-FUSED = tl.constexpr(2)
+from halfbyte.backends.gpu.triton.scales import (
+    element_constant,
+    number,
+    pre_scale,
+    scale_byte,
+)
 
 
 @triton.jit
@@ -60,7 +65,7 @@ def _copy_factor(numbers_ptr, group):
 def _loss(x, amax, factor, N: tl.constexpr, METHOD: tl.constexpr):
     """Squared error of the copy whose block amax is `amax`; of magnitudes, because signs only mirror it."""
     sixth = tl.div_rn(amax, 6.0)
-    if METHOD == FUSED:
+    if METHOD == FUSED_SWEEP:
         scale = sixth
     else:
         byte, value = round_e4m3(sixth * factor)
@@ -79,10 +84,10 @@ def _loss(x, amax, factor, N: tl.constexpr, METHOD: tl.constexpr):
 def quantize_static(
     x_ptr, codes_ptr, scales_ptr, numbers_ptr, blocks, columns, row_quads, group_blocks,
     B: tl.constexpr, N: tl.constexpr, DTYPE: tl.constexpr, MAP: tl.constexpr, GROUP: tl.constexpr,
-    SWIZZLED: tl.constexpr, SHORT: tl.constexpr, METHOD: tl.constexpr, PRE: tl.constexpr, ELEMENT: tl.constexpr,
+    SWIZZLED: tl.constexpr, METHOD: tl.constexpr, PRE: tl.constexpr, ELEMENT: tl.constexpr,
     STATISTICS: tl.constexpr, LARGEST: tl.constexpr, SMALLEST: tl.constexpr, FOR_ZERO: tl.constexpr,
     FOR_ZERO_BYTE: tl.constexpr, TIE: tl.constexpr, SIGN: tl.constexpr, NAN_CODE: tl.constexpr,
-    ZERO_INPUT: tl.constexpr, WRAPS: tl.constexpr, ASM: tl.constexpr,
+    ZERO_INPUT: tl.constexpr, WRAPS: tl.constexpr,
 ):  # fmt: skip
     """Codes and scale bytes of the block amaxes with the least loss."""
     W: tl.constexpr = N if DTYPE == FP32 else N // 2
@@ -90,7 +95,7 @@ def quantize_static(
     x = unpack(load_words(source(x_ptr, group, MAP) + first, exists, W), W, DTYPE)
     v = largest(x, N)
     factor = _copy_factor(numbers_ptr, group) + tl.zeros(v.shape, tl.float32)
-    if METHOD == FOUR_SIX:
+    if METHOD == STATIC_FOUR_SIX:
         loss = _loss(x, v, factor, N, METHOD)
         other = _loss(x, v * 1.5, factor, N, METHOD)
         better = (other < loss) | ((other != other) & (loss == loss))

@@ -1,18 +1,39 @@
 """4over6 on tiles of 16x16 whose errors are added element by element over the whole tile. (fouroversix)
 
-    vectors of eight, row by row; every fourth goes to one of four sums, which are added in order, then the eight lanes
+    vectors of eight, row by row; vector i goes to sum i mod 4; the four sums are added in order, then the eight lanes
 
-Vector 2·row + half: so even rows feed the first two sums and odd rows the other two, each in ascending order. A thread
-takes a whole tile and reads its rows three times: for the amax, for both errors, for the codes.
+A row holds vectors 2·row and 2·row + 1, so even rows feed the first two sums and odd rows the other two. A thread takes
+a whole tile and reads its rows three times: for the amax, for both errors, and for the codes.
 """
 
 import triton
 import triton.language as tl
 
-from halfbyte.backends.gpu.triton.blocks import FP32, largest, load_words, scale_place, store_words, unpack
-from halfbyte.backends.gpu.triton.four_six import ABS_MAX, _error, _size
-from halfbyte.backends.gpu.triton.plain import generic_codes, round_element
-from halfbyte.backends.gpu.triton.scales import element, element_constant, pre_scale, scale_byte
+from halfbyte.backends.gpu.triton.blocks import (
+    largest,
+    load_words,
+    scale_place,
+    store_words,
+    unpack,
+)
+from halfbyte.backends.gpu.triton.four_six import (
+    _error,
+    _size,
+)
+from halfbyte.backends.gpu.triton.numbers import (
+    ABS_MAX,
+    FP32,
+)
+from halfbyte.backends.gpu.triton.plain import (
+    generic_codes,
+    round_element,
+)
+from halfbyte.backends.gpu.triton.scales import (
+    element,
+    element_constant,
+    pre_scale,
+    scale_byte,
+)
 
 N = tl.constexpr(16)
 
@@ -23,7 +44,7 @@ def _add_row(
     ELEMENT: tl.constexpr, TIE: tl.constexpr, SIGN: tl.constexpr, NAN_CODE: tl.constexpr, ZERO_INPUT: tl.constexpr,
     WRAPS: tl.constexpr,
 ):  # fmt: skip
-    """Sixteen sums, an element's size of error added to each; or the larger of both."""
+    """Sixteen sums with one element's error added to each; or the larger of the two."""
     out = ()
     for i in tl.static_range(N):
         y = element(x[i], constant, scale, ELEMENT)

@@ -9,12 +9,15 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from halfbyte.backends.gpu.constants import DECODE_BY_TABLE, GROUP_OF_BLOCK, ROWS, TILES, WEIGHTED
 from halfbyte.backends.gpu.triton import decode as decode_kernels
 from halfbyte.backends.gpu.triton import four_six as four_six_kernels
 from halfbyte.backends.gpu.triton import hessian as hessian_kernels
 from halfbyte.backends.gpu.triton import plain as plain_kernels
 from halfbyte.backends.gpu.triton import scales as scales_kernels
 from halfbyte.backends.gpu.triton import search as search_kernels
+from halfbyte.backends.numbering import DECODES, DTYPE_NUMBERS, ELEMENTS, ERRORS, METRICS, PRE_SCALES
+from halfbyte.contracts import expressions
 
 CAPABILITIES = (90, 100, 120)
 
@@ -25,14 +28,20 @@ POINTERS = {
 }  # fmt: skip
 """Pointers that are not to float32."""
 
+BF16, FP16, FP32 = (DTYPE_NUMBERS[name] for name in ("bf16", "fp16", "fp32"))
+
 ROUNDING = {"TIE": 0, "SIGN": 0, "NAN_CODE": 0, "ZERO_INPUT": False}
 BLOCKS = {
     "B": 128, "N": 16, "DTYPE": 0, "MAP": 0, "GROUP": 0, "SWIZZLED": False, "SHORT": True, "PRE": 0, "ELEMENT": 0,
-    "STATISTICS": 2, "LARGEST": 6.0, "SMALLEST": 0.0, "FOR_ZERO": -1.0, "FOR_ZERO_BYTE": -1, "WRAPS": False,
+    "STATISTICS": FP32, "LARGEST": 6.0, "SMALLEST": 0.0, "FOR_ZERO": -1.0, "FOR_ZERO_BYTE": -1, "WRAPS": False,
     "ASM": 1, **ROUNDING,
 }  # fmt: skip
-FOUR_SIX = {**BLOCKS, "PRE": 9, "KIND": 0, "METRIC": 0, "ORDER": 0, "TOP": 2688.0}
+FOUR_SIX = {
+    **BLOCKS, "PRE": PRE_SCALES.index(expressions.divided_then_factor), "KIND": 0, "METRIC": 0, "ORDER": 0,
+    "TOP": 2688.0,
+}  # fmt: skip
 SEARCH = {**BLOCKS, "B": 32, "FIRST": 1}
+HESSIAN = {name: value for name, value in SEARCH.items() if name not in ("MAP", "SHORT")}
 MX = {
     "B": 128, "N": 32, "DTYPE": 0, "MAP": 0, "SWIZZLED": False, "WIDE": False, "NEAREST": False, "ROUNDED": False,
     "ASM": 1, **ROUNDING,
@@ -42,7 +51,7 @@ DECODE = {
     "NEGATIVE_ZERO": True, "ASM": 1,
 }  # fmt: skip
 PREPARE = {
-    "TOP": 2688.0, "KIND": 0, "STATISTICS": 2, "CONSTANT": 0.0, "STORED": 0, "MULTIPLIER": 0, "DTYPE": 0,
+    "TOP": 2688.0, "KIND": 0, "STATISTICS": FP32, "CONSTANT": 0.0, "STORED": 0, "MULTIPLIER": 0, "DTYPE": 0,
     "LANES": 128,
 }  # fmt: skip
 
@@ -57,6 +66,14 @@ class Build:
     types: dict[str, str] = field(default_factory=dict)
 
 
+DIVIDING = {
+    **BLOCKS, "SHORT": False, "PRE": PRE_SCALES.index(expressions.over_product),
+    "ELEMENT": ELEMENTS.index(expressions.over_scale_product),
+}  # fmt: skip
+WRAPPING = {
+    **BLOCKS, "SHORT": False, "PRE": PRE_SCALES.index(expressions.divided_then_factor_or_zero),
+    "ELEMENT": ELEMENTS.index(expressions.times_reciprocal_or_zero), "WRAPS": True,
+}  # fmt: skip
 AMAX = {"DTYPE": 0, "CHUNK": 1024, "DEPTH": 4}
 
 BUILDS: dict[str, Build] = {
@@ -64,30 +81,36 @@ BUILDS: dict[str, Build] = {
     "amax of listed tensors": Build(scales_kernels.amax_listed, AMAX, 8, {"table_ptr": "*i64"}),
     "tensor-level numbers": Build(scales_kernels.prepare, PREPARE),
     "nvfp4": Build(plain_kernels.quantize_nvfp4, BLOCKS),
-    "nvfp4 float16": Build(plain_kernels.quantize_nvfp4, {**BLOCKS, "DTYPE": 1}),
-    "nvfp4 float32": Build(plain_kernels.quantize_nvfp4, {**BLOCKS, "DTYPE": 2}),
-    "nvfp4 tiles": Build(plain_kernels.quantize_nvfp4, {**BLOCKS, "MAP": 2}),
-    "nvfp4 rows": Build(plain_kernels.quantize_nvfp4, {**BLOCKS, "MAP": 1, "GROUP": 2, "SHORT": False}),
-    "nvfp4 swizzled": Build(plain_kernels.quantize_nvfp4, {**BLOCKS, "MAP": 1, "SWIZZLED": True}),
-    "nvfp4 dividing": Build(plain_kernels.quantize_nvfp4, {**BLOCKS, "SHORT": False, "PRE": 3, "ELEMENT": 6}),
-    "nvfp4 wrapping": Build(
-        plain_kernels.quantize_nvfp4, {**BLOCKS, "SHORT": False, "PRE": 2, "ELEMENT": 1, "WRAPS": True}
-    ),
+    "nvfp4 float16": Build(plain_kernels.quantize_nvfp4, {**BLOCKS, "DTYPE": FP16}),
+    "nvfp4 float32": Build(plain_kernels.quantize_nvfp4, {**BLOCKS, "DTYPE": FP32}),
+    "nvfp4 tiles": Build(plain_kernels.quantize_nvfp4, {**BLOCKS, "MAP": TILES}),
+    "nvfp4 rows": Build(plain_kernels.quantize_nvfp4, {**BLOCKS, "MAP": ROWS, "GROUP": GROUP_OF_BLOCK, "SHORT": False}),
+    "nvfp4 swizzled": Build(plain_kernels.quantize_nvfp4, {**BLOCKS, "MAP": ROWS, "SWIZZLED": True}),
+    "nvfp4 dividing": Build(plain_kernels.quantize_nvfp4, DIVIDING),
+    "nvfp4 byte for zero": Build(plain_kernels.quantize_nvfp4, {**DIVIDING, "FOR_ZERO_BYTE": 0x20}),
+    "nvfp4 wrapping": Build(plain_kernels.quantize_nvfp4, WRAPPING),
     "mxfp4": Build(plain_kernels.quantize_mx, MX),
-    "mxfp4 float32": Build(plain_kernels.quantize_mx, {**MX, "DTYPE": 2}),
+    "mxfp4 float32": Build(plain_kernels.quantize_mx, {**MX, "DTYPE": FP32}),
     "mxfp4 nearest": Build(plain_kernels.quantize_mx, {**MX, "NEAREST": True}),
     "mxfp8": Build(plain_kernels.quantize_mx, {**MX, "WIDE": True, "SIGN": 1, "NAN_CODE": 127}),
     "4over6": Build(four_six_kernels.quantize_four_six, FOUR_SIX),
-    "4over6 mse": Build(four_six_kernels.quantize_four_six, {**FOUR_SIX, "METRIC": 1, "TOP": 1536.0}),
-    "4over6 fast": Build(four_six_kernels.quantize_four_six, {**FOUR_SIX, "KIND": 2}),
-    "4over6 tiles": Build(four_six_kernels.quantize_four_six, {**FOUR_SIX, "MAP": 2}),
+    "4over6 mse": Build(
+        four_six_kernels.quantize_four_six, {**FOUR_SIX, "METRIC": METRICS.index("mse"), "TOP": 1536.0}
+    ),
+    "4over6 fast": Build(
+        four_six_kernels.quantize_four_six, {**FOUR_SIX, "KIND": ERRORS.index(expressions.error_scaled)}
+    ),
+    "4over6 tiles": Build(four_six_kernels.quantize_four_six, {**FOUR_SIX, "MAP": TILES}),
     "optimal": Build(search_kernels.quantize_optimal, {**SEARCH, "OBJECTIVE": 0}, 1),
-    "optimal weighted": Build(search_kernels.quantize_optimal, {**SEARCH, "OBJECTIVE": 1, "MAP": 1}, 1),
-    "hessian": Build(hessian_kernels.quantize_hessian, {**SEARCH, "SHORT": False}, 1),
+    "optimal weighted": Build(search_kernels.quantize_optimal, {**SEARCH, "OBJECTIVE": WEIGHTED, "MAP": ROWS}, 1),
+    "hessian": Build(hessian_kernels.quantize_hessian, HESSIAN, 1),
     "dequantize": Build(decode_kernels.dequantize, DECODE),
-    "dequantize float32": Build(decode_kernels.dequantize, {**DECODE, "DTYPE": 2, "DECODE": 1}),
-    "dequantize mxfp4": Build(decode_kernels.dequantize, {**DECODE, "N": 32, "DECODE": 5}),
-    "dequantize mxfp8": Build(decode_kernels.dequantize, {**DECODE, "N": 32, "DECODE": 5, "WIDE": True}),
+    "dequantize float32": Build(
+        decode_kernels.dequantize,
+        {**DECODE, "DTYPE": FP32, "DECODE": DECODES.index(expressions.decode_by_multiplier)},
+    ),
+    "dequantize mxfp4": Build(decode_kernels.dequantize, {**DECODE, "N": 32, "DECODE": DECODE_BY_TABLE}),
+    "dequantize mxfp8": Build(decode_kernels.dequantize, {**DECODE, "N": 32, "DECODE": DECODE_BY_TABLE, "WIDE": True}),
     "cast": Build(decode_kernels.cast_mxfp4_to_nvfp4, {"B": 128, "HINTS": True}),
 }
 
@@ -95,6 +118,9 @@ BUILDS: dict[str, Build] = {
 def compile_for(build: Build, capability: int, fuse: bool = False) -> Any:
     """Compile a kernel for a compute capability (times ten), as the backend would: no fused operations."""
     constants = dict(build.constants)
+    unknown = set(constants) - set(build.kernel.arg_names)
+    if unknown:
+        raise TypeError(f"the kernel has no {', '.join(sorted(unknown))}")
     if capability >= 100 and constants.get("ASM"):
         constants["ASM"] = 2
     signature, aligned = {}, {}

@@ -58,12 +58,12 @@ def memory_of_searches() -> int:
         columnwise = contract.transform.columnwise
         rows = base[:64, 32:160] if columnwise else base[3:, 32:160]
         expected = hb.quantize(rows.cpu(), format, contract, method, backend="reference")
-        done += same(hb.quantize(rows, format, contract, method, backend="triton"), expected)
-        out = hb.quantize(torch.zeros_like(rows), format, contract, method, backend="triton")
+        done += same(hb.quantize(rows, format, contract, method, backend="gpu"), expected)
+        out = hb.quantize(torch.zeros_like(rows), format, contract, method, backend="gpu")
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            captured = hb.quantize(rows, format, contract, method, backend="triton", out=out)
+            captured = hb.quantize(rows, format, contract, method, backend="gpu", out=out)
         graph.replay()
         torch.cuda.synchronize()
         done += same(captured, expected)

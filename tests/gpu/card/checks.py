@@ -14,7 +14,7 @@ from halfbyte.arrays import to_numpy
 from halfbyte.backends.gpu import batch as gpu_batch
 from halfbyte.layouts.swizzle import swizzle
 from halfbyte.testing import assert_same_bits
-from tests.gpu.short_forms import try_short_forms
+from tests.gpu.card.short_forms import try_short_forms
 
 PARTS = ("codes", "scales", "global_scale", "stored_scale")
 
@@ -57,7 +57,7 @@ def real_sizes() -> int:
         x[9, :640] *= 1e-3
         amax = float(x.abs().max())
         for method in METHODS:
-            got = hb.quantize(x, "nvfp4", method=method, backend="triton")
+            got = hb.quantize(x, "nvfp4", method=method, backend="gpu")
             for rows in (slice(0, 16), slice(300, 308)):
                 expected = hb.quantize(x[rows].cpu(), "nvfp4", method=method, global_amax=amax, backend="reference")
                 done += same(got, expected, rows)
@@ -74,12 +74,12 @@ def huge() -> int:
     done = 0
     middle = (1 << 31) // width
     for method in METHODS:
-        got = hb.quantize(x, "nvfp4", method=method, backend="triton")
+        got = hb.quantize(x, "nvfp4", method=method, backend="gpu")
         for rows_ in (slice(0, 8), slice(middle - 4, middle + 4), slice(rows - 8, rows)):
             expected = hb.quantize(x[rows_].cpu(), "nvfp4", method=method, global_amax=amax, backend="reference")
             done += same(got, expected, rows_)
     for rows_ in (slice(0, 4), slice(middle - 2, middle + 2), slice(rows - 4, rows)):
-        decoded = to_numpy(hb.dequantize(got, "bf16", backend="triton")[rows_])
+        decoded = to_numpy(hb.dequantize(got, "bf16", backend="gpu")[rows_])
         expected = hb.quantize(x[rows_].cpu(), "nvfp4", method=METHODS[-1], global_amax=amax, backend="reference")
         assert_same_bits(decoded, to_numpy(hb.dequantize(expected, "bf16", backend="reference")))
         done += 1
@@ -129,10 +129,10 @@ def memory() -> int:
     views = [base[:, :512], base[::2], base[:, 16:528], base[:, 5:517], base.T[:512, :64], base[3:, :96]]
     for method in METHODS:
         for view in views:
-            expected = hb.quantize(view.contiguous().clone(), "nvfp4", method=method, backend="triton")
-            done += same(hb.quantize(view, "nvfp4", method=method, backend="triton"), expected)
-            out = hb.quantize(torch.zeros_like(view.contiguous()), "nvfp4", method=method, backend="triton")
-            got = hb.quantize(view, "nvfp4", method=method, backend="triton", out=out)
+            expected = hb.quantize(view.contiguous().clone(), "nvfp4", method=method, backend="gpu")
+            done += same(hb.quantize(view, "nvfp4", method=method, backend="gpu"), expected)
+            out = hb.quantize(torch.zeros_like(view.contiguous()), "nvfp4", method=method, backend="gpu")
+            got = hb.quantize(view, "nvfp4", method=method, backend="gpu", out=out)
             assert got.codes is out.codes
             done += same(got, expected)
     return done
@@ -143,7 +143,7 @@ def swizzled() -> int:
     done = 0
     for rows, width in ((128, 64), (130, 80), (1, 16), (300, 2064)):
         x = normal(rows, width)
-        plain = hb.quantize(x, "nvfp4", backend="triton")
+        plain = hb.quantize(x, "nvfp4", backend="gpu")
         codes, scales, _ = gpu.quantize_swizzled(x)
         assert_same_bits(codes, plain.codes)
         assert_same_bits(to_numpy(scales), swizzle(to_numpy(plain.scales)))
@@ -236,9 +236,9 @@ def refusals() -> int:
         return dataclasses.replace(good, codes=codes)
 
     attempts: list[tuple[Callable[[], object], str]] = [
-        (lambda: hb.quantize(x.cpu(), "nvfp4", backend="triton"), "CUDA device"),
-        (lambda: hb.quantize(x.cpu().float().numpy(), "nvfp4", backend="triton"), "not numpy"),
-        (lambda: hb.quantize(x.double(), "nvfp4", backend="triton"), "dtype"),
+        (lambda: hb.quantize(x.cpu(), "nvfp4", backend="gpu"), "CUDA device"),
+        (lambda: hb.quantize(x.cpu().float().numpy(), "nvfp4", backend="gpu"), "not numpy"),
+        (lambda: hb.quantize(x.double(), "nvfp4", backend="gpu"), "dtype"),
         (lambda: hb.quantize(x, "nvfp4", out=with_codes(torch.zeros(32, 32, dtype=torch.uint8))), "is on cpu"),
         (lambda: hb.quantize(x, "nvfp4", out=with_codes(unaligned)), "multiple of 16"),
         (lambda: hb.quantize(x, "nvfp4", out=with_codes(inside)), "overlaps"),

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.gpu.builds import BUILDS, CAPABILITIES, SEARCH, Build, compile_for
+from tests.gpu.compiled.builds import BUILDS, CAPABILITIES, HESSIAN, Build, compile_for
 
 HARDWARE_FP4 = ("nvfp4", "nvfp4 float32", "nvfp4 tiles", "4over6", "4over6 fast", "4over6 tiles")
 """Kernels whose codes come from the FP4 conversion on Blackwell."""
@@ -39,7 +39,7 @@ def test_builds(name: str, capability: int) -> None:
 
 def test_products_and_sums_of_a_quadratic_form_stay_apart() -> None:
     """136 products are added in turn; with contraction on, the compiler would fuse them: so the test can fail."""
-    build = Build(BUILDS["hessian"].kernel, {**SEARCH, "SHORT": False, "WRAPS": True, "TIE": 1}, 1)
+    build = Build(BUILDS["hessian"].kernel, {**HESSIAN, "WRAPS": True, "TIE": 1}, 1)
     assert fused(compile_for(build, 90).asm["ptx"]) == 0
     small = Build(BUILDS["nvfp4 wrapping"].kernel, BUILDS["nvfp4 wrapping"].constants)
     assert fused(compile_for(small, 90).asm["ptx"]) == 0

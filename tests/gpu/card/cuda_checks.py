@@ -10,9 +10,9 @@ import torch
 
 import halfbyte as hb
 import halfbyte.gpu as gpu
-from halfbyte.backends.gpu.cuda import launch as cuda_launch
+from halfbyte.backends.gpu.cuda import table_kernels
 from tests.backends.cases import FOUR_SIX
-from tests.gpu.checks import normal, same
+from tests.gpu.card.checks import normal, same
 
 METHODS: list[hb.methods.Method] = [*FOUR_SIX, hb.Optimal()]
 
@@ -20,14 +20,14 @@ METHODS: list[hb.methods.Method] = [*FOUR_SIX, hb.Optimal()]
 @contextlib.contextmanager
 def kernels(tables: bool) -> Iterator[None]:
     """CUDA's kernels for tensors of every size, or Triton's alone."""
-    before, cuda_launch.EVERY_SIZE = cuda_launch.EVERY_SIZE, True
+    before, table_kernels.EVERY_SIZE = table_kernels.EVERY_SIZE, True
     setting = os.environ.pop("HALFBYTE_CUDA", "1")
     os.environ["HALFBYTE_CUDA"] = "1" if tables else "0"
     try:
         yield
     finally:
         os.environ["HALFBYTE_CUDA"] = setting
-        cuda_launch.EVERY_SIZE = before
+        table_kernels.EVERY_SIZE = before
 
 
 def equal(got: hb.QuantizedTensor, expected: hb.QuantizedTensor, name: str) -> int:
@@ -67,7 +67,7 @@ def tables_beside_triton() -> int:
             amax = 5 * (1 + int(name.split("+")[1].split("/")[0]) / 128)
         for method in METHODS:
             with kernels(False):
-                expected = hb.quantize(x, "nvfp4", method=method, global_amax=amax, backend="triton")
+                expected = hb.quantize(x, "nvfp4", method=method, global_amax=amax, backend="gpu")
             with kernels(True):
                 done += equal(hb.quantize(x, "nvfp4", method=method, global_amax=amax), expected, f"{name} {method}")
     return done
