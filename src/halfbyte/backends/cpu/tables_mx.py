@@ -79,7 +79,7 @@ def element_number(rule: MXRule, element: ElementFormat, dtype: str) -> int | No
         return None
     if element != E2M1:
         return len(ELEMENTS) if rule.rounding.tie == "even" else None
-    # gguf's distances overflow under the largest scales, which the kernel never chooses (native/mx_search.inc).
+    # gguf's distances overflow under the largest scales, which the kernel never chooses (native/searches/mx_exact.inc).
     bytes_ = slice(252 if rule.nearest is not None else 255)
     wanted = _magnitude_thresholds(rule, dtype)[bytes_]
     same = [np.array_equal(_magnitude_thresholds(known, dtype)[bytes_], wanted) for known in ELEMENTS.values()]
