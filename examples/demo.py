@@ -42,7 +42,9 @@ def quantizers() -> list[tuple[str, str, str]]:
             rule = make().rules.get(format)
             methods = dict.fromkeys(method.name for method in defined_methods(rule)) if rule else {}
             if name != DEFAULTS[format]:
-                methods.pop("optimal", None)  # nearly the same numbers under every contract: shown once per format
+                methods.pop(
+                    "optimal", None
+                )  # the search gives nearly the same numbers under every contract: shown once per format
             found += [(format, name, method) for method in methods]
     return found
 
