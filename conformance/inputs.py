@@ -36,9 +36,8 @@ BLOCK, MX_BLOCK = 16, 32
 def make(name: str, shape: tuple[int, ...], dtype: str, seed: int) -> Array:
     """The operand of that name, in float32, float16 or ml_dtypes.bfloat16. All but nonfinite, nan, inf are finite."""
     rng = np.random.default_rng([zlib.crc32(name.encode()), seed, *shape])
-    width = (
-        shape[-1] if name in NONFINITE else -(-shape[-1] // MX_BLOCK) * MX_BLOCK
-    )  # cropping could remove the few NaN and Inf
+    # Cropping could remove the few NaN and Inf.
+    width = shape[-1] if name in NONFINITE else -(-shape[-1] // MX_BLOCK) * MX_BLOCK
     drawn = GENERATORS[name](rng, (*shape[:-1], width), DTYPES[dtype])
     return np.ascontiguousarray(_cast(drawn, DTYPES[dtype])[..., : shape[-1]])
 
@@ -99,7 +98,7 @@ def _anchored(x: F64, rng: Rng, exponent: float) -> F64:
 
 
 def _exponent(rng: Rng, dtype: np.dtype[Any]) -> float:
-    """An exponent e for which 2688·2**e, and an eighth of the smallest scale times 2**e, are inside the dtype."""
+    """A power of two p such that 2688·p, and p times an eighth of the smallest scale, are inside the dtype."""
     return float(np.exp2(rng.integers(-4, 3) if dtype == np.float16 else rng.integers(-20, 20)))
 
 
@@ -144,9 +143,8 @@ def mx_ties(rng: Rng, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     exact = _cast(x, dtype)
     steps = rng.choice([0, 0, 1, -1, 2, -2, 7, -7, 22, 23, -22, -44, -45], scale.shape)
     bits = exact.view(np.dtype(f"i{dtype.itemsize}"))
-    _blocks(bits, MX_BLOCK)[..., 0] += steps.astype(
-        bits.dtype
-    )  # the bits of neighbouring positive floats are neighbouring integers
+    # The bits of neighbouring positive floats are neighbouring integers.
+    _blocks(bits, MX_BLOCK)[..., 0] += steps.astype(bits.dtype)
     return exact
 
 

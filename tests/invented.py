@@ -39,9 +39,7 @@ ELEMENTS = [
     ElementFormat(name="e3m0", exponent_bits=3, mantissa_bits=0, bias=3),
     ElementFormat(name="e1m2", exponent_bits=1, mantissa_bits=2, bias=1),
     ElementFormat(name="e2m2", exponent_bits=2, mantissa_bits=2, bias=1),
-    ElementFormat(
-        name="e2m1", exponent_bits=2, mantissa_bits=1, bias=2
-    ),  # the values of E2M1 halved, with the same name
+    ElementFormat(name="e2m1", exponent_bits=2, mantissa_bits=1, bias=2),  # half of E2M1's values, same name
     ElementFormat(name="e2m1", exponent_bits=2, mantissa_bits=1, bias=1, has_nan=True),
     ElementFormat(name="ue2m2", exponent_bits=2, mantissa_bits=2, bias=1, signed=False),
     ElementFormat(name="e5m2", exponent_bits=5, mantissa_bits=2, bias=15, has_nan=True),

@@ -1,6 +1,6 @@
-"""Quantized tiny checkpoints, written by a few lines of their own: what verify and the clients are tried on.
+"""Tiny quantized checkpoints for the tests of verify and of the clients.
 
-Not the converter: a second, smaller writer of the same layouts, so that a mistake in one shows against the other.
+This is a second, smaller writer of the same layouts. It does not use the converter, so a mistake in one of them shows.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def write_quantized(
 
 
 def sharing(name: str, tensors: Tensors) -> Iterator[str]:
-    """Names of all tensors that share a scale with this one, itself among them."""
+    """Names of all tensors that share a scale with this one, including itself."""
     module, leaf = name.removesuffix(".weight").rsplit(".", 1)
     group = next((group for group in GROUPS if leaf in group), (leaf,))
     return (f"{module}.{part}.weight" for part in group if f"{module}.{part}.weight" in tensors)
@@ -127,7 +127,7 @@ E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -
 
 
 def decode(codes: Array, scales: Array, block: int, multiplier: float = 1.0) -> Array:
-    """Values of packed codes: a table, a product, nothing of the library. Scales are E4M3, or exponents as uint8."""
+    """Values of packed codes, computed without the library. Scales are E4M3, or exponents as uint8."""
     packed = codes.astype(np.uint8)
     values = E2M1[np.stack([packed & 15, packed >> 4], -1).reshape(*packed.shape[:-1], -1)]
     if scales.dtype == np.uint8:
@@ -168,7 +168,7 @@ def dequantized(tensors: Tensors) -> Tensors:
 
 
 def write_dequantized(directory: Path, quantized: Path, dtype: npt.DTypeLike = BF16) -> Path:
-    """The same model unquantized: what any reader of the quantized one should compute."""
+    """Write the decoded model, which any reader of the quantized model should compute."""
     config = json.loads((quantized / "config.json").read_text())
     config.pop("quantization_config", None)
     tensors = {name: values.astype(dtype) for name, values in dequantized(load(quantized)).items()}

@@ -1,4 +1,4 @@
-"""Weight sync: bit-identical with convert, complete groups only, the same rules under the trainer's names."""
+"""Weight sync: the same bits as convert, only complete groups, and the same rules under the trainer's names."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def as_torch(x: Array) -> torch.Tensor:
 
 
 def by_groups(tensors: dict[str, Array]) -> list[list[tuple[str, Array]]]:
-    """What a trainer hands over: partners together, everything else alone."""
+    """Groups as a trainer gives them: partners together, every other tensor alone."""
     batches: dict[object, list[tuple[str, Array]]] = {}
     for name, x in tensors.items():
         prefix, _, end = name.removesuffix(".weight").rpartition(".")

@@ -1,7 +1,7 @@
-"""Tiny checkpoints of real families, made with numpy: names, shapes and configs as those families store them.
+"""Tiny checkpoints of real families, written with numpy: names, shapes and configs as those families store them.
 
-Weights are random, wide enough that a mistaken scale or a swapped half moves the logits. Shards are dealt like cards,
-one tensor each in turn, so that tensors which share a scale lie in different files.
+Weights are random, and large enough that a wrong scale or a swapped half changes the logits. Tensors go to the shards
+in turn, so that tensors which share a scale are in different files.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ EXPERT_INNER = 64
 
 
 def write_safetensors(path: Path, tensors: Tensors, metadata: dict[str, str] | None = None) -> None:
-    """One file, by the format's own rules and no library: header length, JSON header, bytes without holes."""
+    """Write one file without a library: header length, JSON header, bytes without holes."""
     header: dict[str, object] = {"__metadata__": metadata or {"format": "pt"}}
     offset = 0
     for name, array in tensors.items():
@@ -51,7 +51,7 @@ def write_safetensors(path: Path, tensors: Tensors, metadata: dict[str, str] | N
 
 
 def read_safetensors(path: Path) -> Tensors:
-    """The inverse, for tests that change a tensor of a checkpoint."""
+    """Read a file, for tests that change a tensor of a checkpoint."""
     data = path.read_bytes()
     length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + length])
@@ -65,7 +65,7 @@ def read_safetensors(path: Path) -> Tensors:
 
 
 def write_checkpoint(directory: Path, tensors: Tensors, config: Config, shards: int = 3) -> Path:
-    """Sharded files with their index, or one file; config.json; a side file that a converter must carry along."""
+    """Write sharded files with their index, or one file; config.json; and a side file that a converter must copy."""
     directory.mkdir(parents=True, exist_ok=True)
     if shards == 1:
         write_safetensors(directory / "model.safetensors", tensors)
@@ -93,7 +93,7 @@ class Weights:
         self.tensors: Tensors = {}
 
     def matrix(self, name: str, *shape: int, fan_in: int | None = None) -> Array:
-        """Normal with a spread over rows, so that no two tensors have the same amax."""
+        """Normal numbers with another size in each row, so that no two tensors have the same amax."""
         spread = np.exp(0.3 * self.generator.standard_normal((*shape[:-1], 1)))
         values = self.generator.standard_normal(shape) * spread * (fan_in or shape[-1]) ** -0.5
         self.tensors[name] = values.astype(BF16)
@@ -237,7 +237,7 @@ def gpt_oss_mxfp4(seed: int = 0) -> tuple[Tensors, Config]:
 
 
 def fp8_block(w: Weights, name: str, out: int, width: int) -> None:
-    """DeepSeek's FP8: one float32 multiplier a 128 × 128 square, the last ones partial."""
+    """DeepSeek's FP8: one float32 multiplier per square of 128 × 128; the last squares are partial."""
     values = w.matrix(name, out, width).astype(np.float32)
     del w.tensors[name]
     rows, columns = -(-out // 128), -(-width // 128)

@@ -80,13 +80,7 @@ def _results(case: Case) -> list[str]:
 def test_every_golden_config_is_offered(name: str) -> None:
     """An offer may add options to a golden config, as long as every option's value is offered somewhere."""
     offered = {(key, json.dumps(value)) for offer in get_peer(name).offers for key, value in offer.config.items()}
-    results = (
-        "info",
-        "k_max",
-        "tokens",
-        "act_seed",
-        "act_dist",
-    )  # keys for what was drawn or found; they are not options
+    results = ("info", "k_max", "tokens", "act_seed", "act_dist")  # what was drawn or found; these are not options
     defaults = {(key, "false") for key in ("columnwise", "nvfp4_4over6_err_use_fast_math")}
     for entry in load_vectors(GOLDEN):
         if entry["peer"] == name:

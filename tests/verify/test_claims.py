@@ -1,4 +1,4 @@
-"""verify: what configs claim, what the index says, and what readers of a family can use."""
+"""verify: the claims of configs and of the index, and what the readers of a family can use."""
 
 from __future__ import annotations
 

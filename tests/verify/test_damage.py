@@ -1,4 +1,4 @@
-"""verify: large tensors in little memory, and damage that ends in a report or a clear refusal, never in a crash."""
+"""verify: large tensors need little memory; damage gives a report or a clear error, never a crash."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.tiny_models import make, read_safetensors, write_checkpoint, write_sa
 
 
 def test_memory_does_not_grow_with_the_tensors(tmp_path: Path) -> None:
-    """Tensors of 256 MB, compared by value and by byte, in less than the size of one of them above what numpy takes."""
+    """Compare tensors of 256 MB by value and by byte with less extra memory than one of them takes."""
     for name, shape in (("source", (2**15, 2**12)), ("target", (2**15, 2**12))):
         path = write_checkpoint(tmp_path / name, {}, {"model_type": "llama"}, shards=1)
         entries, size = {}, 2 * shape[0] * shape[1]
@@ -45,7 +45,7 @@ def test_memory_does_not_grow_with_the_tensors(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("model", ["llama", "gpt_oss_mxfp4", "deepseek_v3"])
 def test_any_damage_is_a_report_or_a_checkpoint_error(tmp_path: Path, model: str) -> None:
-    """Headers and configs with values at random in them never end in another error."""
+    """Headers and configs with random values never raise another error."""
     source = make(model, tmp_path / "source", shards=1)
     good = source if model != "llama" else write_quantized(tmp_path / "q", activations=True)
     generator = np.random.default_rng(8)
@@ -76,7 +76,7 @@ def test_any_damage_is_a_report_or_a_checkpoint_error(tmp_path: Path, model: str
 
 
 def shaken(value: object, generator: np.random.Generator) -> object:
-    """The same JSON with about one in twenty values replaced by something of another kind."""
+    """The same JSON, with about one in twenty values replaced by a value of another type."""
     if generator.random() < 0.05:
         return [None, 7, "re:(", ["*["], {"a": {}}, True][generator.integers(6)]
     if isinstance(value, dict):

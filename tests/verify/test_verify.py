@@ -1,4 +1,4 @@
-"""verify: clean checkpoints are clean, and each known way to be wrong is found and named."""
+"""verify: correct checkpoints have no problems, and each known kind of mistake is found and named."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_mxfp4_is_clean(tmp_path: Path, source: Path) -> None:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_every_source_format_equals_itself(tmp_path: Path, model: str) -> None:
-    """Decoding agrees with itself in every format, and nothing is missed."""
+    """A checkpoint of any format agrees with itself, and every tensor is compared."""
     source = make(model, tmp_path / "source")
     report = verify(source, source)
     assert report.clean, report.problems
@@ -78,7 +78,7 @@ def test_errors_come_worst_first(tmp_path: Path, source: Path) -> None:
 
 
 def test_error_is_that_of_a_plain_computation(tmp_path: Path, source: Path) -> None:
-    """One weight by hand: table, scales, product, norm."""
+    """Compute the error of one weight by hand: table, scales, product, norm."""
     path = write_quantized(tmp_path / "q")
     report = verify(path, source)
     name = "model.layers.0.mlp.down_proj"

@@ -32,7 +32,7 @@ def study_page(study: Study) -> str:
         "<h2>All figures</h2>",
         _table(study),
         "<h2>Block exponents</h2>",
-        "<p>Blue: inside the window of the 18 largest powers of two. Red: outside; these blocks are changed.</p>",
+        "<p>Blue: inside the window of the 18 largest powers of two. Red: outside; codes cannot be kept.</p>",
         *(_histogram(row) for row in study.rows),
     ]
     maps = [_maps(row) for row in study.inexact]

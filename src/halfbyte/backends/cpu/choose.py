@@ -277,9 +277,7 @@ def _choose_four_six(request: Request, rule: NVFP4Rule) -> Kernel | Reason:
         return Reason("4over6 is compiled for TransformerEngine's formulas, with absolute or squared errors")
     if tiled:
         fits = four_six.tile_sum is reductions.rows_then_tree and request.format.block == 16
-        return (
-            Kernel.FOUR_SIX_TILES if fits else Reason("4over6 on tiles is compiled only for sums of rows, then a tree")
-        )
+        return Kernel.FOUR_SIX_TILES if fits else Reason("4over6 on tiles is compiled for sums of rows, then a tree")
     if four_six.block_sum is not reductions.sequential:
         return _unknown("order of 4over6's sums", four_six.block_sum)
     if request.format.block != 16:

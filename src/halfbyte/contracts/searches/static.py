@@ -36,9 +36,7 @@ def search_block_amax(x: F32, v: F32, t: TensorScale, method: Method) -> F32:
         scale: F32 = np.divide(amax, SIX) if fused else searched_scale(amax, t)
         difference: F32 = np.subtract(x, fake_quantize(x, scale))
         losses.append(eight_lanes(difference * difference)[..., None])
-    best = np.argmin(
-        np.stack(losses), axis=0
-    )  # argmin takes the first of equal losses, and the first NaN if there is one
+    best = np.argmin(np.stack(losses), axis=0)  # the first of equal losses, or the first NaN
     chosen: F32 = np.take_along_axis(np.stack(candidates), best[None], axis=0)[0]
     return chosen
 
