@@ -48,8 +48,8 @@ struct Tables {
     uint8_t written[256];  // FP32: the byte to write for each raw byte, or IRREGULAR
     uint32_t zero_below;   // FP32: below these amax bits the scale is exactly 0 before rounding ...
     uint32_t zero_byte;    // ... and this byte is written
-    int32_t threshold[256]
-                     [8];  // the code is k + 1 if the bits exceed [k], k < 7; a negative x keeps its sign above [7]
+    // The code is k + 1 if the bits exceed [k], k < 7. A negative x keeps its sign if they exceed [7].
+    int32_t threshold[256][8];
     int32_t positive_sign[256];           // a positive x below this gets the sign bit (0: never)
     int32_t has_positive_sign;            // whether any entry of positive_sign is not 0
     float scale[256];                     // MXFP8: elements are divided by this

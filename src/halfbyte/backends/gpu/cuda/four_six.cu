@@ -44,8 +44,8 @@ struct Pair {
 
 // The amaxes (bfloat16 bits) that the table serves, and the first one with a saturated S4.
 struct Limits {
-    u32 lowest, span, saturated,
-        zero;  // span: highest − lowest; zero: the amax of a block of zeros, or a number that is no amax
+    u32 lowest, span, saturated;  // span: highest − lowest
+    u32 zero;                     // the amax of a block of zeros, or a number that is no amax
 };
 
 struct Tables {
