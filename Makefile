@@ -1,10 +1,16 @@
-# Each target sets itself up: a virtual environment in .venv with pinned requirements.
+# Each target sets itself up: a virtual environment in .venv (or .venv-NAME) with pinned requirements.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+INSTALL := -m pip --disable-pip-version-check install --quiet
+PIP := $(BIN)/python $(INSTALL)
+CPP = $(shell find src tests -name '*.cpp' -o -name '*.h' -o -name '*.inc' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: demo test test-clients test-gpu check sanitize lint types format conform bench bench-convert docs clean
+.PHONY: help demo test test-docs test-clients test-gpu test-oldest test-arm64 check sanitize lint types format conform bench \
+	bench-convert docs wheel clean
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z0-9-]*\):.*##  *\(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-14s %s\n", $$1, $$2 }'
 
 demo: $(VENV)/.runtime  ## every contract and method on a few tensors; then a real model converted and verified
 	$(BIN)/python examples/demo.py
@@ -13,27 +19,38 @@ demo: $(VENV)/.runtime  ## every contract and method on a few tensors; then a re
 test: $(VENV)/.peers  ## run every test, the live peers included
 	$(BIN)/python -m pytest -n auto
 
+test-docs: $(VENV)/.peers  ## run the examples in README.md and docs/, check the figures and tables there
+	$(BIN)/python -m pytest README.md docs tests/test_docs.py
+
 test-clients: $(VENV)/.peers .venv-vllm/.ready .venv-sglang/.ready  ## vLLM and SGLang load what convert writes (minutes)
 	$(BIN)/python -m pytest tests/clients/check_sglang.py tests/clients/check_vllm.py
 
 test-gpu:  ## the bit-identity matrix on the card of this machine, with the Python that is there; installs nothing
 	PYTHONPATH=src $(PYTHON) -W ignore -m tests.gpu.run_card
 
+test-oldest: .venv-oldest/.ready  ## the tests that need no torch, with the oldest dependencies allowed (minutes)
+	.venv-oldest/bin/python -m tests.oldest -n auto
+
+test-arm64:  ## the portable kernels, cross-compiled for arm64 and run under qemu; needs g++-aarch64-linux-gnu, qemu-user-static
+	$(PYTHON) tests/arm64.py
+
 check: lint types test sanitize  ## lint, types, tests, and the kernels under sanitizers
 
 sanitize: $(VENV)/.peers  ## every kernel under AddressSanitizer and UBSan
 	$(BIN)/python tests/sanitize.py
 
-lint: $(VENV)/.peers
+lint: $(VENV)/.peers  ## ruff over the Python, clang-format over the C++ and CUDA
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/clang-format --dry-run -Werror $(CPP)
 
-types: $(VENV)/.peers
+types: $(VENV)/.peers  ## mypy, strict
 	$(BIN)/mypy
 
-format: $(VENV)/.peers
+format: $(VENV)/.peers  ## rewrite every file as `make lint` wants it
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+	$(BIN)/clang-format -i $(CPP)
 
 conform: $(VENV)/.runtime  ## run the golden vectors of every peer
 	$(BIN)/halfbyte conform conformance/vectors.zip
@@ -47,13 +64,16 @@ bench-convert: $(VENV)/.peers  ## convert beside cp -r and a loop in torch (minu
 docs: $(VENV)/.runtime  ## rewrite the generated tables in docs/
 	$(BIN)/python docs/generate.py
 
-clean:
-	rm -rf $(VENV) .venv-vllm .venv-sglang .demo .mypy_cache .ruff_cache .pytest_cache .hypothesis
+wheel: .venv-wheel/.ready  ## build wheel and source archive into dist/, check them, try the wheel in an empty environment
+	.venv-wheel/bin/python tests/wheel.py
+
+clean:  ## remove everything that a target made
+	rm -rf $(VENV) .venv-vllm .venv-sglang .venv-oldest .venv-wheel dist .demo .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-NATIVE := CMakeLists.txt $(wildcard src/halfbyte/backends/cpu/native/*)
+NATIVE := CMakeLists.txt $(shell find src/halfbyte/backends/cpu/native -type f)
 
 $(VENV)/.runtime: requirements.txt pyproject.toml $(NATIVE) | $(BIN)/python
 	$(PIP) -r requirements.txt
@@ -66,9 +86,21 @@ $(VENV)/.peers: requirements.txt requirements-dev.txt requirements-peers.txt pyp
 	$(PIP) --no-deps --editable .
 	touch $@
 
+.venv-oldest/.ready: requirements-oldest.txt pyproject.toml $(NATIVE)
+	$(PYTHON) -m venv --clear .venv-oldest
+	.venv-oldest/bin/python $(INSTALL) -r requirements-oldest.txt
+	.venv-oldest/bin/python $(INSTALL) --no-deps --editable .
+	.venv-oldest/bin/python -m pip check  # the pins satisfy pyproject.toml
+	touch $@
+
+.venv-wheel/.ready: requirements-wheel.txt
+	$(PYTHON) -m venv --clear .venv-wheel
+	.venv-wheel/bin/python $(INSTALL) -r requirements-wheel.txt
+	touch $@
+
 # torch first and with what it needs; the client itself without, so that nothing built for a GPU comes along
 .venv-%/.ready: requirements-%.txt
 	$(PYTHON) -m venv .venv-$*
-	.venv-$*/bin/python -m pip --disable-pip-version-check install --quiet torch==2.13.0
-	.venv-$*/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r requirements-$*.txt
+	.venv-$*/bin/python $(INSTALL) torch==2.13.0
+	.venv-$*/bin/python $(INSTALL) --no-deps -r requirements-$*.txt
 	touch $@

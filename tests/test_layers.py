@@ -53,6 +53,10 @@ NARROW = {
 FRAMEWORKS = ("torch", "triton", "ray", "plotly", "transformers", "typer", "rich")
 
 
+ROOMS = ["io", "plan", "execute"]
+"""The folders of checkpoint/. A module imports only from its left or its own folder."""
+
+
 def layer(parts: tuple[str, ...]) -> str:
     """The layer of a module given as the parts of its name after `halfbyte`."""
     return parts[0] if parts else "halfbyte"
@@ -107,16 +111,51 @@ def test_imports_go_one_way(path: str) -> None:
     assert violations(Path(path).read_text(), MODULES[path]) == []
 
 
-OPEN_BACKENDS = {"halfbyte.backends", "halfbyte.backends.blocks", "halfbyte.backends.reference.quantize"}
-"""What the cast may import of the backends: the choice of one, and the kernels for blocks. (The last is contract
-arithmetic, which closed_form.py needs.)"""
+OPEN_BACKENDS = {
+    "halfbyte.backends",
+    "halfbyte.backends.amax",
+    "halfbyte.backends.blocks",
+    "halfbyte.backends.gpu",
+    "halfbyte.backends.protocol",
+    "halfbyte.backends.threads",
+}
+"""What other layers may import of the backends; the rest is their insides."""
 
 
-@pytest.mark.parametrize("path", [path for path, parts in MODULES.items() if parts[:1] == ("casting",)])
-def test_the_cast_imports_no_backend_from_inside(path: str) -> None:
-    tree = ast.parse(Path(path).read_text())
+def backends_imported(source: str) -> set[str]:
+    """The modules of backends/ that a module imports from."""
+    tree = ast.parse(source)
     found = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    assert {name for name in found if name.startswith("halfbyte.backends")} <= OPEN_BACKENDS
+    return {name for name in found if name.startswith("halfbyte.backends")}
+
+
+@pytest.mark.parametrize("path", [path for path, parts in MODULES.items() if parts[:1] != ("backends",)])
+def test_no_other_layer_imports_a_backend_from_inside(path: str) -> None:
+    assert backends_imported(Path(path).read_text()) <= OPEN_BACKENDS
+
+
+def test_a_backend_imported_from_inside_is_seen() -> None:
+    source = "from halfbyte.backends.cpu.library import native\nfrom halfbyte.backends import Parts"
+    assert backends_imported(source) == {"halfbyte.backends.cpu.library", "halfbyte.backends"}
+
+
+def rooms_imported(source: str) -> set[str]:
+    """The folders of checkpoint/ that a module imports from."""
+    names = [node.module or "" for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)]
+    return {name.split(".")[2] for name in names if name.startswith("halfbyte.checkpoint.")}
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_rooms_of_checkpoint_import_one_way(room: str) -> None:
+    paths = sorted((SOURCE / "checkpoint" / room).glob("*.py"))
+    assert len(paths) > 3
+    for path in paths:
+        assert rooms_imported(path.read_text()) <= set(ROOMS[: ROOMS.index(room) + 1]), path
+
+
+def test_a_room_that_is_imported_is_seen() -> None:
+    source = "from halfbyte.checkpoint.execute.pool import Event\nfrom halfbyte.checkpoint import run"
+    assert rooms_imported(source) == {"execute"}
 
 
 def test_every_layer_exists() -> None:
@@ -140,6 +179,8 @@ def test_every_layer_exists() -> None:
         (("formats",), "from halfbyte.codec.bits import F32"),
         (("contracts", "peers", "ocp"), "from halfbyte.arrays import like"),
         (("layouts", "gguf"), "from halfbyte.types import QuantizedTensor"),
+        (("layouts", "modelopt"), "from halfbyte.checkpoint.io.index import Tensor"),
+        (("models", "partners"), "from halfbyte.layouts import LAYOUTS"),
         (("testing",), "from halfbyte.quantize import quantize"),
         (("quantize",), "from halfbyte.cli import app"),
         ((), "from halfbyte.conform import run_vectors"),

@@ -79,7 +79,8 @@ def reference() -> ModuleType:
     """The module reference_nvfp4.py of the installed package."""
     spec = importlib.util.find_spec("transformer_engine")  # finds the package without running it
     if spec is None or not spec.submodule_search_locations:
-        raise ModuleNotFoundError("transformer_engine is not installed; make test installs it without its CUDA library")
+        reason = "transformer_engine is not installed; make test installs it without its CUDA library"
+        raise ModuleNotFoundError(reason, name="transformer_engine")
     folder = Path(spec.submodule_search_locations[0]) / "pytorch" / "custom_recipes"
     base = ModuleType("transformer_engine.pytorch.quantized_tensor")
     gemm = ModuleType(f"{RECIPES}.gemm")

@@ -9,7 +9,7 @@ from halfbyte.quantize import dequantize, quantize
 from halfbyte.search import search_global_scale
 from halfbyte.types import QuantizedTensor
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "FORMATS",

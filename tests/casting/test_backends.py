@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import halfbyte as hb
+from halfbyte.backends import DEVICE_BACKENDS
 from halfbyte.backends.cpu.repack import has_kernels
 from halfbyte.casting.api import ALGORITHMS
 from tests.casting.sources import random_source, source
@@ -84,14 +85,15 @@ def test_the_proof_would_see_compiled_code() -> None:
 @pytest.mark.parametrize("target", ["nvfp4", "bfloat16"])
 def test_an_unknown_backend_is_refused(target: str) -> None:
     q = random_source(np.random.default_rng(0), 3)
-    with pytest.raises(hb.UnknownNameError, match="unknown backend 'nobody'; known: auto, cpu, gpu, reference"):
+    with pytest.raises(hb.UnknownNameError, match="unknown backend 'nobody'; known: auto, cpu, "):
         hb.cast(q, target, backend="nobody")
 
 
-def test_a_device_backend_takes_no_numpy_arrays() -> None:
+@pytest.mark.parametrize("backend", DEVICE_BACKENDS)
+def test_a_device_backend_takes_no_numpy_arrays(backend: str) -> None:
     q = random_source(np.random.default_rng(0), 3)
-    with pytest.raises(hb.HalfbyteError, match=r"w: backend triton takes torch tensors .* choose backend='auto'"):
-        hb.cast(q, "nvfp4", backend="triton", name="w")
+    with pytest.raises(hb.HalfbyteError, match=rf"w: backend {backend} takes torch tensors .* choose backend='auto'"):
+        hb.cast(q, "nvfp4", backend=backend, name="w")
 
 
 def test_without_kernels_cpu_is_refused_and_auto_is_not(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import halfbyte as hb
+from halfbyte.casting import optimal
+from halfbyte.casting.bound import Bounded
 from halfbyte.casting.optimal import choose, write
 from halfbyte.casting.rows import read
+from halfbyte.casting.scales import nvfp4_rule
 from halfbyte.casting.survey import survey_of
 from halfbyte.casting.window import join
+from halfbyte.codec.bits import F32
 from halfbyte.contracts import get_contract
 from halfbyte.testing import assert_same_bits
-from tests.casting.sources import random_source, sources
+from tests.casting.sources import random_source, source, sources
 from tests.casting.test_survey import cut
 
 NVFP4 = hb.get_format("nvfp4")
@@ -60,3 +66,48 @@ def test_slices_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         assert_same_bits(sliced.codes, whole.codes)
         assert_same_bits(sliced.scales, whole.scales)
         assert same == report
+
+
+def outlier() -> hb.QuantizedTensor:
+    """One value far above many small blocks: the scale of algorithm 1 is better than any power of two."""
+    rng = np.random.default_rng(6)
+    exponents, codes = rng.integers(-21, -19, (32, 8)), rng.integers(0, 16, (32, 256))
+    exponents[0, 0], codes[0, :32] = 0, 0
+    codes[0, 0] = 6
+    return source(exponents, codes)
+
+
+@pytest.mark.parametrize("contract", ["modelopt", "compressed_tensors", "transformer_engine"])
+def test_algorithm_1s_scale_is_a_candidate(contract: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the other candidates, and without the search for better ones, the result is as good as algorithm 1."""
+    q = outlier()
+    monkeypatch.setattr(optimal, "sampled_candidates", lambda survey, contract: [])
+    monkeypatch.setattr(optimal, "_polished", lambda survey, contract, scale, error: (scale, error))
+    monkeypatch.setattr(optimal, "prove", lambda survey, scale, error, contract: Bounded(scale, error, 0.0))
+    result, report = hb.cast(q, "nvfp4", contract=contract)
+    first, wanted = hb.cast(q, "nvfp4", "requantize", contract=contract)
+    assert report.m is None
+    assert report.squared_error <= wanted.squared_error
+    assert report.squared_error < hb.cast(q, "nvfp4", "hybrid")[1].squared_error
+    assert_same_bits(np.asarray(result.stored_scale), np.asarray(first.stored_scale))
+
+
+def test_a_scale_is_lossless_only_as_the_contract_decodes_it() -> None:
+    """An invented contract rounds the multiplier that it stores to a power of two, so 3·2^m does not come back."""
+
+    def snapped(stored: F32, top: np.float32) -> F32:
+        return np.exp2(np.round(np.log2(stored))).astype(np.float32)
+
+    def decode(q: F32, scale: F32, stored: F32, top: np.float32) -> F32:
+        return q * (scale * snapped(stored, top))
+
+    plain = get_contract("torchao", NVFP4)
+    rule = dataclasses.replace(nvfp4_rule(plain), multiplier=snapped, decode=decode)
+    invented = dataclasses.replace(plain, rules={"nvfp4": rule})
+    q = source(np.array([[0, -18]]), np.resize(np.array([3, 5, 7, 11, 13, 15]), 64)[None])
+    survey = survey_of([read(q, "q")])
+    assert optimal.choose_lossless(survey, plain) is not None
+    assert optimal.choose_lossless(survey, invented) is None
+    report = hb.cast(q, "nvfp4", contract=invented)[1]
+    assert not report.lossless
+    assert report.squared_error <= hb.cast(q, "nvfp4", "hybrid", contract=invented)[1].squared_error

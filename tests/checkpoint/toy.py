@@ -11,9 +11,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
-from safetensors.torch import load_file
-
-from halfbyte.arrays import to_numpy
+import pytest
+import safetensors
 
 Array = npt.NDArray[Any]
 
@@ -28,6 +27,8 @@ NAMES = {
     np.dtype(np.int32): "I32",
     np.dtype(np.int64): "I64",
 }
+
+READ_AS = {name: np.dtype(np.uint8) if name.startswith("F8") else dtype for dtype, name in NAMES.items()}
 
 
 def safetensors_bytes(tensors: Mapping[str, Array]) -> bytes:
@@ -109,7 +110,11 @@ def read_checkpoint(folder: Path) -> dict[str, Array]:
     """Every tensor of a directory, read by the format's own library; float8 as bytes."""
     found: dict[str, Array] = {}
     for path in sorted(folder.glob("*.safetensors")):
-        found |= {name: to_numpy(tensor) for name, tensor in load_file(path).items()}
+        data = path.read_bytes()
+        if safetensors.__version__.startswith("0.5.") and b'"F8_E8M0"' in data:
+            pytest.skip(f"safetensors {safetensors.__version__} does not know F8_E8M0; 0.6.1 does")
+        for name, tensor in safetensors.deserialize(data):  # type: ignore[no-untyped-call]
+            found[name] = np.frombuffer(tensor["data"], READ_AS[tensor["dtype"]]).reshape(tensor["shape"])
     return found
 
 

@@ -1,5 +1,5 @@
-// The CUDA kernels' own source on the CPU: blocks of one thread, warps of one lane, one after the other. What a kernel is
-// compiled with on the card (-DKIND=…) is a variable here, so that one build serves all.
+// Compiles the CUDA kernels' own source for the CPU: thread blocks of one thread, warps of one lane, one after the
+// other. The constants that the GPU build sets (-DKIND=…) are variables here, so that one build serves all.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -16,11 +16,21 @@
 #define __grid_constant__
 #define __launch_bounds__(...)
 
-struct uint2 { uint32_t x, y; };
-struct uint4 { uint32_t x, y, z, w; };
-struct float2 { float x, y; };
-struct float4 { float x, y, z, w; };
-struct Index { uint32_t x, y; };
+struct uint2 {
+    uint32_t x, y;
+};
+struct uint4 {
+    uint32_t x, y, z, w;
+};
+struct float2 {
+    float x, y;
+};
+struct float4 {
+    float x, y, z, w;
+};
+struct Index {
+    uint32_t x, y;
+};
 
 static inline uint2 make_uint2(uint32_t x, uint32_t y) { return {x, y}; }
 static inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
@@ -34,14 +44,25 @@ static Index blockIdx = {0, 0};
 #endif
 alignas(16) static uint4 shared_memory[COPIES * 6144];  // 96 KiB, or twice that
 
-template <typename T> static inline T __ldg(const T* at) { return *at; }
+template <typename T>
+static inline T __ldg(const T* at) {
+    return *at;
+}
 static inline void __syncthreads() {}
 static inline void __syncwarp() {}
 static inline uint32_t __ballot_sync(uint32_t, bool vote) { return vote; }
 static inline int __popc(uint32_t x) { return __builtin_popcount(x); }
 static inline int __ffs(uint32_t x) { return __builtin_ffs((int)x); }
-static inline float __uint_as_float(uint32_t x) { float y; memcpy(&y, &x, 4); return y; }
-static inline uint32_t __float_as_uint(float x) { uint32_t y; memcpy(&y, &x, 4); return y; }
+static inline float __uint_as_float(uint32_t x) {
+    float y;
+    memcpy(&y, &x, 4);
+    return y;
+}
+static inline uint32_t __float_as_uint(float x) {
+    uint32_t y;
+    memcpy(&y, &x, 4);
+    return y;
+}
 static inline float __fmaf_rn(float x, float y, float z) { return fmaf(x, y, z); }
 static inline int __float2int_rn(float x) { return (int)lrintf(x); }
 static inline void atomicMin(uint32_t* at, uint32_t x) { *at = x < *at ? x : *at; }
@@ -54,11 +75,16 @@ static inline uint32_t __byte_perm(uint32_t x, uint32_t y, uint32_t select) {
     return out;
 }
 
-static inline uint32_t __dp2a_lo(uint32_t x, uint32_t y, uint32_t z) { return (x & 0xFFFF) * (y & 0xFF) + (x >> 16) * (y >> 8 & 0xFF) + z; }
+static inline uint32_t __dp2a_lo(uint32_t x, uint32_t y, uint32_t z) {
+    return (x & 0xFFFF) * (y & 0xFF) + (x >> 16) * (y >> 8 & 0xFF) + z;
+}
 
-static inline uint32_t address_of(const void* shared) { return (uint32_t)((const char*)shared - (const char*)shared_memory); }
-// Where the card would stop: an address that is not a multiple of its size, or outside.
-template <typename T> static inline T shared_at(uint32_t address) {
+static inline uint32_t address_of(const void* shared) {
+    return (uint32_t)((const char*)shared - (const char*)shared_memory);
+}
+// Stops where the GPU would: at an address outside of shared memory or not a multiple of its size.
+template <typename T>
+static inline T shared_at(uint32_t address) {
     if (address % sizeof(T) != 0 || address + sizeof(T) > sizeof(shared_memory)) abort();
     T y;
     memcpy(&y, (const char*)shared_memory + address, sizeof(T));
@@ -69,7 +95,7 @@ static inline uint4 quad_at(uint32_t address) { return shared_at<uint4>(address)
 
 // --- what the tests set and read ---
 
-static long long exact_blocks;  // how many the tables did not decide
+static long long exact_blocks;  // number of blocks that the tables did not decide
 static int ROWS, SWIZZLED, GROUPED, LISTED, KIND, SQUARED;
 static float TOP;
 constexpr int THREADS = 1, BUILD_THREADS = 1, TABLE_BYTES = 96 << 10, SHARED_BYTES = sizeof(shared_memory) - 64;

@@ -122,13 +122,13 @@ def float32_max_problem(source: str) -> str | None:
 @pytest.mark.parametrize(
     ("problem", "file", "edit"),
     [
-        (prepared_problem, "common.cuh", ("UNIT = 9", "UNIT = 8")),
-        (prepared_problem, "common.cuh", ("NUMBERS = 16", "NUMBERS = 12")),
-        (prepared_problem, "common.cuh", ("SEARCHED = 10", "SOUGHT = 10")),
+        (prepared_problem, "numbers.cuh", ("UNIT = 9", "UNIT = 8")),
+        (prepared_problem, "numbers.cuh", ("NUMBERS = 16", "NUMBERS = 12")),
+        (prepared_problem, "numbers.cuh", ("SEARCHED = 10", "SOUGHT = 10")),
         (error_problem, "four_six.cu", ("ERROR_BY_AMAX = 0, ERROR_BY_RECIPROCAL = 1", "ERROR_BY_AMAX = 1, X = 0")),
-        (operand_problem, "common.cuh", ("i64 groups, group_blocks;", "i64 group_blocks, groups;")),
-        (operand_problem, "common.cuh", ("i64 blocks, columns, row_quads;", "int blocks, columns, row_quads;")),
-        (float32_max_problem, "common.cuh", ("FLOAT32_MAX = 3.4", "FLOAT32_MAX = 3.3")),
+        (operand_problem, "blocks.cuh", ("i64 groups, group_blocks;", "i64 group_blocks, groups;")),
+        (operand_problem, "blocks.cuh", ("i64 blocks, columns, row_quads;", "int blocks, columns, row_quads;")),
+        (float32_max_problem, "numbers.cuh", ("FLOAT32_MAX = 3.4", "FLOAT32_MAX = 3.3")),
     ],
 )
 def test_cuda_agrees_with_python(problem: object, file: str, edit: tuple[str, str]) -> None:
@@ -141,9 +141,9 @@ def test_cuda_agrees_with_python(problem: object, file: str, edit: tuple[str, st
 
 
 def test_an_edited_list_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    common, four_six = (SOURCES / "common.cuh").read_text(), (SOURCES / "four_six.cu").read_text()
+    numbers, four_six = (SOURCES / "numbers.cuh").read_text(), (SOURCES / "four_six.cu").read_text()
     monkeypatch.setattr(constants, "PREPARED", ("something", *constants.PREPARED))
-    assert prepared_problem(common) is not None
+    assert prepared_problem(numbers) is not None
     monkeypatch.setattr(numbering, "ERRORS", list(reversed(numbering.ERRORS)))
     assert error_problem(four_six) is not None
 

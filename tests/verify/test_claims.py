@@ -11,7 +11,7 @@ import pytest
 from halfbyte.verify import Report, verify
 from tests.clients.converted import converted
 from tests.quantized import edit, load, write_quantized
-from tests.tiny_models import Tensors, make
+from tests.tiny_models import E4M3, Tensors, make, write_checkpoint
 
 NVFP4, MODELOPT = ("--to", "nvfp4"), ("--layout", "modelopt")
 
@@ -92,3 +92,25 @@ def test_a_scale_that_is_none(tmp_path: Path, value: float) -> None:
     name = "model.layers.0.mlp.down_proj.input_scale"
     edit(path, {name: np.asarray(np.float32(value))})
     assert found(verify(path), "error", "scalar") == [name]
+
+
+def test_input_scales_of_fp8_weights_are_no_strays(tmp_path: Path) -> None:
+    """Fused FP8 weights may have input scales of their own: servers take the largest."""
+    tensors: Tensors = {}
+    for number, name in enumerate(("gate_proj", "up_proj")):
+        module = f"model.layers.0.mlp.{name}"
+        tensors[f"{module}.weight"] = np.ones((32, 64), E4M3)
+        tensors[f"{module}.weight_scale"] = np.ones((), np.float32)
+        tensors[f"{module}.input_scale"] = np.full((), 1 + number, np.float32)
+    config: dict[str, object] = {"model_type": "llama", "quantization_config": {"quant_method": "fp8"}}
+    path = write_checkpoint(tmp_path / "fp8", tensors, config)
+    assert verify(path).problems == []
+    assert verify(path).kinds == {"fp8 (weight_scale)": 2}
+
+
+def test_blocks_without_scales_are_a_weight_that_lacks_a_part(tmp_path: Path) -> None:
+    path = make("gpt_oss_mxfp4", tmp_path)
+    stack = "model.layers.1.mlp.experts.down_proj"
+    edit(path, drop=(f"{stack}_scales",))
+    assert found(verify(path), "error", "missing-part") == [stack]
+    assert found(verify(path), "error", "stray-tensor") == []

@@ -130,7 +130,7 @@ def convert(
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
     json_log: Annotated[
-        bool, typer.Option("--json-log", help="One JSON object a line on standard output, for machines.")
+        bool, typer.Option("--json-log", help="One JSON object per line on standard output, for machines.")
     ] = False,
 ) -> None:
     """Turn a Hugging Face checkpoint into an FP4 one: no model code, bounded memory, nothing lost when it is killed.

@@ -1,4 +1,4 @@
-"""What `halfbyte convert` says: the plan as a table, a progress bar, or one JSON object a line."""
+"""What `halfbyte convert` says: the plan as a table, a progress bar, or one JSON object per line."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Quiet:
 
 
 class JsonLog(Quiet):
-    """One JSON object a line; progress once a second."""
+    """One JSON object per line; progress once per second."""
 
     def __init__(self) -> None:
         self._last = 0.0

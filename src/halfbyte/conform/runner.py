@@ -1,4 +1,4 @@
-"""Running vectors: every case once, every output tensor compared, nothing left out in silence."""
+"""Running vectors: every case once, every output tensor compared, nothing left out silently."""
 
 from __future__ import annotations
 

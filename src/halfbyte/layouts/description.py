@@ -8,7 +8,7 @@ Convert writes and reads by these tables, online writes by them, verify checks b
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, Literal
 
@@ -274,11 +274,17 @@ class Layout:
     """The quantization_config to write; None for a layout that is only read."""
     extra_files: Callable[[Setting], dict[str, dict[str, Any]]] = no_files
     """Other JSON files that readers look for."""
+    config_file: str = ""
+    """The one of these that stands in for a config.json without quantization_config."""
+    read_config_file: Callable[[Json], Json] = dict
+    """Its content in the form of a quantization_config; {} if it says nothing."""
     readers: tuple[Reader, ...] = ()
     stacks: Literal["never", "some families", "always"] = "never"
     """Whether stacked experts stay in one tensor. some families: those that say so."""
     stacking: Stacking | None = None
     """The order of rows in stacks, where readers know only one."""
+    expert_limits: Mapping[str, str] = field(default_factory=dict)
+    """Format → which reader cannot use experts of that format in this layout, in a sentence."""
     needs_input_scales: bool = False
     """Whether readers expect input scales unless they are told otherwise."""
     replaces: str = ""

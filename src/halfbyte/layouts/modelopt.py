@@ -14,6 +14,8 @@ from halfbyte.layouts.matching import sglang_modelopt, tensorrt_llm, vllm_modelo
 PRODUCER = {"name": "modelopt", "version": "0.47.0"}
 """Readers choose by this name; the version is the one whose layout this is."""
 
+CONFIG_FILE = "hf_quant_config.json"
+
 AWQ = "was quantized with AWQ's pre_quant_scale, which no other layout has a place for"
 
 MATRIX = Storage(
@@ -71,7 +73,7 @@ def extra_files(setting: Setting) -> dict[str, dict[str, Any]]:
         "group_size": setting.format.block,
         "exclude_modules": list(setting.excluded),
     }
-    return {"hf_quant_config.json": {"producer": PRODUCER, "quantization": quantization}}
+    return {CONFIG_FILE: {"producer": PRODUCER, "quantization": quantization}}
 
 
 def read_config(config: Json) -> Claim:
@@ -87,12 +89,19 @@ def read_config(config: Json) -> Claim:
     )
 
 
+def read_config_file(content: Json) -> Json:
+    nested = content.get("quantization")
+    return {"quant_method": "modelopt", **nested} if isinstance(nested, dict) else {}
+
+
 LAYOUT = Layout(
     name="modelopt",
     quant_method="modelopt",
     storages=(MATRIX, STACK),
     write_config=write_config,
     extra_files=extra_files,
+    config_file=CONFIG_FILE,
+    read_config_file=read_config_file,
     read_config=read_config,
     readers=(
         Reader("vLLM", vllm_modelopt),

@@ -6,7 +6,8 @@ Rules are (pattern, reason); a pattern is searched in the module's full name. A 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from halfbyte.models.experts import Stacking
 
@@ -70,6 +71,8 @@ class Family:
     """Model-Optimizer's layout keeps the experts of this family in one tensor."""
     optional: tuple[str, ...] = ()
     """Partners that some layers do not have (a k_proj that serves as v_proj)."""
+    expert_limits: Mapping[str, str] = field(default_factory=dict)
+    """Format → which reader cannot use experts of that format in any layout, in a sentence."""
     native_fp8: bool = False
     """Modules that are not converted keep the source's FP8 instead of becoming BF16."""
 
@@ -112,6 +115,9 @@ FAMILIES = (
         only=re.compile(r"\.experts(\.\d+)?\.(gate_up_proj|gate_proj|up_proj|down_proj)$"),
         stacking="interleaved",
         stays_stacked=True,
+        expert_limits={
+            "nvfp4": "no server reads gpt-oss in NVFP4 yet: its experts have biases, which their kernels do not take"
+        },
     ),
 )
 
@@ -132,5 +138,5 @@ def is_router(module: str) -> bool:
 
 
 def find_family(model_type: str) -> Family:
-    """The family of a model type; a family without extras where the table has none."""
+    """The family of a model type; UNKNOWN where the table has none."""
     return next((family for family in FAMILIES if model_type in family.model_types), UNKNOWN)

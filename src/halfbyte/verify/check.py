@@ -1,4 +1,4 @@
-"""verify(): the checks in order, cheapest first."""
+"""verify(): all checks in order, the cheapest first."""
 
 from __future__ import annotations
 

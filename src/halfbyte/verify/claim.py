@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from halfbyte.checkpoint.io.index import HF_QUANT_CONFIG, INDEX, Checkpoint, read_json
+from halfbyte.checkpoint.io.index import INDEX, Checkpoint, read_json
+from halfbyte.layouts import LAYOUTS, modelopt
 from halfbyte.layouts.description import Claim, texts
+from halfbyte.models import model_of
 from halfbyte.models.names import ROUTED
 from halfbyte.verify.problems import Problem
 from halfbyte.verify.stored import Contents
@@ -50,19 +52,17 @@ def _others(contents: Contents, claim: Claim) -> Iterator[Problem]:
 
 
 def _readers(checkpoint: Checkpoint, contents: Contents, claim: Claim) -> Iterator[Problem]:
-    """Layouts that are as they should be, and that some reader cannot use all the same."""
-    gpt_oss = checkpoint.model_type == "gpt_oss"
-    if claim.layout == "gpt-oss" and not gpt_oss:
-        text = f"quant_method mxfp4 is read for gpt_oss models only, not for {checkpoint.model_type or 'this one'}"
+    """Checkpoints that are correct, but that some reader cannot use."""
+    family, layout = model_of(checkpoint.config).family, LAYOUTS.get(claim.layout or "")
+    if layout is not None and layout.stacking is not None and family.stacking != layout.stacking:
+        model = checkpoint.model_type or "this one"
+        text = f"quant_method {layout.quant_method} is read for {layout.name} models only, not for {model}"
         yield Problem("error", "reader", "config.json", text)
-    stored = [weight for weight in contents.quantized.values() if weight.storage.format == "nvfp4"]
-    experts = [weight for weight in stored if ROUTED in weight.name]
-    if experts and gpt_oss:
-        text = "NVFP4 experts of gpt-oss are not read by vLLM 0.32 (it registers no expert biases); MXFP4 is"
-        yield Problem("warning", "reader", experts[0].name, text)
-    elif experts and claim.layout == "compressed-tensors":
-        text = "transformers up to 5.22 drops the tensor scale of NVFP4 experts without a word; vLLM reads it"
-        yield Problem("warning", "reader", experts[0].name, text)
+    for limits in (family.expert_limits, {} if layout is None else layout.expert_limits):
+        for weight in contents.quantized.values():
+            if weight.storage.format in limits and ROUTED in weight.name:
+                yield Problem("warning", "reader", weight.name, limits[weight.storage.format])
+                break
 
 
 def _activations(contents: Contents, claim: Claim) -> Iterator[Problem]:
@@ -88,23 +88,25 @@ def _two_files(checkpoint: Checkpoint) -> Iterator[Problem]:
         yield Problem(
             "error", "config", "config.json", "text_config holds another quantization_config than the outer one"
         )
-    path = checkpoint.path / HF_QUANT_CONFIG
+    path = checkpoint.path / modelopt.CONFIG_FILE
     if not path.is_file() or not isinstance(outer, dict):
         return
     nested = read_json(path).get("quantization")
     if not isinstance(nested, dict):
-        yield Problem("error", "config", HF_QUANT_CONFIG, "has no object called quantization")
+        yield Problem("error", "config", modelopt.CONFIG_FILE, "has no object called quantization")
         return
     for key in ("group_size", "kv_cache_quant_algo", "exclude_modules"):
         if key not in nested:
-            yield Problem("error", "config", HF_QUANT_CONFIG, f"lacks {key}, which vLLM requires (null or [] will do)")
+            yield Problem(
+                "error", "config", modelopt.CONFIG_FILE, f"lacks {key}, which vLLM requires (null or [] will do)"
+            )
     if "quant_algo" in outer and nested.get("quant_algo") != outer["quant_algo"]:
         said = f"quant_algo is {nested.get('quant_algo')!r} here and {outer['quant_algo']!r} in config.json"
-        yield Problem("error", "config", HF_QUANT_CONFIG, said)
+        yield Problem("error", "config", modelopt.CONFIG_FILE, said)
     if "ignore" in outer and set(texts(nested.get("exclude_modules"))) != set(texts(outer["ignore"])):
         differ = set(texts(nested.get("exclude_modules"))) ^ set(texts(outer["ignore"]))
         text = f"exclude_modules differs from ignore in config.json, for one by {sorted(differ)[0]!r}"
-        yield Problem("error", "config", HF_QUANT_CONFIG, text)
+        yield Problem("error", "config", modelopt.CONFIG_FILE, text)
 
 
 def _index(checkpoint: Checkpoint) -> Iterator[Problem]:

@@ -115,7 +115,7 @@ def _completeness(
     theirs: dict[str, Matrix],
     biases: dict[str, tuple[str, int, slice]],
 ) -> Iterator[Problem]:
-    """Source tensors that are nowhere, and weights that come from nowhere."""
+    """Source tensors that the checkpoint lacks, and weights that the source does not have."""
     names = {weight.name for weight in unread}
     stacks = tuple(f"{weight.parent}." for weight in unread if weight.storage.stacked)
     for name in theirs:

@@ -1,4 +1,4 @@
-"""What verify finds: problems, the error of each weight, and what both amount to."""
+"""What verify finds: problems, the error of each weight, and a summary."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Level = Literal["error", "warning"]
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong (error), or that some reader may take amiss (warning)."""
+    """One thing that is wrong (error), or that some reader may not accept (warning)."""
 
     level: Level
     rule: str

@@ -37,7 +37,7 @@ def sharing_problems(path: Path, contents: Contents) -> Iterator[Problem]:
 
 
 def scalar_problems(path: Path, contents: Contents) -> Iterator[Problem]:
-    """Tensor and input scales that no product survives, or whose size says that they are the wrong way up."""
+    """Tensor and input scales that are not positive and finite, or whose size suggests the reciprocal."""
     for weight in contents.quantized.values():
         for role in (weight.storage.global_role, weight.storage.input_role):
             part = weight.parts.get(role)
@@ -68,7 +68,7 @@ def _groups(contents: Contents) -> Iterator[Mapping[str, StoredTensors | None]]:
 
 
 def _equal(path: Path, scalars: Sequence[Tensor | None]) -> Iterator[Problem]:
-    """Those of the scalars that are there must be equal to the bit."""
+    """Scalars that are present must be equal to the bit."""
     present = [part for part in scalars if part is not None]
     if not present:
         return

@@ -1,4 +1,4 @@
-"""A checkpoint's tensors in three places: quantized weights, plain tensors, and strays that belong to nothing."""
+"""A checkpoint's tensors, sorted: quantized weights, plain tensors, and strays that belong to no weight."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class Contents:
 
     quantized: Mapping[str, StoredTensors]
     plain: Mapping[str, Tensor]
-    """Tensors that are what they say: BF16 and so on, by tensor name."""
+    """Unquantized tensors by name."""
     stray: Mapping[str, Tensor]
     """Scales and codes that belong to no weight."""
     unreadable: Mapping[str, StoredTensors] = field(default_factory=dict)
     """Quantized weights that are there, but damaged."""
 
     def without(self, names: Container[str]) -> Contents:
-        """The same with those quantized weights unreadable that are called so, or have a tensor that is."""
+        """The same, with the weights of these names, or with tensors of these names, counted as unreadable."""
         damaged = {
             name: weight
             for name, weight in self.quantized.items()

@@ -43,7 +43,7 @@ def _weight(weight: StoredTensors) -> Iterator[Problem]:
 
 
 def _shapes(weight: StoredTensors) -> Iterator[Problem]:
-    """Codes and scales that are no weight together."""
+    """Codes and scales whose shapes do not belong together."""
     storage, codes, scales = weight.storage, weight.codes.shape, weight.parts["scales"].shape
     rule = storage.rules["scales"]
     sizes = storage.sizes(codes)

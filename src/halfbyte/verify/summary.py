@@ -24,7 +24,7 @@ class Line:
     dtype: str
     shape: tuple[int, ...]
     bytes: int
-    """Of all together."""
+    """Of all these tensors."""
 
 
 @dataclass(frozen=True)

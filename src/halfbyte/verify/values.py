@@ -62,7 +62,7 @@ class Matrix:
     sources: tuple[str, ...]
     """Names of the tensors that it is read from."""
     read: Callable[[int, int], F32]
-    """Rows from, to."""
+    """read(start, stop): these rows, decoded."""
     plain: Tensor | None = None
     """The tensor itself, where the matrix is one tensor as it lies."""
 

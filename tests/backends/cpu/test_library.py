@@ -18,8 +18,9 @@ import torch
 import halfbyte as hb
 from halfbyte.arrays import to_numpy
 from halfbyte.backends.cpu import library as cpu_library
-from halfbyte.backends.cpu.library import ISAS, choose_isa, load_library, over_ranges, pointer, thread_count
+from halfbyte.backends.cpu.library import ISAS, choose_isa, load_library, over_ranges, pointer
 from halfbyte.backends.cpu.structs import STRUCTURES
+from halfbyte.backends.threads import thread_count
 from halfbyte.testing import assert_same_bits
 from tests.backends.cases import Case, make_input, served_cases
 from tests.samples import E2M1_VALUES, F32, f32, float8, gaussian

@@ -81,7 +81,7 @@ def test_errors_of_the_compiler_are_told() -> None:
 
 def test_sources_belong_to_the_package() -> None:
     files = {entry.name for entry in resources.files("halfbyte.backends.gpu.cuda").iterdir()}
-    assert files >= {"common.cuh", *(kernel.source for kernel in TABLE_KERNELS.values())}
+    assert files >= {"blocks.cuh", "numbers.cuh", *(kernel.source for kernel in TABLE_KERNELS.values())}
 
 
 def test_what_the_tables_serve() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import operator
 import os
 import sys
 import sysconfig
@@ -17,6 +16,7 @@ from typing import Any
 import numpy.typing as npt
 
 from halfbyte.backends.cpu import structs
+from halfbyte.backends.threads import thread_count
 from halfbyte.errors import InputError, unknown_name
 
 ISAS = {"portable": 0, "avx2": 1, "avx512": 2}
@@ -79,20 +79,6 @@ def native() -> tuple[ctypes.CDLL, int]:
     if library is None:
         raise ImportError("the compiled kernels are not installed")
     return library, choose_isa(library)
-
-
-def thread_count(threads: int | None = None) -> int:
-    """The argument, or HALFBYTE_THREADS, or the processors that this process may use."""
-    given = threads if threads is not None else os.environ.get("HALFBYTE_THREADS")
-    if given is None:
-        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        count = int(given) if isinstance(given, str) else operator.index(given)
-    except (TypeError, ValueError):
-        count = 0
-    if count < 1 or isinstance(given, bool):
-        raise InputError(f"the number of threads must be a whole number of at least 1, not {given!r}")
-    return count
 
 
 @functools.cache

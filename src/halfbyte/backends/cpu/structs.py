@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 
 class Tables(ctypes.Structure):
-    """common.h: Tables."""
+    """tables.h: Tables."""
 
     _fields_ = [
         ("lut", ctypes.c_uint8 * 32768),
@@ -32,7 +32,7 @@ class Tables(ctypes.Structure):
 
 
 class Rule(ctypes.Structure):
-    """common.h: Rule."""
+    """tables.h: Rule."""
 
     _fields_ = [
         *((name, ctypes.c_int32) for name in ("pre_scale", "divides", "tie", "sign", "wraps", "for_zero_byte")),

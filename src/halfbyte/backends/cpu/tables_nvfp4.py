@@ -30,6 +30,9 @@ DIVISORS: dict[object, Callable[[F32, TensorScale], F32]] = {
 """Element formulas that divide x, with their divisor. The others that kernels serve multiply x by a number that depends
 on S alone."""
 
+LAST_PRE_SCALE = expressions.static_scale
+"""The last of PRE_SCALES that has a table: those behind it are 4over6's own."""
+
 SIGN_OF_X = 3
 """The sign of x itself, unless it is zero (qwantize): it survives where y underflows."""
 

@@ -1,4 +1,4 @@
-"""Executes a Plan: workers over tasks, shard by shard, bounded memory, every file whole before it gets its name."""
+"""`run` executes a Plan in bounded memory. No file gets its final name before it is complete."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from halfbyte.backends.cpu.library import thread_count
+from halfbyte.backends.threads import thread_count
 from halfbyte.checkpoint.execute.destination import check_destination, close, only_one, open_destination
 from halfbyte.checkpoint.execute.disk import Disk
 from halfbyte.checkpoint.execute.engine import Engine
@@ -20,7 +20,7 @@ from halfbyte.checkpoint.plan.types import Plan
 from halfbyte.errors import InputError
 
 CHUNK = 32 << 20
-"""Source bytes of a piece: long enough that the fixed cost of a call does not show."""
+"""Source bytes per piece: enough to make the fixed cost of a call negligible."""
 
 DEFAULT_MEMORY = 2 << 30
 
@@ -34,7 +34,7 @@ class Resources:
     max_memory: int = DEFAULT_MEMORY
     device: str = "cpu"
     sync: bool = True
-    """Whether each shard is on disk before it counts as done. Without it a power cut may cost what a crash does not."""
+    """Whether each shard is flushed to disk before it counts as done. Without that, a power cut may lose shards."""
     chunk: int = CHUNK
 
 
@@ -44,9 +44,9 @@ class Outcome:
 
     shards_written: int
     shards_found: int
-    """Whole already when the run began."""
+    """Shards that were complete when the run began."""
     finished_before: bool = False
-    """The very same conversion was there already."""
+    """The destination held the result of the same plan already."""
 
 
 def sizes_for(plan: Plan, resources: Resources) -> tuple[Sizes, int]:
@@ -73,7 +73,7 @@ def run(
     overwrite: bool = False,
     report: Callable[[Event], None] = lambda event: None,
 ) -> Outcome:
-    """Write the checkpoint that a plan describes, or go on with one that was begun.
+    """Write the checkpoint that a plan describes, or continue one that was begun.
 
     On any error, and when interrupted, finished shards stay in the work folder and nothing stands under a final name.
     """
@@ -99,7 +99,7 @@ def _work(
     cut: tuple[Sizes, int],
     report: Callable[[Event], None],
 ) -> Outcome:
-    """Write the shards that the journal does not have, then close."""
+    """Write the shards that the journal does not list, then give all files their final names."""
     sizes, workers = cut
     found = len(journal.finished)
     files = Files({file.name: str(plan.source / file.name) for file in plan.files})

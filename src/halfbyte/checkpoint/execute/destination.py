@@ -1,4 +1,4 @@
-"""The output directory: checked before work, continued where a journal says so, closed when every shard is whole."""
+"""The output directory: checked before work, continued from its journal, finished when every shard is complete."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ REPLACED = "replaced"
 
 
 def check_destination(source: Path, destination: Path) -> None:
-    """Refuse a destination that is the source, lies in it, or holds it; or that is no directory."""
+    """Raise if the destination is the source, lies inside it, contains it, or is not a directory."""
     here, there = destination.resolve(), source.resolve()
     if here == there:
         raise CheckpointError(f"{destination} is the source itself; give another directory")
@@ -37,7 +37,7 @@ def check_destination(source: Path, destination: Path) -> None:
 
 @contextmanager
 def only_one(destination: Path) -> Iterator[None]:
-    """Hold the destination against a second conversion into it. The lock is on the folder and ends with the process."""
+    """Lock the destination against a second conversion. The lock is on the folder and ends with the process."""
     destination.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(destination, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -52,7 +52,7 @@ def only_one(destination: Path) -> Iterator[None]:
 
 
 def open_destination(plan: Plan, destination: Path, overwrite: bool, disk: Disk) -> Journal | None:
-    """The journal to work with, new or continued. None: the very same conversion is finished already."""
+    """The journal to work with, new or continued. None if the same conversion is finished already."""
     work = work_folder(destination)
     journal_path = work / JOURNAL
     journal = Journal.load(journal_path, disk)
@@ -69,7 +69,7 @@ def open_destination(plan: Plan, destination: Path, overwrite: bool, disk: Disk)
             _check_space(plan, destination, journal)
             return journal
     elif work.exists():
-        shutil.rmtree(work)  # a folder that was made and had no journal yet
+        shutil.rmtree(work)  # created by a run that was stopped before it had a journal
     manifest = read_manifest(destination)
     if manifest is not None:
         if manifest["fingerprint"] == plan.fingerprint and not overwrite and _complete(plan, destination):
@@ -98,7 +98,7 @@ def open_destination(plan: Plan, destination: Path, overwrite: bool, disk: Disk)
 
 
 def _refuse_newer(plan: Plan, destination: Path) -> None:
-    """Raise if a source file was written after the conversion that is there: headers do not show new weights."""
+    """Raise if a source file is newer than the finished conversion: headers do not show that weights changed."""
     finished = (destination / MANIFEST).stat().st_mtime_ns
     for name in (*(file.name for file in plan.files), *plan.side_files):
         if (plan.source / name).stat().st_mtime_ns > finished:
@@ -117,7 +117,7 @@ def _complete(plan: Plan, destination: Path) -> bool:
 
 
 def _forget_lost(journal: Journal, destination: Path) -> None:
-    """A shard that the journal names and that is not there (or not whole) is made again."""
+    """Drop shards from the journal that are missing or incomplete, so that they are written again."""
     for name, done in list(journal.finished.items()):
         places = (journal.path.parent / name, destination / name)
         if not any(place.is_file() and place.stat().st_size == done.size for place in places):
@@ -174,8 +174,8 @@ def close(
 
 
 def _remove_replaced(work: Path, destination: Path, disk: Disk) -> None:
-    """Take away what an earlier conversion wrote, or the rest of it. Its manifest is put aside before and goes last:
-    killed in between, the next run knows what is left to remove, and a directory without a manifest is no checkpoint.
+    """Remove the files of an earlier conversion. Its manifest was set aside before and is removed last: if the process
+    is killed in between, the next run knows what is left to remove.
     """
     old = read_manifest(work / REPLACED)
     if old is not None:
@@ -187,9 +187,9 @@ def _remove_replaced(work: Path, destination: Path, disk: Disk) -> None:
 
 
 def _remove_begun(journal: Journal, destination: Path) -> None:
-    """Take away what an unfinished conversion gave final names before it was stopped.
+    """Remove files to which an unfinished conversion gave their final names before it was stopped.
 
-    Where a manifest stands, its conversion is whole, and `close` takes it away when the new one is.
+    Where there is a manifest, its conversion is complete, and `close` removes it once the new one is.
     """
     _remove_replaced(journal.path.parent, destination, journal.disk)
     if not (destination / MANIFEST).exists():
@@ -197,7 +197,7 @@ def _remove_begun(journal: Journal, destination: Path) -> None:
 
 
 def _remove_old(old: dict[str, object], destination: Path) -> None:
-    """Unlink the files that a conversion names, config.json first, so that nothing half stands as a checkpoint."""
+    """Remove the files that a conversion lists, config.json first, so that no half of it looks like a checkpoint."""
     names = [CONFIG]
     shards, files = old.get("shards"), old.get("files")
     names += list(shards) if isinstance(shards, dict) else []

@@ -1,4 +1,4 @@
-"""Writing files so that they last: flushed to the disk, and the folders that name them too."""
+"""Durable writes: files are flushed to the disk, and so are the folders that name them."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import BinaryIO
 
 PIECE = 1 << 20
-"""Bytes of a side file that are copied at a time."""
+"""Bytes of a side file per copy step."""
 
 
 class Disk:
-    """How sure a write has to be before the next step: on disk, or with the kernel, which is enough unless it dies."""
+    """Writes that the next step can rely on. Without `sync` they survive a crash of the process, not a power cut."""
 
     def __init__(self, sync: bool = True) -> None:
         self.sync = sync
 
     def write(self, path: Path, data: bytes) -> None:
-        """Write a file of its own."""
+        """Write a whole file."""
         with path.open("wb") as file:
             file.write(data)
             self.flush(file)
@@ -38,7 +38,7 @@ class Disk:
             os.fsync(file.fileno())
 
     def folder(self, path: Path) -> None:
-        """Make renames and new names in a folder last."""
+        """Flush renames and new names in a folder."""
         if not self.sync:
             return
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

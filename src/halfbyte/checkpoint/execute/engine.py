@@ -29,7 +29,7 @@ from halfbyte.types import QuantizedTensor
 
 @dataclass(frozen=True)
 class TensorScales:
-    """What is stored beside the blocks, in both directions."""
+    """The tensor scale in both directions: layouts store one or the other."""
 
     multiplier: np.float32
     divisor: np.float32
@@ -49,7 +49,7 @@ class Engine:
         self.format, self.contract, self.method, self.repairs = format, contract, method, repairs
         self.device = resolve_device(device)
         self._resolved: Method = Amax()
-        """The method as an instance, with the options that it has when asked for by name."""
+        """The method as an instance; a name stands for one with its default options."""
         if format is not None and contract is not None:
             self._resolved = resolve(format, contract, method).method
 

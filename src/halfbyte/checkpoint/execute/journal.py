@@ -1,4 +1,4 @@
-"""The journal of an unfinished conversion: which one it is, and which of its shards are whole."""
+"""The journal of an unfinished conversion: what it converts, and which of its shards are complete."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ JOURNAL = "journal.jsonl"
 
 @dataclass(frozen=True)
 class Finished:
-    """A shard that is whole and synced."""
+    """A shard that is complete and flushed to disk."""
 
     name: str
     size: int
@@ -28,14 +28,14 @@ class Finished:
 
 
 class Journal:
-    """A file of lines in the work folder: what the conversion is, then each shard once it is whole."""
+    """A file of JSON lines in the work folder: first what is converted, then one line per complete shard."""
 
     def __init__(self, path: Path, disk: Disk) -> None:
         self.path, self.disk = path, disk
         self.finished: dict[str, Finished] = {}
         self.first: dict[str, Any] = {}
         self._length = 0
-        """Bytes of whole lines; what a crash left behind them is overwritten."""
+        """Bytes of complete lines. What a crash left after them is overwritten."""
 
     @classmethod
     def load(cls, path: Path, disk: Disk) -> Journal:
@@ -60,7 +60,7 @@ class Journal:
 
     @classmethod
     def start(cls, path: Path, disk: Disk, plan: Plan) -> Journal:
-        """A new journal, on disk before any work."""
+        """A new journal, written to disk before any work begins."""
         journal = cls(path, disk)
         journal.first = {
             "version": VERSION,
@@ -86,7 +86,7 @@ class Journal:
         self.finished[done.name] = done
 
     def check(self, plan: Plan) -> None:
-        """Whether the plan continues what the journal began; otherwise an error that says what is different."""
+        """Raise unless the plan continues what the journal began; the error says what is different."""
         files = {file["name"]: file for file in self.first.get("files", [])}
         for now in plan.files:
             before = files.get(now.name)
@@ -111,5 +111,5 @@ class Journal:
 
 
 def work_folder(destination: Path) -> Path:
-    """Where everything lies until it is whole."""
+    """The folder that holds all files until they are complete."""
     return destination / WORK

@@ -17,7 +17,7 @@ DIGITS = 32
 
 
 def manifest_of(plan: Plan, finished: dict[str, Finished]) -> dict[str, Any]:
-    """The manifest of a whole conversion: what, from which files, and the hash of every tensor."""
+    """The manifest as JSON, once every shard is complete."""
     return {
         "halfbyte": VERSION,
         "fingerprint": plan.fingerprint,

@@ -1,4 +1,4 @@
-"""Workers that take tasks in order, and the thread that closes whole shards."""
+"""Threads of a run: workers that take tasks in order, and one that finishes complete shards."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from halfbyte.errors import CheckpointError
 
 @dataclass(frozen=True)
 class Event:
-    """Something to tell: that work begins, progress in bytes, a shard that is done, files that get their names (close),
-    the end."""
+    """A report to the caller. Kinds: begin, progress (in bytes), shard (one is done), close (files get their final
+    names), end."""
 
     kind: str
     done: int
-    """Source bytes that are dealt with, those of earlier runs included; files for "close"."""
+    """Source bytes done so far, earlier runs included; for "close", files."""
     total: int
     shard: str = ""
 
@@ -146,12 +146,12 @@ class Pool:
 
 
 def shard_bytes(shard: Shard) -> int:
-    """Source bytes that a shard's tensors are made from."""
+    """Source bytes from which the tensors of a shard are made."""
     return sum(copy.output.bytes for copy in shard.copies) + sum(unit.source_bytes for unit in shard.units)
 
 
 def check_unchanged(plan: Plan, name: str | None = None) -> None:
-    """Raise if a source file is not the one that was planned with."""
+    """Raise if a source file changed since the plan was made."""
     for file in plan.files:
         if name not in (None, file.name):
             continue

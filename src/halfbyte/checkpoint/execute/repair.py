@@ -1,4 +1,4 @@
-"""Which amaxes a conversion quantizes with: those that have no usable scale are refused, or raised to one that has."""
+"""Amaxes without a usable scale: NaN and Inf are refused, zero and tiny ones are raised to the next usable one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The device that a conversion computes on: checked before work, without importing torch where that proves nothing."""
+"""The device on which a conversion computes. It is checked before any work; torch is imported only if it can help."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from halfbyte.errors import InputError, UnsupportedError
 
 
 def resolve_device(device: str) -> str:
-    """cpu, or a CUDA device that is there. auto: CUDA if torch finds one."""
+    """The device by its full name: cpu, or cuda:N if it exists. auto: CUDA if torch finds a device, else cpu."""
     kind, _, index = device.partition(":")
     if kind not in ("auto", "cpu", "cuda") or (index and (kind != "cuda" or not index.isdigit())):
         raise InputError(f"unknown device {device!r}; known: auto, cpu, cuda, cuda:0, cuda:1, …")
@@ -35,5 +35,5 @@ def resolve_device(device: str) -> str:
 
 
 def _driver_present() -> bool:
-    """Whether an NVIDIA driver shows itself: without one, importing torch (which is slow and large) proves nothing."""
+    """Whether an NVIDIA driver is present. Without one there is no need to import torch, which is slow and large."""
     return any(Path(path).exists() for path in ("/dev/nvidiactl", "/dev/dxg", "/dev/nvidia0"))

@@ -1,7 +1,7 @@
 """The work of a plan cut into tasks, in the order in which they are handed out.
 
 Small jobs (a module with its partners) are one task: read, amax, quantize, write, by one worker that holds the bytes.
-Large ones become one task a piece, in two passes over the file, so that memory stays bounded and all workers help. A
+Large ones become one task per piece, in two passes over the file, so that memory stays bounded and all workers help. A
 task waits only for tasks that were handed out before it, hence always for ones that are running or done.
 """
 
@@ -34,7 +34,7 @@ class Sizes:
 
 @dataclass
 class Task:
-    """Something for one worker to do. `writer` is None for passes that write nothing."""
+    """Work for one worker. `writer` is None for passes that write nothing."""
 
     run: Callable[[Arena], None]
     writer: ShardWriter | None
@@ -99,7 +99,7 @@ class Tasks:
             yield from self._job(job, writer)
 
     def _copies(self, copies: Sequence[Copy], writer: ShardWriter) -> Iterator[Task]:
-        """Tensors that are kept: small ones together, large ones in pieces."""
+        """Tensors that are copied: small ones together, large ones in pieces."""
         batch: list[Copy] = []
         held = 0
         for copy in copies:

@@ -1,4 +1,4 @@
-"""One output file while it is written: bytes at their places from any thread, hashes in the order of the bytes."""
+"""One output file while it is written. Threads write at any position; hashes are updated in the order of the bytes."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from halfbyte.errors import CheckpointError
 
 
 class Stopped(Exception):
-    """Another thread failed or the user stopped the run; this one has nothing to add."""
+    """Raised in a thread to end it, because another one failed or the user stopped the run."""
 
 
 class Digest:
-    """A hash whose pieces arrive from several threads. A piece waits until those before it are in."""
+    """A hash of pieces that arrive from several threads. Each piece waits until the pieces before it are hashed."""
 
     def __init__(self, stop: threading.Event) -> None:
         self._hash = hashlib.sha256()
         self._next = 0
         self.bytes = 0
-        """Taken in so far."""
+        """Bytes hashed so far."""
         self._turn = threading.Condition()
         self._stop = stop
 
@@ -51,7 +51,7 @@ class Digest:
 
 
 class ShardWriter:
-    """A shard under its temporary name. It is whole when every task that writes to it has said so."""
+    """A shard under its temporary name. It is complete when all tasks that write to it are done."""
 
     def __init__(self, shard: Shard, folder: Path, stop: threading.Event) -> None:
         self.shard = shard
@@ -96,7 +96,7 @@ class ShardWriter:
         view = memoryview(data)
         done = 0
         try:
-            # One at a time: the kernel would let only one write to a file anyway, and have the others spin.
+            # One write at a time: the kernel serialises writes to a file anyway, and waiting threads would spin.
             with self._writing:
                 while done < len(view):
                     done += os.pwrite(self._descriptor, view[done:], offset + done)
@@ -104,7 +104,7 @@ class ShardWriter:
             raise disk_error(error, self.temporary) from error
 
     def finish(self, sync: bool) -> Finished:
-        """Make the bytes last and give the file its name in the work folder."""
+        """Flush the file and give it its name in the work folder."""
         try:
             if sync:
                 os.fsync(self._descriptor)

@@ -1,1 +1,1 @@
-"""Checkpoint files: headers and index, places of matrices in them, reading and decoding."""
+"""Checkpoint files: headers, index, where matrices lie in them, reading and decoding."""

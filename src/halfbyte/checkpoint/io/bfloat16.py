@@ -32,4 +32,4 @@ def bf16(values: F32) -> npt.NDArray[Any]:
 
 
 ELEMENTS = 1 << 16
-"""Numbers that are rounded at a time: they and what is made of them stay in the cache."""
+"""Numbers per step, so that they and their intermediate results stay in the cache."""

@@ -1,4 +1,4 @@
-"""Memory that is taken once and used again: fresh pages cost more than the kernels that would fill them."""
+"""Memory that is allocated once and reused: touching fresh pages costs more than computing what goes into them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from halfbyte.codec.bits import U8
 from halfbyte.errors import CheckpointError
 
 ALIGNMENT = 64
-"""A cache line; the kernels like it."""
+"""Bytes of a cache line, to which the kernels' loads are aligned."""
 
 
 class Arena:
@@ -21,7 +21,7 @@ class Arena:
         self._used = 0
 
     def take(self, size: int) -> U8:
-        """The next `size` bytes, contents undefined, until the arena is released below them."""
+        """The next `size` bytes, uninitialised. They stay valid until the arena is released to an earlier mark."""
         start, stop = self._used, self._used + size
         if stop > self._memory.size:
             raise CheckpointError(f"a work buffer of {stop:,} bytes is needed and {self._memory.size:,} were planned")
@@ -32,5 +32,5 @@ class Arena:
         return self._used
 
     def release(self, mark: int = 0) -> None:
-        """Give back everything taken after the mark."""
+        """Give back all that was taken after the mark."""
         self._used = mark

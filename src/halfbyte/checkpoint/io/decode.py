@@ -48,7 +48,7 @@ def read_scales(files: Files, source: SourceMatrix) -> Scales:
 def decode_rows(
     source: SourceMatrix, raw: npt.NDArray[Any], start: int, scales: Scales, arena: Arena, files: Files
 ) -> npt.NDArray[Any]:
-    """Values of rows that were read: as they are, or float32 after the source's own scales."""
+    """Values of rows that were read: floats as they are, all else decoded to float32."""
     match source.kind:
         case "float":
             return raw
@@ -93,7 +93,7 @@ def fp8_amax(source: SourceMatrix, raw: U8, start: int, scales: Scales) -> np.fl
 
 
 SLAB = 64
-"""Rows that are decoded at a time: what numpy makes on the way stays in the cache."""
+"""Rows per step, so that intermediate arrays stay in the cache."""
 
 
 def _slabs(source: SourceMatrix, start: int, stop: int, scales: Scales) -> Iterator[tuple[int, int, F32]]:
@@ -156,4 +156,4 @@ E4M3_VALUES: F32 = decode(np.arange(256, dtype=np.uint8), E4M3)
 """The value of every E4M3 byte."""
 
 E4M3_PAIRS = np.stack(np.meshgrid(E4M3_VALUES, E4M3_VALUES), axis=-1).reshape(-1, 2).view(np.uint64).reshape(-1)
-"""The two values of every pair of bytes, the first in the low half: half as many look-ups."""
+"""The two values of every pair of E4M3 bytes, the first in the low half: half as many look-ups."""

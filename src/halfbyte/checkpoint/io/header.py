@@ -19,7 +19,7 @@ from typing import BinaryIO
 from halfbyte.errors import CheckpointError
 
 MAX_HEADER = 100_000_000
-"""Bytes of JSON that are read at most: the limit of the format's own library."""
+"""Largest header that is read, in bytes: the limit of the format's own library."""
 
 DTYPE_BITS = {
     "BOOL": 8,
@@ -43,7 +43,7 @@ DTYPE_BITS = {
     "F6_E2M3": 6,
     "F6_E3M2": 6,
 }
-"""Bits an element of every dtype the format names."""
+"""Bits per element, for every dtype of the format."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,8 @@ def read_header(path: Path) -> Header:
 def _read_raw(path: Path, file: BinaryIO, size: int) -> bytes:
     prefix = file.read(8)
     length = int.from_bytes(prefix, "little")
-    if prefix[:2] in (b"PK", b"\x80\x02", b"\x80\x04") and 8 + length > size:  # 640, 1152 and 19280 begin so too
+    # The lengths 640, 1152 and 19280 begin with the same bytes as pickle and zip files, but such headers fit the file.
+    if prefix[:2] in (b"PK", b"\x80\x02", b"\x80\x04") and 8 + length > size:
         raise CheckpointError(
             f"{path}: this is a pickle (or zip) file, not safetensors; convert it to safetensors first"
         )

@@ -10,11 +10,11 @@ from typing import Any
 
 from halfbyte.checkpoint.io.header import Header, TensorInfo, encodable, read_header
 from halfbyte.errors import CheckpointError
+from halfbyte.layouts import LAYOUTS
 from halfbyte.models.model import setting
 
 INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
-HF_QUANT_CONFIG = "hf_quant_config.json"
 MANIFEST = "halfbyte.json"
 WORK = ".halfbyte"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -57,7 +57,7 @@ class Checkpoint:
     """Tensor name → where it lies, shard by shard in the order of the data."""
     config: Json
     quantization: Json
-    """quantization_config of config.json (or of its text_config), or what hf_quant_config.json says; {} if none."""
+    """quantization_config of config.json (or of its text_config), or of the file of a layout; {} if none."""
     side_files: tuple[str, ...]
     """Files to copy byte for byte: tokenizer, generation config, chat template, remote code."""
     left_out: Mapping[str, str]
@@ -148,7 +148,7 @@ def _side_files(path: Path, shards: list[str]) -> tuple[tuple[str, ...], dict[st
     """What is copied, and what is left out and why. Folders hold no part of a model that a loader reads."""
     side: list[str] = []
     left_out: dict[str, str] = {}
-    written = {CONFIG, INDEX, HF_QUANT_CONFIG, MANIFEST}
+    written = {CONFIG, INDEX, MANIFEST, *(layout.config_file for layout in LAYOUTS.values())}
     for entry in sorted(path.iterdir(), key=lambda entry: entry.name):
         if entry.name in shards or entry.name in written:
             continue
@@ -200,13 +200,13 @@ def _assemble(
 
 
 def _quantization(path: Path, config: Json) -> Json:
-    """What config.json or hf_quant_config.json says about a source that is quantized already."""
+    """What config.json, or the file of a layout beside it, says about a source that is quantized already."""
     text = config.get("text_config")
     for place in (config, text if isinstance(text, dict) else {}):
         found = place.get("quantization_config")
         if isinstance(found, dict):
             return found
-    if (path / HF_QUANT_CONFIG).is_file():
-        nested = read_json(path / HF_QUANT_CONFIG).get("quantization")
-        return {"quant_method": "modelopt", **nested} if isinstance(nested, dict) else {}
+    for layout in LAYOUTS.values():
+        if layout.config_file and (path / layout.config_file).is_file():
+            return layout.read_config_file(read_json(path / layout.config_file))
     return {}

@@ -1,4 +1,4 @@
-"""The second half of planning: chosen weights get tensors and places; every source tensor its account."""
+"""The second half of planning: chosen weights become output tensors, and these get their places in files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from halfbyte.models.names import is_expert
 
 
 def assemble(draft: Draft, options: Options, selector: Selector) -> Plan:
-    """Outputs file by file with their places; config and index; what the user should know."""
+    """The Plan of a draft: every output tensor with its place, the JSON files, and notes for the user."""
     checkpoint, target = draft.checkpoint, draft.target
     have = bool(draft.converted) and all(weight.sources[0].input_scale is not None for weight in draft.converted)
     kind, activations = activations_of(options, target, have)
@@ -108,7 +108,7 @@ def _plain_part(weight: SourceWeight) -> Part:
 
 
 def _split_biases(draft: Draft) -> None:
-    """Biases of stacked experts that were taken apart are taken apart as well."""
+    """Where stacked experts were taken apart, take their biases apart as well."""
     stacks: dict[str, int] = {}
     for weight in draft.converted:
         if not weight.stacked and is_expert(weight.module) and weight.tensor.name.endswith(("_blocks", "_proj")):

@@ -18,7 +18,7 @@ from halfbyte.models.names import routed_layer
 def json_files(
     draft: Draft, activations: Activations, shards: Sequence[Shard], excluded: Sequence[str]
 ) -> dict[str, dict[str, Any]]:
-    """config.json without the source's quantization and with ours; the index; what else the layout wants."""
+    """config.json with our quantization_config in place of the source's; the index; the layout's own files."""
     checkpoint, target = draft.checkpoint, draft.target
     config: dict[str, Any] = copy.deepcopy(dict(checkpoint.config))
     config.pop("quantization_config", None)

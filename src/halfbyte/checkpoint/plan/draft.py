@@ -1,4 +1,4 @@
-"""What is known of a conversion before its outputs have places."""
+"""A plan in the making: what becomes of each weight, before the outputs have places."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from halfbyte.models import Model
 
 @dataclass
 class Draft:
-    """Weights sorted by what becomes of them, and the account of every source tensor."""
+    """Weights sorted by what becomes of them, and what every source tensor is used for."""
 
     checkpoint: Checkpoint
     model: Model
@@ -25,7 +25,7 @@ class Draft:
     kept: dict[str, str] = field(default_factory=dict)
     gathered: list[tuple[Tensor, Part, SourceMatrix]] = field(default_factory=list)
     owned: dict[str, str] = field(default_factory=dict)
-    """Source tensor → the module that takes it in."""
+    """Source tensor → the module that it becomes part of."""
     dropped: dict[str, str] = field(default_factory=dict)
     groups: list[tuple[str, ...]] = field(default_factory=list)
 

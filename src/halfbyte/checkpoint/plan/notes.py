@@ -14,7 +14,7 @@ from halfbyte.models.names import ROUTED, is_expert, is_row_parallel, routed_lay
 def plan_notes(draft: Draft, selector: Selector, excluded: Sequence[str]) -> list[str]:
     """What is unusual about a conversion, in sentences."""
     notes = [f"pattern {pattern!r} matches no module" for pattern in selector.unused()]
-    format, layout = draft.target.format, draft.target.layout.name
+    format = draft.target.format
     if format is None:
         return notes
     narrow = [
@@ -37,14 +37,9 @@ def plan_notes(draft: Draft, selector: Selector, excluded: Sequence[str]) -> lis
         )
     notes += _swallowed(draft, excluded)
     experts = any(is_expert(weight.module) or weight.stacked for weight in draft.converted)
-    if experts and layout == "compressed-tensors" and format.has_global:
-        notes.append(
-            "transformers (through 5.22) reads NVFP4 experts in this layout wrongly and silently; vLLM reads them"
-        )
-    if draft.model.family.name == "gpt-oss" and format.has_global:
-        notes.append(
-            "no server reads gpt-oss in NVFP4 yet: its experts have biases, for which their kernels have no place"
-        )
+    for limits in (draft.target.layout.expert_limits, draft.model.family.expert_limits):
+        if experts and format.name in limits:
+            notes.append(limits[format.name])
     counts = Counter(weight.kind for weight in draft.decoded)
     if counts:
         listed = ", ".join(f"{count} {kind}" for kind, count in counts.items())

@@ -1,4 +1,4 @@
-"""Making a plan: weights are found, chosen, grouped, and given their places in the output files."""
+"""Making a plan: weights are found, chosen and grouped; `assemble` gives them their places."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _choose(draft: Draft, selector: Selector) -> None:
 
 
 def _unstack(draft: Draft, weight: SourceWeight) -> list[SourceWeight]:
-    """A stacked weight as the layout wants it: in one piece, or one weight an expert."""
+    """A stacked weight as the layout stores it: whole, or one weight per expert and projection."""
     if not weight.stacked or draft.model.stacking is None:
         return [weight]
     weight = orient(weight, draft.model)
@@ -95,7 +95,7 @@ def _unstack(draft: Draft, weight: SourceWeight) -> list[SourceWeight]:
 
 
 def _reason(draft: Draft, selector: Selector, weight: SourceWeight, quantized_source: bool) -> str | None:
-    """Why a weight is not converted. None: it is; an empty text: it is plain already and the target is plain."""
+    """Why a weight is not converted. None: it is. "": the target is plain and so is the weight already."""
     format = draft.target.format
     if format is None:
         return "" if weight.kind == "float" else None
@@ -112,7 +112,7 @@ def _reason(draft: Draft, selector: Selector, weight: SourceWeight, quantized_so
 
 
 def _refuse_partial(weights: Iterable[SourceWeight], reasons: Mapping[str, str | None]) -> None:
-    """A tensor that several modules come from is converted as a whole or not at all."""
+    """Raise if only some of the modules that one tensor holds would be converted."""
     seen: dict[str, tuple[str, bool]] = {}
     for weight in weights:
         convert = reasons[weight.module] is None

@@ -65,7 +65,7 @@ def find_source_weights(checkpoint: Checkpoint) -> Found:
     for name, tensor in checkpoint.tensors.items():
         dtype, shape = tensor.info.dtype, tensor.info.shape
         if name in stored:
-            if len(shape) == 2 or not name.endswith(".weight"):  # other ranks are no linear layers
+            if (len(shape) == 2 and 0 not in shape) or not name.endswith(".weight"):  # others are no linear layers
                 found.add(_quantized(stored[name]))
         elif name.endswith(".weight") and len(shape) == 2 and 0 not in shape:
             if dtype not in FLOATS:
@@ -80,7 +80,7 @@ def find_source_weights(checkpoint: Checkpoint) -> Found:
 
 
 def _unknown(tensor: Tensor) -> str:
-    """What to say of a tensor whose name is that of a weight, and that no table of a layout fits."""
+    """The message for a tensor that is named like a weight, but fits no table of a layout."""
     needed = {
         tensor.name.removesuffix(storage.codes.suffix) + storage.rules["scales"].suffix
         for storage in all_storages()

@@ -1,4 +1,4 @@
-"""What a conversion aims at: format, layout, contract and method that fit together, and the scales of activations."""
+"""The target of a conversion: format, layout, contract and method that fit together; scales of activations."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Target:
 
 
 def resolve_target(options: Options, family: Family) -> Target:
-    """The target that the options name. Combinations without a definition raise here."""
+    """The target that the options name. Raises for a combination that has no definition."""
     if options.to not in TARGETS:
         raise unknown_name("target format", options.to, TARGETS)
     layout = get_layout(options.layout)
@@ -63,7 +63,7 @@ def resolve_target(options: Options, family: Family) -> Target:
         layout = _beside_fp8(layout, family)
     if layout.stacking is not None and family.stacking not in (None, layout.stacking):
         raise UnsupportedError(
-            f"layout {layout.name} is read for gpt-oss models only, not for {family.name}; use --layout "
+            f"layout {layout.name} is read for {layout.name} models only, not for {family.name}; use --layout "
             "compressed-tensors"
         )
     format = get_format(options.to)

@@ -1,4 +1,4 @@
-"""Headers in, Plan out. Every error that a header can show is raised here, before anything is written.
+"""The Plan of a conversion and its parts.
 
 A plan is frozen and holds names and numbers only: which bytes of which source file become which tensor at which offset
 of which output file, and by which act. `run` executes it; memory, workers and devices are not its business.
@@ -27,7 +27,7 @@ Action = Literal["quantize", "cast", "relayout", "decode", "gather"]
 decode: to BF16. gather: single values from scattered places, unchanged."""
 
 VERSION = 1
-"""Of the plan and the files that name it; a change makes unfinished conversions start anew."""
+"""Version of plans, journals and manifests. After a change, unfinished conversions start again."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """What is remembered of a source file, to notice that it changed."""
+    """What identifies a source file, so that a change is noticed."""
 
     name: str
     size: int
@@ -128,7 +128,7 @@ class Plan:
     """Whether tensors without a usable scale (all zero, or tiny) get one that every reader can use."""
     layout: str
     activations: str
-    """In words: what a server makes of it."""
+    """In words: what a server does with activations."""
     shards: tuple[Shard, ...]
     groups: tuple[tuple[str, ...], ...]
     """Modules that share one tensor scale, single ones included."""

@@ -1,4 +1,4 @@
-"""Stacked experts as a plan sees them: turned so that rows are outputs, or taken apart, without reading a byte.
+"""Stacked experts in a plan: transposed so that rows are outputs, or split into single weights. No data is read.
 
 The orientation comes from the model, never from the shape; sizes are checked against config.json.
 """

@@ -1,23 +1,29 @@
-// One instruction set's kernels: this file is compiled once for each, with HB_NAME set to the name of its table.
+// The kernels of one instruction set. This file is compiled once per instruction set; HB_NAME is the name of its table.
 #include "kernels.h"
 
 #if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
-#include "plain.inc"
-#include "decode.inc"
+#include "codes/sixteen.inc"
+#include "codes/segments.inc"
+#include "codes/plain.inc"
+#include "codes/row_scaled.inc"
+#include "codes/mxfp8.inc"
+#include "codes/amax.inc"
+#include "codes/decode.inc"
+#include "codes/repack.inc"
 #include "lanes.inc"
-#include "four_six.inc"
-#include "exact.inc"
-#include "error_rows.inc"
-#include "hessian.inc"
-#include "mx_search.inc"
-#include "moves.inc"
+#include "searches/four_six.inc"
+#include "searches/nvfp4_exact.inc"
+#include "searches/nvfp4_lookup.inc"
+#include "searches/nvfp4_hessian.inc"
+#include "searches/mx_exact.inc"
 
 namespace {
 
-int64_t plain(const void* x, int64_t blocks, int block, int dtype, const Tables* t, uint8_t* codes, uint8_t* scales, int64_t* irregular) {
+int64_t plain(const void* x, int64_t blocks, int block, int dtype, const Tables* t, uint8_t* codes, uint8_t* scales,
+              int64_t* irregular) {
     if (dtype == FP32) {
         if (block == 16) return plain_blocks<true, 1>(x, blocks, *t, codes, scales, irregular);
         return plain_blocks<true, 2>(x, blocks, *t, codes, scales, irregular);
@@ -44,7 +50,8 @@ void direct(const void* x, int64_t blocks, int dtype, float factor, uint8_t* cod
     else direct_blocks<FP32, FIXED>(x, blocks, factor, codes, scales);
 }
 
-int64_t mxfp8(const void* x, int64_t blocks, int dtype, const Tables* t, uint8_t* codes, uint8_t* scales, int64_t* irregular) {
+int64_t mxfp8(const void* x, int64_t blocks, int dtype, const Tables* t, uint8_t* codes, uint8_t* scales,
+              int64_t* irregular) {
     if (dtype == BF16) return mxfp8_blocks<BF16>(x, blocks, *t, codes, scales, irregular);
     if (dtype == FP16) return mxfp8_blocks<FP16>(x, blocks, *t, codes, scales, irregular);
     return mxfp8_blocks<FP32>(x, blocks, *t, codes, scales, irregular);
@@ -54,10 +61,12 @@ uint32_t amax(const void* x, int64_t n, int dtype) {
     return dtype == FP32 ? amax_bits((const uint32_t*)x, n) : amax_bits((const uint16_t*)x, n);
 }
 
-constexpr int64_t STREAMED_BYTES = 8 << 20;  // an output of this size leaves the caches before anyone reads its beginning
+// An output of this size has left the caches before its start is read, so it is stored past them.
+constexpr int64_t STREAMED_BYTES = 8 << 20;
 
 template <bool STREAMED>
-void decode_to(const uint8_t* codes, const uint8_t* scales, int64_t blocks, int block, const void* table, int width, void* out) {
+void decode_to(const uint8_t* codes, const uint8_t* scales, int64_t blocks, int block, const void* table, int width,
+               void* out) {
     if (width == 2) {
         if (block == 16) decode16<1, STREAMED>(codes, scales, blocks, (const uint8_t*)table, (uint16_t*)out);
         else decode16<2, STREAMED>(codes, scales, blocks, (const uint8_t*)table, (uint16_t*)out);
@@ -67,13 +76,16 @@ void decode_to(const uint8_t* codes, const uint8_t* scales, int64_t blocks, int 
     }
 }
 
-void decode(const uint8_t* codes, const uint8_t* scales, int64_t blocks, int block, const void* table, int width, void* out) {
-    if (blocks * block * width < STREAMED_BYTES || ((uintptr_t)out & 15)) return decode_to<false>(codes, scales, blocks, block, table, width, out);
+void decode(const uint8_t* codes, const uint8_t* scales, int64_t blocks, int block, const void* table, int width,
+            void* out) {
+    if (blocks * block * width < STREAMED_BYTES || ((uintptr_t)out & 15))
+        return decode_to<false>(codes, scales, blocks, block, table, width, out);
     decode_to<true>(codes, scales, blocks, block, table, width, out);
     finish_stream();
 }
 
-void decode_mxfp8(const uint8_t* codes, const uint8_t* scales, int64_t blocks, const void* table, int width, void* out) {
+void decode_mxfp8(const uint8_t* codes, const uint8_t* scales, int64_t blocks, const void* table, int width,
+                  void* out) {
     if (width == 2) decode_bytes(codes, scales, blocks, (const uint16_t*)table, (uint16_t*)out);
     else decode_bytes(codes, scales, blocks, (const uint32_t*)table, (uint32_t*)out);
 }
@@ -99,8 +111,9 @@ struct Bytes {
 
 template <int KIND, bool SQUARED>
 struct TileRow {
-    // One row of tiles: `columns` tiles side by side, sixteen rows of `stride` bytes each.
-    static void run(const uint8_t* x, int64_t columns, int64_t stride, int dtype, const FourSixScale* s, uint8_t* scales) {
+    // One row of tiles: `columns` tiles side by side, each of sixteen rows that are `stride` bytes apart.
+    static void run(const uint8_t* x, int64_t columns, int64_t stride, int dtype, const FourSixScale* s,
+                    uint8_t* scales) {
         const int64_t size = 16 * (dtype == FP32 ? 4 : 2);
         for (int64_t c = 0; c < columns; ++c) {
             const uint8_t byte = (uint8_t)four_six_tile<KIND, SQUARED>(x + c * size, stride, dtype, *s);
@@ -109,15 +122,18 @@ struct TileRow {
     }
 };
 
-uint32_t four_six(const void* x, int64_t blocks, int dtype, int kind, int squared, const FourSixScale* s, uint8_t* scales) {
+uint32_t four_six(const void* x, int64_t blocks, int dtype, int kind, int squared, const FourSixScale* s,
+                  uint8_t* scales) {
     return by_error<Bytes>(kind, squared, (const uint8_t*)x, blocks, dtype, s, scales);
 }
 
-void four_six_tiles(const void* x, int64_t columns, int64_t stride, int dtype, int kind, int squared, const FourSixScale* s, uint8_t* scales) {
+void four_six_tiles(const void* x, int64_t columns, int64_t stride, int dtype, int kind, int squared,
+                    const FourSixScale* s, uint8_t* scales) {
     by_error<TileRow>(kind, squared, (const uint8_t*)x, columns, stride, dtype, s, scales);
 }
 
-void search(const void* x, int64_t stride, int64_t blocks, int dtype, const SearchTables* t, const float* weights, uint8_t* scales, int64_t scale_stride) {
+void search(const void* x, int64_t stride, int64_t blocks, int dtype, const SearchTables* t, const float* weights,
+            uint8_t* scales, int64_t scale_stride) {
     const uint8_t* at = (const uint8_t*)x;
     if (weights) {
         if (t->divides) search_blocks<true, true>(at, stride, blocks, dtype, *t, weights, scales, scale_stride);
@@ -128,29 +144,44 @@ void search(const void* x, int64_t stride, int64_t blocks, int dtype, const Sear
     }
 }
 
-void hessian(const void* x, int64_t stride, int64_t rows, int dtype, const SearchTables* t, const float* h, const float* bounds, uint8_t* scales, int64_t scale_stride) {
+void hessian(const void* x, int64_t stride, int64_t rows, int dtype, const SearchTables* t, const float* h,
+             const float* bounds, uint8_t* scales, int64_t scale_stride) {
     if (t->divides) hessian_column<true>((const uint8_t*)x, stride, rows, dtype, *t, h, bounds, scales, scale_stride);
     else hessian_column<false>((const uint8_t*)x, stride, rows, dtype, *t, h, bounds, scales, scale_stride);
 }
 
-void descend(const void* x, int64_t stride, int64_t rows, int dtype, const SearchTables* t, const float* h, const uint8_t* scales, int64_t scale_stride, uint8_t* codes, int64_t code_stride) {
+void descend(const void* x, int64_t stride, int64_t rows, int dtype, const SearchTables* t, const float* h,
+             const uint8_t* scales, int64_t scale_stride, uint8_t* codes, int64_t code_stride) {
     descend_column((const uint8_t*)x, stride, rows, dtype, *t, h, scales, scale_stride, codes, code_stride);
 }
 
 template <class Element>
-int64_t mx_search_of(const uint8_t* x, int64_t stride, int64_t blocks, int block, int dtype, const float* weights, int zero_byte, uint8_t* scales, int64_t scale_stride, int64_t first, int64_t step, int64_t* irregular) {
-    if (weights) return mx_search_blocks<Element, true>(x, stride, blocks, block, dtype, weights, zero_byte, scales, scale_stride, first, step, irregular);
-    return mx_search_blocks<Element, false>(x, stride, blocks, block, dtype, weights, zero_byte, scales, scale_stride, first, step, irregular);
+int64_t mx_search_of(const uint8_t* x, int64_t stride, int64_t blocks, int block, int dtype, const float* weights,
+                     int zero_byte, uint8_t* scales, int64_t scale_stride, int64_t first, int64_t step,
+                     int64_t* irregular) {
+    if (weights)
+        return mx_search_blocks<Element, true>(x, stride, blocks, block, dtype, weights, zero_byte, scales,
+                                               scale_stride, first, step, irregular);
+    return mx_search_blocks<Element, false>(x, stride, blocks, block, dtype, weights, zero_byte, scales, scale_stride,
+                                            first, step, irregular);
 }
 
-int64_t mx_search(const void* x, int64_t stride, int64_t blocks, int block, int dtype, int element, const float* weights, int zero_byte, uint8_t* scales, int64_t scale_stride, int64_t first, int64_t step, int64_t* irregular) {
+int64_t mx_search(const void* x, int64_t stride, int64_t blocks, int block, int dtype, int element,
+                  const float* weights, int zero_byte, uint8_t* scales, int64_t scale_stride, int64_t first,
+                  int64_t step, int64_t* irregular) {
     const uint8_t* at = (const uint8_t*)x;
-    if (element == MX_E4M3) return mx_search_of<E4M3Element>(at, stride, blocks, block, dtype, weights, zero_byte, scales, scale_stride, first, step, irregular);
-    if (element == MX_E2M1_DOWN) return mx_search_of<E2M1DownElement>(at, stride, blocks, block, dtype, weights, zero_byte, scales, scale_stride, first, step, irregular);
-    return mx_search_of<E2M1Element>(at, stride, blocks, block, dtype, weights, zero_byte, scales, scale_stride, first, step, irregular);
+    if (element == MX_E4M3)
+        return mx_search_of<E4M3Element>(at, stride, blocks, block, dtype, weights, zero_byte, scales, scale_stride,
+                                         first, step, irregular);
+    if (element == MX_E2M1_DOWN)
+        return mx_search_of<E2M1DownElement>(at, stride, blocks, block, dtype, weights, zero_byte, scales, scale_stride,
+                                             first, step, irregular);
+    return mx_search_of<E2M1Element>(at, stride, blocks, block, dtype, weights, zero_byte, scales, scale_stride, first,
+                                     step, irregular);
 }
 
-void mxfp8_emit(const void* x, int64_t blocks, int block, int dtype, const Tables* t, uint8_t* codes, const uint8_t* scales) {
+void mxfp8_emit(const void* x, int64_t blocks, int block, int dtype, const Tables* t, uint8_t* codes,
+                const uint8_t* scales) {
     if (dtype == BF16) mxfp8_codes<BF16>(x, blocks, block, *t, codes, scales);
     else if (dtype == FP16) mxfp8_codes<FP16>(x, blocks, block, *t, codes, scales);
     else mxfp8_codes<FP32>(x, blocks, block, *t, codes, scales);
@@ -164,4 +195,7 @@ void tile_amax(const void* x, int64_t columns, int dtype, uint32_t* out) {
 }  // namespace
 
 extern const Kernels HB_NAME;
-const Kernels HB_NAME = {plain, emit, direct<false>, direct<true>, mxfp8, amax, decode, decode_mxfp8, four_six, four_six_tiles, search, build_error_rows, search_by_rows, hessian, descend, mx_search, mxfp8_emit, pack_codes, unpack_codes, cast_blocks, tile_amax, LANES};
+const Kernels HB_NAME = {plain,          emit,         direct<false>, direct<true>,   mxfp8,      amax,
+                         decode,         decode_mxfp8, four_six,      four_six_tiles, search,     build_error_rows,
+                         search_by_rows, hessian,      descend,       mx_search,      mxfp8_emit, pack_codes,
+                         unpack_codes,   cast_blocks,  tile_amax,     LANES};

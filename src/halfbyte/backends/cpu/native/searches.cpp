@@ -1,45 +1,51 @@
-// One instruction set's peer searches, the general one and the Hadamard transform: compiled once for each, with HB_NAME set as for kernels.cpp.
+// The peers' searches, the search for any format and the Hadamard transform of one instruction set. Like kernels.cpp,
+// this file is compiled once per instruction set.
 #include "searches.h"
 
 #if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
-#include "plain.inc"
+#include "codes/sixteen.inc"
 #include "lanes.inc"
-#include "four_six.inc"
-#include "exact.inc"
-#include "orders.inc"
-#include "four_six_orders.inc"
-#include "static_search.inc"
-#include "qwantize.inc"
-#include "general.inc"
-#include "hadamard.inc"
+#include "codes/hadamard.inc"
+#include "searches/four_six.inc"
+#include "searches/nvfp4_exact.inc"
+#include "searches/peer_arithmetic.inc"
+#include "searches/four_six_any_order.inc"
+#include "searches/static_weights.inc"
+#include "searches/qwantize.inc"
+#include "searches/any_format.inc"
 
 namespace {
 
 template <int N, int KIND>
-void four_six_of_kind(const uint8_t* x, int64_t blocks, int dtype, int measure, const FourSixScale& s, uint8_t* scales) {
+void four_six_of_kind(const uint8_t* x, int64_t blocks, int dtype, int measure, const FourSixScale& s,
+                      uint8_t* scales) {
     if (measure == SQUARED) four_six_ordered<N, KIND, SQUARED, false>(x, blocks, dtype, s, scales);
     else four_six_ordered<N, KIND, ABSOLUTE, false>(x, blocks, dtype, s, scales);
 }
 
 template <int N>
-void four_six_of_length(const uint8_t* x, int64_t blocks, int dtype, int kind, int measure, int peer, const FourSixScale& s, uint8_t* scales) {
+void four_six_of_length(const uint8_t* x, int64_t blocks, int dtype, int kind, int measure, int peer,
+                        const FourSixScale& s, uint8_t* scales) {
     if (peer && measure == LARGEST) four_six_ordered<N, ERROR_BY_AMAX, LARGEST, true>(x, blocks, dtype, s, scales);
     else if (peer && measure == SQUARED) four_six_ordered<N, ERROR_BY_AMAX, SQUARED, true>(x, blocks, dtype, s, scales);
     else if (peer) four_six_ordered<N, ERROR_BY_AMAX, ABSOLUTE, true>(x, blocks, dtype, s, scales);
     else if (kind == ERROR_BY_AMAX) four_six_of_kind<N, ERROR_BY_AMAX>(x, blocks, dtype, measure, s, scales);
-    else if (kind == ERROR_BY_RECIPROCAL) four_six_of_kind<N, ERROR_BY_RECIPROCAL>(x, blocks, dtype, measure, s, scales);
+    else if (kind == ERROR_BY_RECIPROCAL)
+        four_six_of_kind<N, ERROR_BY_RECIPROCAL>(x, blocks, dtype, measure, s, scales);
     else four_six_of_kind<N, ERROR_SCALED>(x, blocks, dtype, measure, s, scales);
 }
 
-void four_six(const void* x, int64_t blocks, int block, int dtype, int kind, int measure, int peer, const FourSixScale* s, uint8_t* scales) {
+void four_six(const void* x, int64_t blocks, int block, int dtype, int kind, int measure, int peer,
+              const FourSixScale* s, uint8_t* scales) {
     if (block == 16) four_six_of_length<16>((const uint8_t*)x, blocks, dtype, kind, measure, peer, *s, scales);
     else four_six_of_length<32>((const uint8_t*)x, blocks, dtype, kind, measure, peer, *s, scales);
 }
 
-void four_six_tiles(const void* x, int64_t columns, int64_t stride, int dtype, int measure, const FourSixScale* s, uint8_t* scales) {
+void four_six_tiles(const void* x, int64_t columns, int64_t stride, int dtype, int measure, const FourSixScale* s,
+                    uint8_t* scales) {
     const uint8_t* at = (const uint8_t*)x;
     if (measure == LARGEST) four_six_ordered_tiles<LARGEST>(at, columns, stride, dtype, *s, scales);
     else if (measure == SQUARED) four_six_ordered_tiles<SQUARED>(at, columns, stride, dtype, *s, scales);
@@ -56,7 +62,8 @@ void sweep(const void* x, int64_t blocks, int block, int dtype, const SweepTable
     else sweep_blocks<32>((const uint8_t*)x, blocks, dtype, *t, scales);
 }
 
-void peer_search(const void* x, int64_t stride, int64_t blocks, const PeerSearch* t, const float* h, uint8_t* scales, int64_t scale_stride) {
+void peer_search(const void* x, int64_t stride, int64_t blocks, const PeerSearch* t, const float* h, uint8_t* scales,
+                 int64_t scale_stride) {
     const uint8_t* at = (const uint8_t*)x;
     if (t->dtype == FP32) {
         if (t->block == 16) peer_search_blocks<16, true>(at, stride, blocks, *t, h, scales, scale_stride);
@@ -67,17 +74,26 @@ void peer_search(const void* x, int64_t stride, int64_t blocks, const PeerSearch
     }
 }
 
-int64_t general(const void* x, int64_t stride, int64_t rows, int64_t row, int64_t column, const GeneralSearch* t, uint8_t* scales, int64_t scale_stride, int64_t first, int64_t* irregular) {
-    if (t->block == 16) return general_column<16>((const uint8_t*)x, stride, rows, row, column, *t, scales, scale_stride, first, irregular);
+int64_t general(const void* x, int64_t stride, int64_t rows, int64_t row, int64_t column, const GeneralSearch* t,
+                uint8_t* scales, int64_t scale_stride, int64_t first, int64_t* irregular) {
+    if (t->block == 16)
+        return general_column<16>((const uint8_t*)x, stride, rows, row, column, *t, scales, scale_stride, first,
+                                  irregular);
     return general_column<32>((const uint8_t*)x, stride, rows, row, column, *t, scales, scale_stride, first, irregular);
 }
 
-void descend(const void* x, int64_t stride, int64_t rows, int64_t row, int64_t column, const GeneralSearch* t, const Grid* grid, const uint8_t* scales, int64_t scale_stride, uint8_t* codes, int64_t code_stride) {
-    if (t->block == 16) general_descent<16>((const uint8_t*)x, stride, rows, row, column, *t, *grid, scales, scale_stride, codes, code_stride);
-    else general_descent<32>((const uint8_t*)x, stride, rows, row, column, *t, *grid, scales, scale_stride, codes, code_stride);
+void descend(const void* x, int64_t stride, int64_t rows, int64_t row, int64_t column, const GeneralSearch* t,
+             const Grid* grid, const uint8_t* scales, int64_t scale_stride, uint8_t* codes, int64_t code_stride) {
+    if (t->block == 16)
+        general_descent<16>((const uint8_t*)x, stride, rows, row, column, *t, *grid, scales, scale_stride, codes,
+                            code_stride);
+    else
+        general_descent<32>((const uint8_t*)x, stride, rows, row, column, *t, *grid, scales, scale_stride, codes,
+                            code_stride);
 }
 
-void wrap(const void* x, int64_t blocks, int block, int dtype, const float* constant, uint8_t* codes, const uint8_t* scales) {
+void wrap(const void* x, int64_t blocks, int block, int dtype, const float* constant, uint8_t* codes,
+          const uint8_t* scales) {
     const uint8_t* at = (const uint8_t*)x;
     if (dtype == BF16) wrap_codes<BF16>(at, blocks, block, constant, codes, scales);
     else if (dtype == FP16) wrap_codes<FP16>(at, blocks, block, constant, codes, scales);
@@ -95,4 +111,5 @@ void rotate(const void* x, int64_t groups, int dtype, const float* matrix, void*
 #define HB_JOINED(a, b) a##b
 #define HB_SEARCHES_OF(name) HB_JOINED(name, _searches)
 extern const Searches HB_SEARCHES_OF(HB_NAME);
-const Searches HB_SEARCHES_OF(HB_NAME) = {four_six, four_six_tiles, static_four_six, sweep, peer_search, general, descend, wrap, rotate};
+const Searches HB_SEARCHES_OF(HB_NAME) = {four_six, four_six_tiles, static_four_six, sweep, peer_search, general,
+                                          descend,  wrap,           rotate};

@@ -1,71 +1,77 @@
-// Searches that follow one peer's order of sums, and the search that takes any element, block and row: what they take.
+// The table of searches that add in a peer's own order, and of the search for any format; and the numbers they take.
 #pragma once
 #include "kernels.h"
 
-// How an element becomes a value, in the order of ELEMENTS in backends/cpu/general_search.py.
+// How an element is rounded. The order is that of ELEMENTS in backends/cpu/general_search.py.
 enum Element : int { EVEN = 0, DOWN = 1, WRAPPED = 2, NEAREST_E4M3 = 3, FIRST_NEAREST = 4 };
 enum Objective : int { SQUARES = 0, WEIGHTED_SQUARES = 1, QUADRATIC = 2 };
 enum Measure : int { ABSOLUTE = 0, SQUARED = 1, LARGEST = 2 };
 
-// The exact search of reference/search.py for any contract. Arrays "a row" have one entry for all rows where `per_row` is 0.
+// The exact search of reference/search.py for any contract. "Per row" means one entry for all rows if `per_row` is 0.
 struct GeneralSearch {
     int32_t block, dtype, element, objective;
-    int32_t divides;        // y = x / constant[byte] instead of x * constant[byte]
-    int32_t first, last;    // smallest and largest candidate byte
-    int32_t by_block;       // k is the exponent of the block's amax (MX), not the row's
-    int32_t zero_byte;      // what an all-zero block gets; -1: it is listed
+    int32_t divides;      // y = x / constant[byte] instead of x * constant[byte]
+    int32_t first, last;  // smallest and largest candidate byte
+    int32_t by_block;     // k is the exponent of the block's amax (MX formats); otherwise it is the row's
+    int32_t zero_byte;    // the byte of an all-zero block; -1: the block is listed as irregular
     int32_t per_row;
-    int32_t start;          // the candidate nearest to amax / 2**start (MX)
-    float most_value;       // largest element value
-    float zero_below;       // y up to this becomes 0
-    const float* value;     // scale by byte
-    const float* constant;  // what y is made with, 256 a row
-    const float* prescale;  // 2**-k, a row
-    const float* unit;      // g·2**-k, a row
-    const float* numbers;   // `block` weights a column, or the upper triangle of a column's H, doubled off the diagonal
-    const float* bounds;    // a column: root of the largest eigenvalue (negative: unknown), trace, smallest eigenvalue
+    int32_t start;          // MX: the search starts at the scale nearest to amax / 2**start
+    float most_value;       // the largest element value
+    float zero_below;       // y at or below this rounds to 0
+    const float* value;     // scale of each byte
+    const float* constant;  // what x is multiplied or divided by; 256 per row
+    const float* prescale;  // 2**-k per row
+    const float* unit;      // g·2**-k per row
+    const float* numbers;   // per column: `block` weights, or the upper triangle of H, doubled off the diagonal
+    const float* bounds;  // per column: root of the largest eigenvalue (negative: unknown), trace, smallest eigenvalue
 };
 
-// Codes of one step of the grid next to each other, for the descent.
+// The element values in ascending order. The descent moves a code to its neighbour here.
 struct Grid {
     int32_t size, code_bits;
-    float value[256];       // ascending
-    uint8_t code[256];      // of a place in the grid
-    uint8_t place[256];     // of a code
+    float value[256];    // ascending
+    uint8_t code[256];   // code of each place in the grid
+    uint8_t place[256];  // place of each code
 };
 
-// Model-Optimizer's static weights. (contracts/searches/static.py)
+// Numbers for Model-Optimizer's static weights. (contracts/searches/static.py)
 struct StaticScale {
-    float factor, inverse;  // what the copy's scale is multiplied by, and 1 over it
+    float factor, inverse;  // multiplies the scale of the fake-quantized copy; 1 / factor
     float top, amax;        // N and G/6 of the exported scale
-    float smallest;         // of the exported scale
+    float smallest;         // smallest exported scale
 };
 
 struct SweepTables {
-    float scale[126];       // of the copy, one a candidate
-    uint8_t byte[128];      // what is written for it
-    int32_t ascending;      // scales are positive and never fall
-    int32_t regular;        // and within four units in the last place of E4M3 values times `unit`
+    float scale[126];   // scale of each candidate in the fake-quantized copy
+    uint8_t byte[128];  // byte that is written for each candidate
+    int32_t ascending;  // the scales are positive and never decrease
+    int32_t regular;    // also, each is within four units in the last place of E4M3 value * `unit`
     float unit;
 };
 
-// qwantize's search. (contracts/searches/qwantize.py)
+// Numbers for qwantize's search. (contracts/searches/qwantize.py)
 struct PeerSearch {
     int32_t block, dtype;
-    int32_t last;           // largest candidate byte
-    int32_t limit;          // clipping must stay below 0: the best so far, 1: ten times it, 2: the naive error
-    float value[256];       // scale by byte
-    const float* h;         // block·block a column, or null
+    int32_t last;      // the largest candidate byte
+    int32_t limit;     // clipping error must stay below: 0: the best error, 1: ten times that, 2: the naive error
+    float value[256];  // scale of each byte
+    const float* h;    // block * block per column, or null
 };
 
 struct Searches {
-    void (*four_six)(const void* x, int64_t blocks, int block, int dtype, int kind, int measure, int peer, const FourSixScale*, uint8_t* scales);
-    void (*four_six_tiles)(const void* x, int64_t columns, int64_t stride, int dtype, int measure, const FourSixScale*, uint8_t* scales);
+    void (*four_six)(const void* x, int64_t blocks, int block, int dtype, int kind, int measure, int peer,
+                     const FourSixScale*, uint8_t* scales);
+    void (*four_six_tiles)(const void* x, int64_t columns, int64_t stride, int dtype, int measure, const FourSixScale*,
+                           uint8_t* scales);
     void (*static_four_six)(const void* x, int64_t blocks, int block, int dtype, const StaticScale*, uint8_t* scales);
     void (*sweep)(const void* x, int64_t blocks, int block, int dtype, const SweepTables*, uint8_t* scales);
-    void (*peer_search)(const void* x, int64_t stride, int64_t blocks, const PeerSearch*, const float* h, uint8_t* scales, int64_t scale_stride);
-    int64_t (*general)(const void* x, int64_t stride, int64_t rows, int64_t row, int64_t column, const GeneralSearch*, uint8_t* scales, int64_t scale_stride, int64_t first, int64_t* irregular);
-    void (*descend)(const void* x, int64_t stride, int64_t rows, int64_t row, int64_t column, const GeneralSearch*, const Grid*, const uint8_t* scales, int64_t scale_stride, uint8_t* codes, int64_t code_stride);
-    void (*wrap)(const void* x, int64_t blocks, int block, int dtype, const float* constant, uint8_t* codes, const uint8_t* scales);
+    void (*peer_search)(const void* x, int64_t stride, int64_t blocks, const PeerSearch*, const float* h,
+                        uint8_t* scales, int64_t scale_stride);
+    int64_t (*general)(const void* x, int64_t stride, int64_t rows, int64_t row, int64_t column, const GeneralSearch*,
+                       uint8_t* scales, int64_t scale_stride, int64_t first, int64_t* irregular);
+    void (*descend)(const void* x, int64_t stride, int64_t rows, int64_t row, int64_t column, const GeneralSearch*,
+                    const Grid*, const uint8_t* scales, int64_t scale_stride, uint8_t* codes, int64_t code_stride);
+    void (*wrap)(const void* x, int64_t blocks, int block, int dtype, const float* constant, uint8_t* codes,
+                 const uint8_t* scales);
     void (*rotate)(const void* x, int64_t groups, int dtype, const float* matrix, void* out);
 };

@@ -1,30 +1,39 @@
-// 4over6 of bfloat16 by a table: one word per element says which of two scales errs less, and holds the codes under both.
+// 4over6 of bfloat16 by a table. One word per element tells how much better one of the two scales is, and holds the
+// codes under both.
 //
-// A bfloat16 has 7 bits of significand, scaling by a power of two is exact, and both scales S6 and S4 of a block follow from
-// its amax v. So within an octave of v there are at most 17 pairs (S6, S4), eight steps of each; near the top S4 saturates at
-// 448, which adds a few. In a pair's table, row r stands for the magnitude whose bits are the pair's base plus r; the rows
-// cover 4.8 octaves, from below S6/4 up to the amax. An entry holds
-//     bits 0–3, 4–7   the codes under S6 and S4
-//     bits 8–31       e4 − e6 in units of 2^-18·s6 (squares: s6²), rounded; e = |d| or d², s6 = S6 as it is decoded
-// Row 0 stands for everything smaller: both codes are 0, both errors are x, their difference is 0. The sign of the sum of
-// sixteen entries tells the better scale. If the sum is near zero, or the block lies outside the table's octaves, the
-// contract's own arithmetic decides.
+// A bfloat16 has 7 bits of significand, multiplying by a power of two is exact, and both scales S6 and S4 of a block
+// follow from its amax v. So an octave of v has at most 17 pairs (S6, S4), eight steps of each. Near the top S4
+// saturates at 448, which adds a few pairs. In the table of a pair, row r stands for the magnitude whose bits are the
+// pair's base + r. The rows cover 4.8 octaves, from below S6/4 up to the amax. An entry holds:
 //
-// What "near" means (u = 2^-24, everything in units of s6 or s6²). The amax is at most 6.41, because S6 is off by at most 1/16; s4 is at
-// most 1.7, or, saturated, such that no |d| exceeds 1.3 and no q·s 7.7; sums over sixteen elements: Σ|d| <= 20.8, Σd² <= 27.1.
-// - The contract rounds q·s twice (15.4u), the difference, the square, and each sum. A sum of magnitudes is off by at most
-//   16·15.4u + 17u·Σ|d| <= 600u, a sum of squares by 2·15.4u·Σ|d| + 19u·Σd² <= 1160u. Both sums: 2320u < 37 units of 2^-18.
-// - An entry rounds s6 and s4 twice (15.4u each; in squares 2·1.3 times that: 80u < 1.3 units), its arithmetic a few times
-//   more (0.2 units) and itself (0.5 units): sixteen are off by less than 32 units.
-// - The codes below carry at most 16·0x77/256 < 8 units into the sum.
-// 37 + 32 + 8 = 77 < MARGIN_UNITS. Nothing under- or overflows within `limits`.
+// - bits 0–3 and 4–7: the codes under S6 and S4
+// - bits 8–31: e4 − e6, rounded, in units of 2^-18·s6 (for squares s6²). e is |d| or d², s6 is the decoded S6.
+//
+// Row 0 stands for everything smaller: both codes are 0, both errors are x, and the difference is 0. The sum of sixteen
+// entries tells which scale is better, unless it is close to zero. Then the contract's own arithmetic decides, as it
+// does for blocks outside the table's octaves.
+//
+// How close is decided as follows, with u = 2^-24 and everything in units of s6 or s6². The amax is at most 6.41,
+// because S6 is off by at most 1/16. s4 is at most 1.7; if it is saturated, no |d| exceeds 1.3 and no q·s exceeds 7.7.
+// Over sixteen elements, Σ|d| <= 20.8 and Σd² <= 27.1.
+//
+// - The contract rounds q·s twice (15.4u), the difference, the square, and each sum. A sum of magnitudes is off by at
+//   most 16·15.4u + 17u·Σ|d| <= 600u, a sum of squares by at most 2·15.4u·Σ|d| + 19u·Σd² <= 1160u. For both sums that
+//   is 2320u < 37 units of 2^-18.
+// - An entry rounds s6 and s4 twice (15.4u each; for squares 2·1.3 times that, 80u < 1.3 units), rounds a few times
+//   more in its arithmetic (0.2 units), and is rounded itself (0.5 units). Sixteen entries are off by less than 32
+//   units.
+// - The codes in the low bits carry at most 16·0x77/256 < 8 units into the sum.
+//
+// 37 + 32 + 8 = 77 < MARGIN_UNITS. `limits` excludes amaxes for which something could underflow or overflow.
 #ifndef MARGIN_UNITS
 #define MARGIN_UNITS 96
 #endif
-#include "common.cuh"
+#include "blocks.cuh"
 
-constexpr int ROW_COUNT = 616;  // ratios up to 6.41/0.25 = 25.7: 4.69 octaves of 128 rows, plus 0.09 because bits are not quite a logarithm
-constexpr int PAIRS = 26;       // 26·616·4 bytes are within 16 bits
+// Ratios reach 6.41/0.25 = 25.7, which is 4.69 octaves of 128 rows, plus 0.09 because bits are not quite a logarithm.
+constexpr int ROW_COUNT = 616;
+constexpr int PAIRS = 26;  // 26·616·4 bytes fit into 16 bits
 constexpr int MARGIN = MARGIN_UNITS * 256;
 
 enum Kind { ERROR_BY_AMAX = 0, ERROR_BY_RECIPROCAL = 1, ERROR_SCALED = 2 };
@@ -33,14 +42,15 @@ struct Pair {
     Scale six, four;
 };
 
-// The amaxes (bfloat16 bits) between which the table decides, and the one from which on S4 saturates.
+// The amaxes (bfloat16 bits) that the table serves, and the first one with a saturated S4.
 struct Limits {
-    u32 lowest, span, saturated, zero;  // span: highest − lowest; zero: the amax of a zero block, or a value that no amax has
+    u32 lowest, span, saturated,
+        zero;  // span: highest − lowest; zero: the amax of a block of zeros, or a number that is no amax
 };
 
 struct Tables {
     u32 entry[PAIRS * ROW_COUNT];
-    uint2 info[256];  // by the significand of the amax; from 128 on by its distance from `saturated`
+    uint2 info[256];  // index: significand of the amax; from 128 on, its distance from `saturated`
     Limits limits;
 };
 
@@ -55,8 +65,8 @@ __device__ __forceinline__ Pair pair_of(u32 v, float factor) {
     return {round_e4m3(base), round_e4m3(base * 1.5f)};
 }
 
-// x/c. The product with 1/c in two parts is the correctly rounded quotient where nothing underflows: tests/gpu/test_arithmetic.py
-// tries every significand.
+// x/c. If nothing underflows, the product with 1/c in two parts is the correctly rounded quotient.
+// tests/gpu/test_arithmetic.py tries every significand.
 __device__ __forceinline__ float over_top(float x, bool short_form) {
     if (!short_form || (TOP != 2688.0f && TOP != 1536.0f)) return x / TOP;
     const float high = TOP == 2688.0f ? 0.0003720237873494625f : 0.0006510416278615594f;
@@ -75,7 +85,8 @@ __device__ __forceinline__ float size_of(float x, const Scale& scale, float mult
     return SQUARED ? d * d : fabsf(d);
 }
 
-// Any block, by the contract's own formulas. Not inlined, so that the table's path keeps its registers.
+// A block by the contract's own formulas, for any numbers. It is not inlined, so that the table's path keeps its
+// registers.
 __device__ __noinline__ void exact_block(const Operand& o, const Segment& s, i64 block) {
     const Place at = place_of(o, block);
     const Words words = {(const u32*)source(o, s, at)};
@@ -95,19 +106,22 @@ __device__ __noinline__ void exact_block(const Operand& o, const Segment& s, i64
     o.scales[scale_place(o, at, block)] = (unsigned char)(four ? p.four.byte : p.six.byte);
 }
 
-// --- building the table: every block of threads finds all pairs, and writes the rows of some ---
+// --- building the table: every thread block finds the pairs and writes the rows of some ---
 
 struct Pairing {
-    u32 starts[8];  // one bit per entry of `info`: set if a pair starts there
+    u32 starts[8];  // one bit per entry of `info`: whether a pair starts there
     u32 lowest, saturated, beyond, octave;
-    Pair of[256];          // by entry of `info`
-    u32 first[PAIRS + 1];  // the entry at which each pair starts; after the last pair, 256
+    Pair of[256];          // the pair of each entry of `info`
+    u32 first[PAIRS + 1];  // the first entry of each pair; after the last pair, 256
 };
 
-// The amax that an entry of `info` stands for. Any octave would do for the first 128; in `octave` scales are near 1.
-__device__ __forceinline__ u32 amax_of(const Pairing& g, u32 index) { return index < 128 ? g.octave + index : g.saturated + index - 128; }
+// The amax of an entry of `info`. For the first 128 any octave would do; in `octave` the scales are near 1.
+__device__ __forceinline__ u32 amax_of(const Pairing& g, u32 index) {
+    return index < 128 ? g.octave + index : g.saturated + index - 128;
+}
 
-// Find the smallest amax whose base reaches a limit, by trying the numbers around it, from thread `first` on.
+// Finds the smallest amax whose base reaches a limit, by trying the numbers around it. `first` is the first thread that
+// tries.
 __device__ __forceinline__ void find_amax(u32* found, u32 first, float limit, float factor) {
     for (u32 i = threadIdx.x; i < first + 8; i += blockDim.x) {
         if (i < first) continue;
@@ -120,11 +134,13 @@ __device__ __forceinline__ u32 pairs_up_to(const Pairing& g, u32 index) {
     u32 count = 0;
 #pragma unroll
     for (u32 j = 0; j < 8; ++j)
-        count += __popc(g.starts[j] & (index >= 32 * j + 31 ? 0xFFFFFFFF : index >= 32 * j ? (2u << (index - 32 * j)) - 1 : 0));
+        count += __popc(g.starts[j] & (index >= 32 * j + 31 ? 0xFFFFFFFF
+                                       : index >= 32 * j    ? (2u << (index - 32 * j)) - 1
+                                                            : 0));
     return count;
 }
 
-// Number the pairs, and note the entry of `info` at which each starts. Returns how many pairs there are.
+// Numbers the pairs, finds their first entries in `info`, and returns how many pairs there are.
 __device__ __forceinline__ u32 find_pairs(Pairing& g, float factor) {
     for (u32 i = threadIdx.x; i < 256; i += blockDim.x) g.of[i] = pair_of(amax_of(g, i), factor);
     __syncthreads();
@@ -149,19 +165,20 @@ __device__ __forceinline__ uint2 info_of(const Pairing& g, u32 index) {
     const u32 number = pairs_up_to(g, index) - 1, octave = 8 * (amax_of(g, index) >> 7);
     const u32 row = ROW_COUNT - 1 - (g.first[number + 1] - 1 - index);
     const Pair& p = g.of[index];
-    return make_uint2(number * (ROW_COUNT * 4) | row << 16, ((p.six.byte - octave) & 0xFFFF) | (p.four.byte - octave) << 16);
+    return make_uint2(number * (ROW_COUNT * 4) | row << 16, ((p.six.byte - octave) & 0xFFFF) | (p.four.byte - octave)
+                                                                                                   << 16);
 }
 
 __device__ __forceinline__ Limits limits_of(const Pairing& g, bool usable) {
     // Within 2**±50 every square is a normal number.
     const u32 floor = 77 << 7, ceiling = 177 << 7;
     const u32 lowest = g.lowest < floor ? floor : g.lowest, highest = g.beyond - 1 < ceiling ? g.beyond - 1 : ceiling;
-    if (!usable || lowest > highest) return {0x8000, 0, 0x8000, usable ? 0 : 0xFFFFFFFF};  // above every amax
+    if (!usable || lowest > highest) return {0x8000, 0, 0x8000, usable ? 0 : 0xFFFFFFFF};  // larger than every amax
     return {lowest, highest - lowest, g.saturated, 0};
 }
 
 __device__ __forceinline__ void write_rows(const Pair& p, u32 last, u32* entries, const float* n) {
-    const bool tie = p.six.byte == p.four.byte;  // a tie keeps 6
+    const bool tie = p.six.byte == p.four.byte;  // if both scales are equal, 6 wins
     const float by_six = multiplier_of(p.six.value, n[INVERSE]), by_four = multiplier_of(p.four.value, n[INVERSE]);
     const float unit = KIND == ERROR_SCALED ? 1.0f : KIND == ERROR_BY_AMAX ? n[AMAX] / TOP : n[INVERSE];
     const float s6 = p.six.value * unit, s4 = p.four.value * unit, units = 262144.0f / (SQUARED ? s6 * s6 : s6);
@@ -187,9 +204,9 @@ extern "C" __global__ void __launch_bounds__(BUILD_THREADS) build_four_six(const
     }
     for (u32 i = threadIdx.x; i < 8; i += blockDim.x) g.starts[i] = 0;
     __syncthreads();
-    find_amax(&g.saturated, 0, 464.0f / 1.5f, factor);  // from here on S4 is 448; 480 would be next
-    find_amax(&g.beyond, 32, 464.0f, factor);           // from here on S6 is saturated, and too small for its block
-    find_amax(&g.lowest, 64, 0.015625f, factor);        // below, scales are subnormal
+    find_amax(&g.saturated, 0, 464.0f / 1.5f, factor);  // from here on S4 is 448; the next scale would be 480
+    find_amax(&g.beyond, 32, 464.0f, factor);           // from here on S6 is too small for its block
+    find_amax(&g.lowest, 64, 0.015625f, factor);        // below this, scales are subnormal
     __syncthreads();
     const u32 pairs = find_pairs(g, factor);
     const bool usable = n[NO_UNDERFLOW] > 0 && pairs <= PAIRS;
@@ -205,12 +222,13 @@ extern "C" __global__ void __launch_bounds__(BUILD_THREADS) build_four_six(const
 
 // --- blocks ---
 
-// Copy a table to shared memory; all loads are in flight together.
+// Starts all loads at once.
 __device__ __forceinline__ void copy_tables(const uint4* tables) {
     wait_for_kernel_before();
     for (u32 i = threadIdx.x; i < (sizeof(Tables) + 15) / 16; i += blockDim.x) {
 #if __CUDA_ARCH__ >= 900
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address_of(shared_memory + i)), "l"(tables + i) : "memory");
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address_of(shared_memory + i)), "l"(tables + i)
+                     : "memory");
 #else
         shared_memory[i] = tables[i];
 #endif
@@ -221,9 +239,9 @@ __device__ __forceinline__ void copy_tables(const uint4* tables) {
     __syncthreads();
 }
 
-// Returns whether the table decides; if it does, writes codes and scale.
-__device__ __forceinline__ bool decide(const Operand& o, const Tables& t, const Limits& limits, const Block& b, const Place& at, i64 block,
-                                       bool exists) {
+// Returns whether the table decides. If so, it writes codes and scale.
+__device__ __forceinline__ bool decide(const Operand& o, const Tables& t, const Limits& limits, const Block& b,
+                                       const Place& at, i64 block, bool exists) {
     u32 magnitudes[8], entries[16];
 #pragma unroll
     for (int i = 0; i < 8; ++i) magnitudes[i] = b.w[i] & 0x7FFF7FFF;

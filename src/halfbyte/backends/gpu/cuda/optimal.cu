@@ -1,38 +1,50 @@
-// The scale of least squared error for bfloat16, by a table: sixteen bytes per element hold its errors under nine scales.
+// The scale of least squared error for bfloat16, by a table. An entry holds the errors of one element under nine scales
+// in sixteen bytes.
 //
-// Scales from 2M/7 up are excluded by definition (docs/methods.md; M is the block's amax). Let L be the last byte below 2M/7
-// and s its scale: M lies in (3.5, 3.95]·s, and the significand of L, one of eight, selects the table. Candidates are the bytes
-// L, L − 1 … L − 8; the next one is below M/7.4, where clipping M alone costs more than M²/28. Row r of a table stands for the
-// magnitude whose bits are the table's base plus r; the rows cover 5.1 octaves, up to the largest M. An entry holds (q·s' − x)²
-// of each candidate:
-//     words 0, 1, 2   candidates 0 and 1, 2 and 5, 6 and 7: sixteen bits each, in units of 2^-16·s²
-//     word 3          candidates 3 and 4, rarely the best: eleven bits, 2^-11·s²; candidate 8: ten bits, 2^-10·s²
-// each rounded, and at most s². Row 0 also stands for everything smaller: all codes are 0 there, so all candidates err alike,
-// and by no more than row 0 says. The sums of the words, and of the shifted words, hold the sums of all fields without carries.
+// Scales of at least 2M/7 are excluded by definition (docs/methods.md); M is the block's amax. Let L be the largest
+// byte that is not excluded and s its scale. Then M is in (3.5, 3.95]·s, and L's significand, one of eight, selects the
+// table. Candidates are the bytes L, L − 1 … L − 8. The next one is below M/7.4, where clipping M alone costs more than
+// M²/28. Row r of a table stands for the magnitude whose bits are the table's base + r. The rows cover 5.1 octaves up
+// to the largest M. An entry holds (q·s' − x)² of each candidate, rounded and at most s²:
 //
-// What the sums prove, in units of 2^-16·s². A sum of sixteen entries is off by at most 8.3; candidates 3 and 4 by 256.3, candidate 8 by
-// 512.3. float32, which the objective is computed in, is off by 84u of s² with u = 2^-24 (exact.inc): by 0.4. P of a candidate
-// is its sum less 8, 256 or 512, plus 512: its error is at least P − 512.3, saturated entries or not, and at most P − 495.7,
-// or, for the coarse ones, P + 512.3. So the best is clear if
+// - words 0, 1 and 2: candidates 0 and 1, 2 and 5, 6 and 7, with sixteen bits each, in units of 2^-16·s²
+// - word 3: candidates 3 and 4, which are rarely the best, with eleven bits each, in units of 2^-11·s²; candidate 8
+//   with ten bits, in units of 2^-10·s²
+//
+// Row 0 also stands for everything smaller. There all codes are 0, so all candidates have the same error, and it is at
+// most that of row 0. The sums of the words and of the shifted words give the sums of all fields without carries.
+//
+// What the sums prove, in units of 2^-16·s²: sixteen entries are off by at most 8.3, for candidates 3 and 4 by 256.3,
+// for candidate 8 by 512.3. The objective, in float32, is off by 84u of s² with u = 2^-24 (nvfp4_exact.inc), which is
+// 0.4. P of a candidate is its sum minus 8, 256 or 512, plus 512. The candidate's error is at least P − 512.3, even
+// with saturated entries. It is at most P − 495.7, or P + 512.3 for the coarse candidates 3, 4 and 8. So the best
+// candidate is known if
+//
 // - the second smallest P is larger by MARGIN_UNITS (COARSE_MARGIN) or more,
-// - the smallest is less than what the byte L − 9 and all below cost at least, and no entry is saturated (`limit`), and
-// - no element comes to 7 under it, as the amax may under candidates 7 and 8: the short rounding does not end at 6 there.
-// Otherwise the objective itself decides: among the candidates that can still win, or, if there may be others, among all.
+// - the smallest P is below the least cost of the byte L − 9 and all smaller ones, and no entry is saturated (`limit`),
+//   and
+// - no element reaches 7 under it, which the amax may do under candidates 7 and 8. There the short rounding does not
+//   stop at 6.
+//
+// Otherwise the objective itself decides, among the candidates that can still win; or among all scales, if others may
+// win.
 #ifndef MARGIN_UNITS
 #define MARGIN_UNITS 18
 #endif
-#include "common.cuh"
+#include "blocks.cuh"
 
-constexpr int CANDIDATES = 9, ROW_COUNT = 656;   // M up to 3.95·s, code 0 below 0.25·s/2: 4.99 octaves, plus 0.09
-constexpr u32 FIRST_LAST = 20, LAST_LAST = 133;  // for L within these all candidates are normal; above 126 some are no scales
+constexpr int CANDIDATES = 9,
+              ROW_COUNT = 656;  // M is at most 3.95·s, codes are 0 below 0.25·s/2: 4.99 octaves, plus 0.09
+constexpr u32 FIRST_LAST = 20,
+              LAST_LAST = 133;  // for L in this range all candidates are normal; above 126 some do not exist
 constexpr u32 COARSE_MARGIN = 1026, SATURATED = 65000;
-constexpr u32 SMALLER = 1 << CANDIDATES;  // in a mask of candidates: smaller scales can win too
+constexpr u32 SMALLER = 1 << CANDIDATES;  // set beside a mask of candidates: smaller scales can win too
 
-// What a table has besides its rows.
+// The part of a table beside its rows.
 struct Head {
-    uint2 info[128];                    // by the significand of the amax
-    float multiplier[128], scale[128];  // for each byte: what elements are multiplied by, and s'
-    u32 zero;                           // the amax of a zero block, or a value that no amax has
+    uint2 info[128];                    // index: significand of the amax
+    float multiplier[128], scale[128];  // index: byte. The multiplier of elements, and s'
+    u32 zero;                           // the amax of a block of zeros, or a number that is no amax
 };
 
 struct Tables {
@@ -40,11 +52,13 @@ struct Tables {
     Head head;
 };
 
-// Shared memory holds COPIES copies of each row side by side, one for even lanes and one for odd ones. Eight lanes read at
-// once: with two copies four lanes compete for four banks, instead of eight for eight, and fewer have to wait.
+// Shared memory holds COPIES copies of each row side by side, one for even lanes and one for odd lanes. Of eight lanes
+// that read at once, four then share the four bank groups of their copy, instead of all eight lanes sharing eight
+// groups. So fewer wait for each other.
 constexpr int HEAD_AT = 8 * ROW_COUNT * COPIES;
 
-static_assert(sizeof(Tables) <= TABLE_BYTES && HEAD_AT * 16 + sizeof(Head) <= SHARED_BYTES, "the launch sets this much aside");
+static_assert(sizeof(Tables) <= TABLE_BYTES && HEAD_AT * 16 + sizeof(Head) <= SHARED_BYTES,
+              "the launch sets this much aside");
 
 __device__ __forceinline__ void copy_rows(const Tables* tables) {
     wait_for_kernel_before();
@@ -78,8 +92,8 @@ __device__ __forceinline__ float objective(const Words& words, float multiplier,
     return total;
 }
 
-// True if half the scale is a scale too (odd bytes below 16 have no half) and 7 times that half reaches the amax: then the
-// half is no worse.
+// Whether the scale is excluded: its half is a scale too (odd bytes below 16 have none), and 7 times the half reaches
+// the amax. Then the half is no worse.
 __device__ __forceinline__ bool excluded(u32 byte, float most, float unit) {
     return (byte > 15 || byte % 2 == 0) && 7.0f * ((value_of_e4m3(byte) * 0.5f) * unit) >= most;
 }
@@ -90,12 +104,12 @@ struct Found {
 
     __device__ __forceinline__ void consider(u32 tried, const Words& words, const Head& t, const float* n) {
         const float found = objective(words, t.multiplier[tried], t.scale[tried], n);
-        if (found < error || (found == error && tried < byte)) {  // the smaller scale of equals
+        if (found < error || (found == error && tried < byte)) {  // of two equal errors the smaller scale wins
             error = found;
             byte = tried;
         }
     }
-    // Try bytes from `tried` down, until clipping the amax alone costs more than the best.
+    // Tries the bytes from `tried` down, until clipping the amax alone costs more than the best.
     __device__ __forceinline__ void go_down(u32 tried, const Words& words, const Head& t, float most, const float* n) {
 #pragma unroll 1
         for (; tried >= 1; --tried) {
@@ -106,7 +120,7 @@ struct Found {
     }
 };
 
-// The search for any block: up from the byte nearest to M/6 until scales are excluded, then down.
+// The search for any block: from the byte nearest to M/6 up until scales are excluded, then down.
 __device__ __forceinline__ u32 search(const Words& words, const Head& t, float most, u32 start, const float* n) {
     Found best = {FLOAT32_MAX, 255};
     u32 cover = round_e4m3(most / (n[UNIT] * 6.0f)).byte;
@@ -117,11 +131,11 @@ __device__ __forceinline__ u32 search(const Words& words, const Head& t, float m
         else if (byte > 15) break;
     }
     best.go_down(cover - 1, words, t, most, n);
-    return best.byte == 255 ? start : best.byte;  // where no error is finite
+    return best.byte == 255 ? start : best.byte;  // 255: no error was finite
 }
 
-// A block that the table left undecided. `mask`: which candidates can win, and in the bit above them whether smaller scales
-// can; 0 means all scales.
+// A block that the table did not decide. `mask` has a bit for each candidate that can win, and SMALLER if smaller
+// scales can. 0 means all scales.
 __device__ __noinline__ void exact_block(const Operand& o, const Segment& s, const Head& t, i64 block, u32 mask) {
     const Place at = place_of(o, block);
     const Words words = {(const u32*)source(o, s, at)};
@@ -134,7 +148,8 @@ __device__ __noinline__ void exact_block(const Operand& o, const Segment& s, con
         const u32 last = (8 * (v >> 7) + t.info[v & 127].y) & 0xFF;
         Found best = {FLOAT32_MAX, 255};
 #pragma unroll 1
-        for (u32 left = mask & (SMALLER - 1); left != 0; left &= left - 1) best.consider(last - (__ffs(left) - 1), words, t, n);
+        for (u32 left = mask & (SMALLER - 1); left != 0; left &= left - 1)
+            best.consider(last - (__ffs(left) - 1), words, t, n);
         if (mask & SMALLER) best.go_down(last - CANDIDATES, words, t, most, n);
         byte = best.byte;
     } else if (v > 0 && v < 0x7F80 && n[SEARCHED] > 0) {
@@ -144,18 +159,20 @@ __device__ __noinline__ void exact_block(const Operand& o, const Segment& s, con
     o.scales[scale_place(o, at, block)] = (unsigned char)byte;
 }
 
-// --- building the table: every block of threads finds the bytes of the octave, and writes some rows ---
+// --- building the table: every thread block finds the bytes of one octave and writes some rows ---
 
 struct Octave {
-    u32 last[128];  // L, for amaxes of one octave
-    u32 end[8];     // by L's significand: the index of the last amax that has it
+    u32 last[128];  // L of each amax in one octave
+    u32 end[8];     // for each significand of L, the index of the last amax with it
     float multiplier[128], scale[128];
 };
 
-// The amax that an entry of `info` stands for, in the octave where x' is in [8, 16) and scales are near 1.
-__device__ __forceinline__ u32 amax_of(u32 index, float prescale) { return ((257 - (__float_as_uint(prescale) >> 23)) << 7) + index; }
+// The amax of an entry of `info`, in the octave where x' is in [8, 16). Scales are near 1 there.
+__device__ __forceinline__ u32 amax_of(u32 index, float prescale) {
+    return ((257 - (__float_as_uint(prescale) >> 23)) << 7) + index;
+}
 
-// The last byte that is not excluded.
+// The largest byte that is not excluded.
 __device__ __forceinline__ u32 last_of(float most, float unit) {
     u32 byte = (__float_as_uint(most / (3.5f * unit)) >> 20) - 960;
     while (excluded(byte, most, unit)) --byte;
@@ -163,7 +180,7 @@ __device__ __forceinline__ u32 last_of(float most, float unit) {
     return byte;
 }
 
-// One octave further, L is larger by 8.
+// One octave further up, L is larger by 8.
 __device__ __forceinline__ u32 last_at(const Octave& g, u32 index) { return g.last[index & 127] + (index >> 7) * 8; }
 
 __device__ __forceinline__ uint2 info_of(const Octave& g, u32 index, u32 amax, float prescale) {
@@ -236,8 +253,8 @@ __device__ __forceinline__ Best merged(Best a, Best b) {
     return {smaller(a.first, b.first), smaller(larger(a.first, b.first), smaller(a.second, b.second))};
 }
 
-// Eight codes, the first in the low nibble. Noise above a code is shifted out, and offsets are subtracted at once. No y
-// reaches 7.
+// Eight codes, the first in the low nibble. The shifts drop the bits above each code, and one subtraction removes all
+// offsets. Every y must be below 7.
 __device__ __forceinline__ u32 pack(const u32* w, float multiplier) {
     u32 raw[8];
 #pragma unroll
@@ -246,11 +263,12 @@ __device__ __forceinline__ u32 pack(const u32* w, float multiplier) {
         const u32 moved = __float_as_uint(__fmaf_rn(step_of(y), 524288.0f, y));
         raw[i] = moved + (moved >> 22);
     }
-    const u32 low = ((raw[3] * 16 + raw[2]) * 16 + raw[1]) * 16 + raw[0], high = ((raw[7] * 16 + raw[6]) * 16 + raw[5]) * 16 + raw[4];
+    const u32 low = ((raw[3] * 16 + raw[2]) * 16 + raw[1]) * 16 + raw[0],
+              high = ((raw[7] * 16 + raw[6]) * 16 + raw[5]) * 16 + raw[4];
     return __byte_perm(low - 56778, high - 56778, 0x5410) | signs(w);
 }
 
-// For every candidate 16·P plus its number; the coarse candidates have 8 added to their number.
+// 16·P of every candidate, plus its number. The coarse candidates' numbers are larger by 8.
 __device__ __forceinline__ void measure(const u32* magnitudes, u32 minus, u32 table, u32* p) {
     u32 plain[4] = {}, upper[4] = {}, top = 0;
 #pragma unroll
@@ -279,9 +297,9 @@ __device__ __forceinline__ void measure(const u32* magnitudes, u32 minus, u32 ta
     p[8] = top * (64 * 16) + 8;
 }
 
-// Returns whether the table decides. If it does, writes codes and scale; if not, `mask` says what can still win.
-__device__ __forceinline__ bool decide(const Operand& o, const Head& t, u32 zero_amax, const Block& b, const Place& at, i64 block,
-                                       bool exists, u32* mask) {
+// Returns whether the table decides. If so, it writes codes and scale; otherwise `mask` tells what can still win.
+__device__ __forceinline__ bool decide(const Operand& o, const Head& t, u32 zero_amax, const Block& b, const Place& at,
+                                       i64 block, bool exists, u32* mask) {
     u32 magnitudes[8], p[CANDIDATES];
 #pragma unroll
     for (int i = 0; i < 8; ++i) magnitudes[i] = b.w[i] & 0x7FFF7FFF;
@@ -291,11 +309,12 @@ __device__ __forceinline__ bool decide(const Operand& o, const Head& t, u32 zero
     const bool inside = last - FIRST_LAST <= LAST_LAST - FIRST_LAST, zero = v == zero_amax;
     const u32 minus = __byte_perm(inside ? (info.x >> 16) - v : 0x8001u, 0, 0x1010);
     measure(magnitudes, minus, address_of(shared_memory + threadIdx.x % COPIES) + (info.x & 0xFFFF) * (16 * COPIES), p);
-    if (__builtin_expect(last > 126 && inside, 0)) {  // these are no scales
+    if (__builtin_expect(last > 126 && inside, 0)) {  // bytes above 126 are no scales
 #pragma unroll
         for (int k = 0; k < 7; ++k) p[k] = last - 126 > k ? 0x7FFFFFFF : p[k];
     }
-    Best best = merged(merged(ordered(p[0], p[1]), ordered(p[2], p[3])), merged(ordered(p[4], p[5]), ordered(p[6], p[7])));
+    Best best =
+        merged(merged(ordered(p[0], p[1]), ordered(p[2], p[3])), merged(ordered(p[4], p[5]), ordered(p[6], p[7])));
     best = merged(best, {p[8], 0x7FFFFFFF});
     const u32 winner = best.first & 15, reach = best.first + (winner & 8 ? COARSE_MARGIN : MARGIN_UNITS) * 16;
     const bool within = reach >> 4 < info.y >> 16;

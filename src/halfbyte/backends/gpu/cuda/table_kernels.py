@@ -71,7 +71,7 @@ TABLE_KERNELS = {
 
 
 class Operand(ctypes.Structure):
-    """The struct Operand of cuda/common.cuh."""
+    """The struct Operand of cuda/blocks.cuh."""
 
     _fields_ = [
         ("x", ctypes.c_void_p), ("codes", ctypes.c_void_p), ("scales", ctypes.c_void_p), ("numbers", ctypes.c_void_p),

@@ -1,10 +1,11 @@
-// Tables of one NVFP4 tensor, found by asking the contract's own formulas where each byte and each code begins.
-#include "common.h"
+// Builds the tables of one NVFP4 tensor. It evaluates the contract's own formulas to find where each byte and each code
+// starts.
+#include "tables.h"
 
 static float round_to_half(float x) {
-    // Nearest even to float16, as a float; only non-negative x.
+    // Rounds a non-negative x to the nearest float16, ties to even.
     if (x != x || x >= 65520.0f) return x != x ? x : std::numeric_limits<float>::infinity();
-    if (x < 0x1p-14f) return (x + 0.5f) - 0.5f;  // one unit of 0.5 is 2**-24
+    if (x < 0x1p-14f) return (x + 0.5f) - 0.5f;  // the last place of 0.5 is 2**-24
     uint32_t bits = as_bits(x);
     bits += 0xFFF + ((bits >> 13) & 1);
     return as_float(bits & ~0x1FFFu);
@@ -17,43 +18,48 @@ static float round_to_bfloat(float x) {
     return as_float(bits & 0xFFFF0000u);
 }
 
-// contracts.expressions, slot 2, in the order of PRE_SCALES in backends/cpu/tables.py.
+// Slot 2 of the contract.
 static float pre_scale(const Rule& r, float v) {
     const float sixth = 1.0f / 6.0f;
     switch (r.pre_scale) {
-        case 0: return v * (r.factor * sixth);
-        case 1: return r.factor * (v * sixth);
-        case 2: return r.amax == 0.0f ? 0.0f : (v / r.largest) * r.factor;
-        case 3: return v / (6.0f * r.factor);
-        case 4: {
+        case FOLDED_SIXTH: return v * (r.factor * sixth);
+        case SIXTH_THEN_FACTOR: return r.factor * (v * sixth);
+        case DIVIDED_THEN_FACTOR_OR_ZERO: return r.amax == 0.0f ? 0.0f : (v / r.largest) * r.factor;
+        case OVER_PRODUCT: return v / (6.0f * r.factor);
+        case FACTOR_TIMES_DIVIDED: {
             float share = v / 6.0f;
             if (r.statistics == FP16) share = round_to_half(share);
             if (r.statistics == BF16) share = round_to_bfloat(share);
             return r.factor * share;
         }
-        case 5: return (v / 6.0f) / r.factor;
-        case 6: return v / 6.0f;
-        case 7: return v / 6.0f > 1e-12f ? v / 6.0f : 1e-12f;
-        default:
-            // Without the replacement of a zero share, which `for_zero` holds: so the scale never falls as v grows.
+        case DIVIDED_TWICE: return (v / 6.0f) / r.factor;
+        case DIVIDED: return v / 6.0f;
+        case DIVIDED_FLOORED: return v / 6.0f > 1e-12f ? v / 6.0f : 1e-12f;
+        case STATIC_SCALE:
+            // A zero share is not replaced here (`for_zero` does that), so the scale never decreases as v grows.
             return ((v / 6.0f) * (r.top / 6.0f)) / (r.amax / 6.0f);
+        default: return std::numeric_limits<float>::quiet_NaN();  // no such formula: backends/cpu/choose.py refuses it
     }
 }
 
-// Whether `for_zero` applies: the scale (Model-Optimizer's static weights: v/6) is exactly 0.
-static bool is_zero(const Rule& r, float v) { return (r.pre_scale == 8 ? v / 6.0f : pre_scale(r, v)) == 0.0f; }
+// Whether `for_zero` applies, that is, whether the scale is exactly 0. Model-Optimizer's static weights ask this of
+// v/6.
+static bool is_zero(const Rule& r, float v) {
+    return (r.pre_scale == STATIC_SCALE ? v / 6.0f : pre_scale(r, v)) == 0.0f;
+}
 
-// Slot 3 without its exceptions for zero, so that it never falls as v grows.
+// Slot 3 of the contract without its exceptions for zero, so that the byte never decreases as v grows.
 static int byte_of(const Rule& r, float v) {
     float scale = pre_scale(r, v);
     return e4m3_encode(scale > r.smallest ? scale : r.smallest);
 }
 
-// Smallest bits in [0, end] for which a predicate that turns true once is true; end + 1 if it never is.
+// The smallest bits in [0, end] for which `holds` is true, or end + 1 if there are none. `holds` must be false up to
+// some bits and true from there on.
 template <class Predicate>
 static uint32_t first_true(Predicate holds, uint32_t guess, uint32_t end) {
     if (guess > end) guess = end;
-    uint32_t low, high, step = 1;  // holds(low) is false (or low is before the start), holds(high) is true
+    uint32_t low, high, step = 1;  // holds(high) is true; holds(low) is false
     if (holds(guess)) {
         high = guess;
         for (;;) {
@@ -75,12 +81,13 @@ static uint32_t first_true(Predicate holds, uint32_t guess, uint32_t end) {
     }
     while (high - low > 1) {
         uint32_t middle = low + (high - low) / 2;
-        if (holds(middle)) high = middle; else low = middle;
+        if (holds(middle)) high = middle;
+        else low = middle;
     }
     return high;
 }
 
-// Bits of a magnitude near a float value: where the search for a threshold starts.
+// Bits of a magnitude close to `value`. The search for a threshold starts there.
 static uint32_t bits_near(float value, int dtype) {
     if (!(value > 0.0f)) return 0;
     if (dtype == FP32) return as_bits(value);
@@ -92,7 +99,7 @@ static uint32_t bits_near(float value, int dtype) {
 
 static const float MIDDLES[7] = {0.25f, 0.75f, 1.25f, 1.75f, 2.5f, 3.5f, 5.0f};
 
-// 16-bit kernels compare 16-bit lanes: both halves of the word hold the threshold.
+// Kernels for 16-bit input compare 16-bit lanes, so both halves of the word hold the threshold.
 static int32_t in_lanes(int32_t threshold, int dtype) {
     return dtype == FP32 ? threshold : (int32_t)((uint32_t)(threshold & 0xFFFF) * 0x10001u);
 }
@@ -105,7 +112,7 @@ static void fill_thresholds(const Rule& r, int dtype, int byte, Tables* t) {
         return r.divides ? x / constant : x * constant;
     };
     for (int k = 0; k < 7; ++k) {
-        const bool closed = r.tie == TIE_EVEN && (k & 1);  // .75, 1.75 and 3.5 go up to the even code
+        const bool closed = r.tie == TIE_EVEN && (k & 1);  // 0.75, 1.75 and 3.5 round up to the even code
         const float middle = MIDDLES[k];
         auto reached = [&](uint32_t bits) { return closed ? y(bits) >= middle : y(bits) > middle; };
         float near = r.divides ? middle * constant : middle / constant;
@@ -119,9 +126,9 @@ static void fill_thresholds(const Rule& r, int dtype, int byte, Tables* t) {
     if (t->positive_sign[byte]) t->has_positive_sign = 1;
 }
 
-// False where thresholds lie otherwise, as among subnormal numbers.
+// Fills a segment table. Returns false if the thresholds do not fit one; that happens among subnormal numbers.
 static bool fill_segment(const int32_t* threshold, Segment* s) {
-    int32_t begin[7];  // of code k + 1, as a place
+    int32_t begin[7];  // the place at which code k + 1 starts
     auto bits = [&](int k) { return (int32_t)(int16_t)(threshold[k] & 0xFFFF) + 1; };
     const int32_t start = bits(3) - Segment::MIDDLE;
     if (start < 0) return false;
@@ -137,17 +144,17 @@ static bool fill_segment(const int32_t* threshold, Segment* s) {
         s->count[at] = (uint8_t)(Segment::SIZE * (code - middle) + Segment::SIZE - place);
     }
     s->start = (uint32_t)start * 0x10001u;
-    return s->count[0] == 0;  // what upper bytes of 16-bit lanes are given
+    return s->count[0] == 0;  // the upper bytes of 16-bit lanes look up entry 0 and must get 0
 }
 
-// Steps of amaxes whose bytes have bounded segments, from the last one down to where they go on like this. (common.h: Steps)
+// Fills the steps, from the last amax with a bounded segment down to the first that does not fit. (tables.h: Steps)
 static void fill_steps(Tables* t) {
     Steps& s = t->steps;
     const uint32_t end = t->starts[t->last_bounded + 1];
     uint32_t first = t->starts[t->first_segment];
     if (t->last_bounded < t->first_segment || end > 32768 || end < first + 256) return;
-    s.shift = t->lut[end - 1] - t->lut[end - 1 - 128] == 8 ? 4 : 7;  // eight bytes a binade, or one
-    int32_t least[16], most[16];  // what may be added to amaxes of each sixteenth of a binade
+    s.shift = t->lut[end - 1] - t->lut[end - 1 - 128] == 8 ? 4 : 7;  // a binade has eight bytes, or one
+    int32_t least[16], most[16];  // smallest and largest sum offset + ahead[i] that gives the right bytes
     std::fill(least, least + 16, -65536);
     std::fill(most, most + 16, 65536);
     for (uint32_t a = end; a-- > first;) {
@@ -165,7 +172,8 @@ static void fill_steps(Tables* t) {
     s.last = (uint16_t)(end - 1);
 }
 
-// Segments of the bytes whose thresholds and amaxes are there already: the last described one and those below it without a gap.
+// Fills the segments. Thresholds and amaxes must be there already. The bytes with a segment are the last one that fits
+// and those below it, down to the first that does not.
 extern "C" void hb_build_segments(int dtype, Tables* t) {
     t->first_segment = 1;
     t->last_segment = t->last_bounded = 0;
@@ -180,7 +188,8 @@ extern "C" void hb_build_segments(int dtype, Tables* t) {
     t->last_segment = byte;
     while (byte >= 0 && sign_of(byte) == t->segment_sign && fill_segment(t->threshold[byte], &t->segment[byte])) --byte;
     t->first_segment = byte + 1;
-    for (byte = t->first_segment; byte <= t->last_segment; ++byte) {  // the last amax of a byte is the largest magnitude under it
+    // The largest magnitude under a byte is the largest amax that leads to it.
+    for (byte = t->first_segment; byte <= t->last_segment; ++byte) {
         if ((int64_t)t->starts[byte + 1] - 1 - (t->segment[byte].start & 0xFFFF) >= Segment::PLACES) break;
         t->last_bounded = byte;
     }
@@ -192,13 +201,13 @@ static bool regular_constant(const Rule& r, int byte) {
     return byte < 127 && std::isfinite(r.constant[byte]) && !(r.divides && r.constant[byte] == 0.0f);
 }
 
-// Returns 0; tables of a factor that is NaN or Inf are refused with 1 (the caller asks the reference).
+// Returns 0, or 1 if the factor or the amax is NaN or infinite: then the caller uses the reference.
 extern "C" int hb_build_tables(const Rule* rule, int dtype, Tables* t) {
     const Rule& r = *rule;
     if (!std::isfinite(r.factor) || !std::isfinite(r.amax)) return 1;
     const uint32_t end = inf_bits(dtype) - 1, shift = dtype == FP32 ? 16 : 0;
     t->has_positive_sign = 0;
-    // Where each byte begins, as an amax; a byte that is never reached begins at Inf.
+    // The amax at which each byte starts. A byte that no amax reaches starts at infinity.
     uint32_t* starts = t->starts;
     starts[0] = 0;
     const float ratio = pre_scale(r, 1.0f);
@@ -210,19 +219,19 @@ extern "C" int hb_build_tables(const Rule* rule, int dtype, Tables* t) {
     }
     for (int byte = 127; byte <= 256; ++byte) starts[byte] = end + 1;
     for (int byte = 0; byte < 127; ++byte) fill_thresholds(r, dtype, byte, t);
-    std::memset(t->threshold[127], 0, sizeof t->threshold[127] * 129);  // no byte that a block has
+    std::memset(t->threshold[127], 0, sizeof t->threshold[127] * 129);  // no block has these bytes
     for (int byte = 0; byte < 127; ++byte) {
         const int written = byte == 0 && r.for_zero_byte >= 0 ? r.for_zero_byte : byte;
         const float c = r.constant[written];
         bool regular = regular_constant(r, written);
-        if (r.wraps && starts[byte + 1] > starts[byte]) {  // beyond 7 the code is no step function of x
+        if (r.wraps && starts[byte + 1] > starts[byte]) {  // from y = 7 on the code no longer rises with x
             float x = magnitude_value(starts[byte + 1] - 1, dtype);
             regular = regular && (r.divides ? x / c : x * c) < 7.0f;
         }
         t->written[byte] = regular ? (uint8_t)written : IRREGULAR;
     }
     for (int byte = 127; byte < 256; ++byte) t->written[byte] = IRREGULAR;
-    // Entry i holds the byte of the magnitude i << shift.
+    // Entry i is the byte of the amax with bits i << shift.
     const uint32_t round_up = (1u << shift) - 1;
     uint32_t filled = 0;
     for (int byte = 0; byte < 127; ++byte) {
@@ -245,7 +254,7 @@ extern "C" int hb_build_tables(const Rule* rule, int dtype, Tables* t) {
     return 0;
 }
 
-// Scale bytes of amaxes given as bits. Returns how many are IRREGULAR.
+// Scale bytes of amaxes, given by their bits. Returns how many are IRREGULAR.
 extern "C" int64_t hb_bytes_of_amaxes(const uint32_t* bits, int64_t count, int dtype, const Tables* t, uint8_t* out) {
     int64_t irregular = 0;
     for (int64_t i = 0; i < count; ++i) {
