@@ -1,1 +1,1 @@
-"""Benchmarks. Each checks the bits it timed."""
+"""Benchmarks. Each one checks the bits of the results that it timed."""

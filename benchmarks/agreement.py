@@ -1,9 +1,9 @@
-"""How often 4over6's fast error picks the same scale as its strict one: TransformerEngine's study, on a GPU.
+"""How often the fast error of 4over6 picks the same scale as the strict error: TransformerEngine's study, on a GPU.
 
     python -m benchmarks.agreement
 
-Share of equal E4M3 scale bytes on normal data of 98304 x 7168, for tensor and row scaling, 1-D blocks and 16x16 tiles,
-E4M3 maximum 448 and 256, bfloat16 and float16, MAE and MSE. Exit status 1: some share is 99.9 % or less.
+It prints the share of equal E4M3 scale bytes on normal data of 98304 x 7168, for tensor and row scaling, 1-D blocks and
+16x16 tiles, E4M3 maximum 448 and 256, bfloat16 and float16, MAE and MSE. Exit status 1: some share is 99.9 % or less.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ERRORS: tuple[BlockError, ...] = ("mae", "mse")
 
 
 def share(x: torch.Tensor, error: BlockError, top: int, tile: tuple[int, int], scaling: Scaling) -> float:
-    """Share of scale bytes that both error paths choose alike."""
+    """Share of blocks for which both errors choose the same scale byte."""
     strict, fast = (
         hb.quantize(x, "nvfp4", method=hb.FourSix(error, top, quick), tile=tile, scaling=scaling, backend="gpu")
         for quick in (False, True)

@@ -1,14 +1,14 @@
-"""How fast `halfbyte convert` is: beside `cp -r` of the same files, beside the usual way; linear or not; large plans.
+"""The speed of `halfbyte convert`, compared with `cp -r` and with an eager loop; by model size; and of large plans.
 
     python benchmarks/convert.py              a checkpoint of about 2.4 GB, a few minutes
     python benchmarks/convert.py --quick      a small one
     python benchmarks/convert.py --folder DIR --gigabytes 8
 
-The source is in the page cache. `cp` and `convert` write to the same file system; both are timed without waiting for
-the disk (as cp ends) and, in rows of their own, until everything is on it (convert syncs each shard; cp is followed by
-`sync -f`). Dirty pages are flushed before each timing. Every row is the best of its rounds, rounds interleaved and each
-in another order. What was timed is checked: hashes of the manifest against what was written, and bits against the usual
-way's.
+The source is in the page cache. `cp` and `convert` write to the same file system. Both are timed without waiting for
+the disk (as cp ends) and, in separate rows, until everything is on the disk (convert syncs each shard; cp is followed
+by `sync -f`). Dirty pages are flushed before each timing. Every row is the best of its rounds; the rounds are
+interleaved, each in another order. The results are checked: the hashes of the manifest against the files, and the bits
+against those of the eager loop.
 Exit status 1: some bit is wrong.
 """
 
@@ -27,7 +27,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a file, this folder's parent is not on the path
+sys.path.insert(0, str(Path(__file__).parents[1]))  # when run as a file, the repository is not on the path
 
 from rich.console import Console
 from rich.table import Table
@@ -43,7 +43,7 @@ TE = Options(contract="transformer_engine", method="amax", rules=Rules(experts_o
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, print, write; 1 if a bit is wrong."""
+    """Measure, print and write the report. Returns 1 if a bit is wrong."""
     options = parse(arguments)
     console = Console(width=None if sys.stdout.isatty() else 120)
     report: dict[str, Any] = {
@@ -95,7 +95,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def timed(act: Callable[[], object], destination: Path) -> float:
-    """Seconds of one act, with clean caches before and the destination gone."""
+    """Seconds of one call. Dirty pages are flushed and the destination is removed before."""
     shutil.rmtree(destination, ignore_errors=True)
     os.sync()
     began = time.perf_counter()
@@ -104,7 +104,7 @@ def timed(act: Callable[[], object], destination: Path) -> float:
 
 
 def speeds(made: Made, folder: Path, rounds: int, workers: int) -> dict[str, Any]:
-    """Best seconds of each way to deal with the whole checkpoint."""
+    """The best time, in seconds, of each way to copy or convert the whole checkpoint."""
     copy, out = folder / "copy", folder / "out"
     plans = {method: make_plan(made.path, Options(method=method)) for method in ("amax", "optimal")}
 
@@ -127,7 +127,7 @@ def speeds(made: Made, folder: Path, rounds: int, workers: int) -> dict[str, Any
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     listed = list(ways.items())
     for number in range(rounds):
-        # Another one first each time: memory that was just freed is faster than memory that the host has to give again.
+        # Start each round with another one: memory that was just freed is faster than memory new from the host.
         for name, (act, destination) in listed[number % len(listed) :] + listed[: number % len(listed)]:
             seconds[name].append(timed(act, destination))
     equal = hashes_equal(out)
@@ -147,7 +147,7 @@ def speeds(made: Made, folder: Path, rounds: int, workers: int) -> dict[str, Any
 
 
 def hashes_equal(folder: Path) -> bool:
-    """Whether every tensor on disk has the hash that was taken while it was written."""
+    """Whether every tensor on disk has the hash that was computed while it was written."""
     import hashlib
 
     shards = json.loads((folder / "halfbyte.json").read_text())["shards"]
@@ -168,7 +168,10 @@ def print_speeds(console: Console, speed: dict[str, Any]) -> None:
 
 
 def usual_way(made: Made, folder: Path, rounds: int, workers: int) -> dict[str, Any]:
-    """One shard the usual way and ours, same bits; both from the page cache, both without waiting for the disk."""
+    """Convert one shard by the eager loop and by halfbyte, with the same bits.
+
+    Both read from the page cache, and neither waits for the disk.
+    """
     from safetensors.torch import load_file
 
     name = "model-00001-of-00001.safetensors"
@@ -222,7 +225,7 @@ def linear(folder: Path, sizes: tuple[int, int], experts: int, shards: int, work
 
 
 def large_plan(folder: Path, shards: int, experts: int) -> dict[str, float]:
-    """Seconds to plan a checkpoint of which only headers exist, in a process of its own for its memory."""
+    """Seconds and memory to plan a checkpoint that has only headers, measured in a separate process."""
     made = write_holes(folder / "holes", shards, experts)
     program = (
         "import sys, time; from pathlib import Path; from halfbyte.checkpoint import Options, make_plan\n"

@@ -1,13 +1,13 @@
-"""How fast the CPU kernels are: beside memcpy, beside the peers, by size and by threads. Checks the bits it timed.
+"""The speed of the CPU kernels, compared with memcpy and the peers, by size and by threads. Checks the bits it timed.
 
     python benchmarks/cpu.py                  about three minutes
     python benchmarks/cpu.py --quick          smaller tensor, fewer rounds
     python benchmarks/cpu.py --only Optimal --no-peers --no-scaling
 
-GB/s are bytes of the tensor in --dtype per second, for dequantize too (whatever it decodes to). Everything is timed
-once a round, in a new order each round, on buffers that take turns, so that no input is in the cache; the best call
-counts (medians are in the JSON). Kernels are given the tensor's amax; the pass that finds it is a row of its own.
-Exit status 1: some result is not what the reference, or the peer, gives.
+GB/s counts bytes of the tensor in --dtype, also for dequantize, whatever it decodes to. Every operation is timed once
+per round, in a new order in each round. The operations alternate between several buffers, so that no input is in the
+cache. The table shows the best call; medians are in the JSON. Kernels are given the tensor's amax; the pass that finds
+the amax is a separate row. Exit status 1: some result differs from that of the reference or of the peer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a file, this folder's parent is not on the path
+sys.path.insert(0, str(Path(__file__).parents[1]))  # when run as a file, the repository is not on the path
 
 import numpy as np
 from rich.console import Console
@@ -38,7 +38,7 @@ from halfbyte.codec.bits import DTYPES
 Record = dict[str, Any]
 
 POOL_BYTES = 192 << 20
-"""Buffers are added until they hold this much: several times the L3 of the machines this runs on."""
+"""The total size of the buffers: several times a usual L3 cache."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,10 @@ class Plan:
 
     rows: int
     seconds: float
-    """For our rows, and again for the peers; the sizes get a sixth."""
+    """Time for our operations, and the same again for the peers. The section on sizes gets a sixth of it."""
     rounds: tuple[int, int]
     slowest: float
-    """Seconds that one call may take; slower operations get fewer rows."""
+    """The longest time for one call; slower operations get fewer rows."""
     sizes: tuple[int, ...]
     peer_rows: int
     slow_peer_rows: int
@@ -62,7 +62,7 @@ QUICK = Plan(1024, 6, (2, 12), 0.03, (64, 256), 128, 16)
 
 @machine.kept_settings()
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run, print, write; 1 if a bit is wrong."""
+    """Run, print and write the report. Returns 1 if a bit is wrong."""
     options = parse(arguments)
     plan = QUICK if options.quick else FULL
     rows, seconds = options.rows or plan.rows, options.seconds or plan.seconds
@@ -127,28 +127,33 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--rows", type=int, help=f"rows of the tensor, a multiple of 16 ({FULL.rows}; quick: {QUICK.rows})")
     add("--columns", type=int, default=7168, help="columns, a multiple of 32 (7168)")
-    add("--dtype", choices=sorted(DTYPES), default="bf16", help="of the tensor (bf16)")
-    add("--threads", type=numbers, default=[1, 2], help="thread counts, 1 among them (1,2)")
-    add("--isa", type=names, default=["avx2", "avx512"], help="instruction sets, where present (avx2,avx512)")
-    add("--only", default="", metavar="TEXT", help="only operations whose name holds the text; memcpy always")
+    add("--dtype", choices=sorted(DTYPES), default="bf16", help="dtype of the tensor (bf16)")
+    add("--threads", type=numbers, default=[1, 2], help="thread counts, which must include 1 (1,2)")
+    add("--isa", type=names, default=["avx2", "avx512"], help="instruction sets, if the machine has them (avx2,avx512)")
+    add("--only", default="", metavar="TEXT", help="only operations whose name contains this text; memcpy always runs")
     add("--seconds", type=float, help=f"time for our operations ({FULL.seconds}; quick: {QUICK.seconds})")
-    add("--quick", action="store_true", help="smaller tensor, fewer rounds: a look, not a result")
-    add("--full", action="store_true", help="peers on the whole tensor too (some more minutes)")
-    add("--no-peers", dest="peers", action="store_false", help="leave the peers (and torch) out")
-    add("--peer-threads", type=numbers, default=[1], help="thread counts for the peers, and ours beside them (1)")
-    add("--no-scaling", dest="scaling", action="store_false", help="leave the sizes out")
+    add("--quick", action="store_true", help="smaller tensor, fewer rounds: for a first look, not for results")
+    add("--full", action="store_true", help="run the peers on the whole tensor too (takes some more minutes)")
+    add("--no-peers", dest="peers", action="store_false", help="do not run the peers (nor torch)")
+    add(
+        "--peer-threads",
+        type=numbers,
+        default=[1],
+        help="thread counts for the peers and for our calls next to them (1)",
+    )
+    add("--no-scaling", dest="scaling", action="store_false", help="do not run the section on sizes")
     add("--sizes", type=numbers, metavar="MB,MB", help="sizes for the scaling section (64,256,1024; quick: 64,256)")
     add(
         "--memory", choices=("reused", "fresh"), default="reused",
         help="reused: results land on memory that was used before, as memcpy's do; fresh: the C library's default, "
         "with page faults on large results (reused)",
     )  # fmt: skip
-    add("--json", metavar="FILE", help="write everything measured to a file")
+    add("--json", metavar="FILE", help="write all measurements to this file")
     options = parser.parse_args(arguments)
     if (options.rows or 16) % 16 or options.columns % 32 or options.columns < 32 or (options.rows or 16) < 16:
         parser.error("--rows must be a multiple of 16, --columns of 32")
     if 1 not in options.threads or min(options.threads + options.peer_threads) < 1:
-        parser.error("--threads needs 1 among its counts, and no count below it")
+        parser.error("--threads must include 1, and no count may be below 1")
     if unknown := set(options.isa) - set(ISAS):
         parser.error(f"--isa knows {', '.join(ISAS)}, not {', '.join(sorted(unknown))}")
     return options
@@ -157,7 +162,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def time_operations(
     inputs: Inputs, wanted: list[Operation], isas: list[str], threads: list[int], plan: Plan, seconds: float
 ) -> tuple[list[Record], list[str]]:
-    """A record for every operation × instruction set × thread count, and what differs from the reference."""
+    """A record for every operation × instruction set × thread count, and the differences from the reference."""
     records: list[Record] = []
     timed: list[tuple[Operation, Record, Timed]] = []
     for operation in wanted:
@@ -203,7 +208,7 @@ def variant(buffers: list[Array], operation: Operation, isa: str, threads: int, 
 
 
 def fitting_rows(inputs: Inputs, operation: Operation, isa: str, slowest: float) -> int:
-    """All rows, or as many as one thread manages in the time that one call may take."""
+    """The number of rows: all, or as many as one thread can do in the longest time for one call."""
     total = len(inputs.x)
     few = min(64, total)
     probe = variant(inputs.buffers, operation, isa if operation.ours else ANY, 1, few)
@@ -212,7 +217,7 @@ def fitting_rows(inputs: Inputs, operation: Operation, isa: str, slowest: float)
 
 
 def compare_wholes(timed: list[tuple[Operation, Record, Timed]]) -> list[str]:
-    """Call everything once, untimed; instruction sets and thread counts must agree on every byte of the result."""
+    """Call everything once, untimed. All instruction sets and thread counts must give the same bytes."""
     sums: dict[str, int] = {}
     wrong = []
     for operation, record, one in timed:
@@ -226,7 +231,7 @@ def compare_wholes(timed: list[tuple[Operation, Record, Timed]]) -> list[str]:
 
 
 def two_threads(records: list[Record], wanted: list[Operation]) -> list[Record]:
-    """How much faster two threads are, for operations that memory does not bound."""
+    """How much faster two threads are, for operations that are not limited by memory."""
     bound = {operation.name for operation in wanted if operation.bound_by_memory}
     of = {(r["name"], r["isa"], r["threads"]): r for r in records if "gb_s" in r and r["name"] not in bound}
     return [
@@ -239,7 +244,7 @@ def two_threads(records: list[Record], wanted: list[Operation]) -> list[Record]:
 def time_sizes(
     inputs: Inputs, sizes: Sequence[int], isa: str, seconds: float, rounds: tuple[int, int]
 ) -> tuple[Record, list[str]]:
-    """Plain NVFP4 of tensors of several sizes (MB) by one thread, and what a call costs whatever the size."""
+    """Time plain NVFP4 on one thread for several sizes (MB), and the fixed cost of a call."""
     columns, width = inputs.x.shape[1], inputs.x.dtype.itemsize
     measured: list[tuple[Record, Array, Timed]] = []
     skipped: list[int] = []
@@ -265,7 +270,7 @@ def time_sizes(
 
 
 def call_costs(inputs: Inputs, isa: str) -> dict[str, float]:
-    """Microseconds of a call on a tensor of 16×32: what a call costs whatever the size."""
+    """The fixed cost of a call: microseconds of a call on a tensor of 16×32."""
     x = np.ascontiguousarray(inputs.x[:16, :32])
     small = dataclasses.replace(inputs, buffers=[x], weights=inputs.weights[:32], hessian=inputs.hessian[:2])
     timed = {op.name: variant([x], op, isa, 1, len(x)) for op in operations.make_operations(small) if op.ours}
@@ -276,7 +281,7 @@ def call_costs(inputs: Inputs, isa: str) -> dict[str, float]:
 def time_peers(
     inputs: Inputs, pairs: list[peers.Pair], isas: list[str], threads: int, rows: int, seconds: float
 ) -> tuple[list[Record], list[str]]:
-    """Each peer and ours beside it on the same rows, which both find in the cache; a record for every pair."""
+    """Time each peer and our call on the same rows, which are in the cache. Returns a record for every pair."""
     import torch
 
     torch.set_num_threads(threads)
@@ -286,7 +291,7 @@ def time_peers(
         measured.append((pair, x, *peer_variants(pair, x, isas, threads)))
     every = [one for _, _, peer, ours in measured for one in (peer, *ours.values())]
     with quiet():
-        run_rounds(every, 1, 0, (1, 1))  # first calls import, compile and allocate
+        run_rounds(every, 1, 0, (1, 1))  # the first calls import, compile and allocate
         for one in every:
             one.forget()
         run_rounds(every, 1, seconds, (2, 100))
@@ -306,7 +311,7 @@ def time_peers(
 
 
 def compare_with_wholes(pairs: list[Record], records: list[Record]) -> None:
-    """Add to each pair the ratio of our speed on the whole, cold tensor to the peer's on the slice."""
+    """Add to each pair the ratio of our speed on the whole tensor, not in the cache, to the peer's on the slice."""
     seconds = {(r["name"], r["isa"], r["threads"]): 1 / r["gb_s"] for r in records if "gb_s" in r}
     for pair in pairs:
         for isa, ours in pair["ours"].items():
@@ -317,7 +322,7 @@ def compare_with_wholes(pairs: list[Record], records: list[Record]) -> None:
 
 
 def peer_variants(pair: peers.Pair, x: Array, isas: list[str], threads: int) -> tuple[Timed, dict[str, Timed]]:
-    """The peer's call, and ours by instruction set. The slice is read right before each call, so it is in the cache."""
+    """The peer's call, and our calls by instruction set. The slice is read before each call, so it is in the cache."""
     tensor, raw = peers.to_tensor(x), x.view(f"u{x.dtype.itemsize}")
 
     def prepared(isa: str) -> Any:

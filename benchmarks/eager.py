@@ -1,6 +1,6 @@
 """The usual way to convert: load a shard with torch, quantize tensor by tensor in eager mode, save the shard.
 
-This is how miles' converter works; its quantizer is TransformerEngine's Python reference, which is what runs here.
+miles' converter works like this. Its quantizer is TransformerEngine's Python reference, which runs here too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def is_expert(name: str) -> bool:
 
 
 def convert_eagerly(source: Path, destination: Path, files: list[str]) -> int:
-    """Convert those shards; the bytes that were read. A first pass over them finds the amaxes that pairs share."""
+    """Convert the given shards. A first pass finds the amaxes that pairs share. Returns the number of bytes read."""
     destination.mkdir(parents=True)
     amaxes: dict[str, torch.Tensor] = {}
     for file in files:

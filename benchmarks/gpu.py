@@ -1,13 +1,13 @@
-"""How fast the GPU kernels are: beside a copy, and beside the peers. Checks the bits of what it timed.
+"""The speed of the GPU kernels, compared with a copy and with the peers. Checks the bits of the results it timed.
 
     python -m benchmarks.gpu                      both shapes and the experts
-    python -m benchmarks.gpu --peers DIR          peers whose packages lie in DIR, too
+    python -m benchmarks.gpu --peers DIR          also the peers whose packages are in DIR
 
-Times are medians over replays of a CUDA graph of ten launches: of the kernel alone, and of a whole call, which also
-prepares the tensor-level numbers (experts: and finds the amaxes). Where CUDA C++ kernels serve, their time is that of
-both launches, and that of Triton's kernel stands beside it. No tensor fits into the cache. The floor is the bytes
-that must be read and written, over the bandwidth of the best device-to-device copy measured in the same run.
-Exit status 1: some result is not what the reference gives.
+Times are medians over replays of a CUDA graph with ten launches. There are two times: that of the kernel alone, and
+that of a whole call, which also prepares the tensor-level numbers (and for experts finds the amaxes). If CUDA C++
+kernels serve the call, their time includes both launches, and the time of Triton's kernel is shown as well. No tensor
+fits into the cache. The floor is the bytes that must be read and written, divided by the bandwidth of the best
+device-to-device copy in the same run. Exit status 1: some result differs from that of the reference.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Row:
     floor: float
     bits: str
     triton: float | None = None
-    """Where a CUDA C++ kernel serves: what Triton's takes."""
+    """The time of Triton's kernel, if a CUDA C++ kernel served the call."""
 
     @property
     def times(self) -> float:
@@ -62,7 +62,7 @@ class Row:
 
 
 def graph_time(call: Callable[[], object], calls: int = 10, rounds: int = 9) -> float:
-    """Median microseconds of a call, captured several times in a graph."""
+    """Median microseconds of a call. A CUDA graph holds several calls."""
     call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -83,7 +83,7 @@ def graph_time(call: Callable[[], object], calls: int = 10, rounds: int = 9) -> 
 
 
 def copy_bandwidth() -> float:
-    """Bytes read and written a microsecond by the best copy."""
+    """Bytes that the best copy reads and writes per microsecond."""
     best = 0.0
     for count in (1 << 27, 1 << 28):
         source = torch.randn(count, device="cuda")
@@ -93,7 +93,7 @@ def copy_bandwidth() -> float:
 
 
 def equal(got: hb.QuantizedTensor, x: torch.Tensor, method: hb.methods.Method, format: str, amax: float | None) -> bool:
-    """Whether a few rows are what the reference gives."""
+    """Whether a few rows equal those of the reference."""
     rows = slice(x.shape[0] // 2, x.shape[0] // 2 + 4)
     expected = hb.quantize(x[rows].cpu(), format, method=method, global_amax=amax, backend="reference")
     for part in ("codes", "scales"):
@@ -113,7 +113,7 @@ METHODS: dict[str, hb.methods.Method] = {
 
 
 def block_kernel(x: torch.Tensor, method: hb.methods.Method, amax: torch.Tensor, q: hb.QuantizedTensor) -> Call:
-    """The quantizing kernel alone, with numbers that were prepared before."""
+    """The quantizing kernel alone, with tensor-level numbers that were prepared before."""
     request = Request(q.format, q.contract, method, (1, 16), "tensor", "bf16", device="cuda")
     kernel = choose(request)
     if not (isinstance(kernel, Kernel) and isinstance(q.codes, torch.Tensor) and isinstance(q.scales, torch.Tensor)):
@@ -127,7 +127,7 @@ T = TypeVar("T")
 
 
 def without_tables(call: Callable[[], T]) -> T:
-    """What a call gives with Triton's kernels alone."""
+    """The result of a call that uses only Triton's kernels."""
     before = os.environ.get("HALFBYTE_CUDA", "1")
     os.environ["HALFBYTE_CUDA"] = "0"
     try:
@@ -201,7 +201,7 @@ def measure_experts(bandwidth: float) -> list[Row]:
 
 
 def measure_peers(rows: int, width: int, ours: dict[str, float]) -> list[dict[str, Any]]:
-    """Calls of the peers on the same data; those that cannot be imported are told."""
+    """Time the peers on the same data. Prints which peers cannot be imported."""
     x = torch.randn(rows, width, device="cuda").to(torch.bfloat16)
     found: list[dict[str, Any]] = []
 

@@ -1,4 +1,4 @@
-"""Where a benchmark ran, with which versions, and how things are timed: in rounds, everything once a round."""
+"""The machine and versions of a benchmark, and its timing: in rounds, with every operation once per round."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ INSTRUCTION_SETS = ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "a
 
 @dataclass
 class Timed:
-    """One call that is timed again and again. `call` and `prepare` get the number of the buffer to work on."""
+    """One call that is timed many times. `call` and `prepare` get the number of the buffer to work on."""
 
     call: Callable[[int], object]
     prepare: Callable[[int], None] = lambda buffer: None
-    """What has to happen right before, outside the measured time."""
+    """Preparation right before each call, outside the measured time."""
     keep: Callable[[object], object] = lambda result: result
-    """What is kept of the last result, to be checked when the timing is over."""
+    """The part of the last result to keep; it is checked after the timing."""
     times: list[float] = field(default_factory=list)
     cores: list[float] = field(default_factory=list)
-    """Processor time by wall time of each call: below the thread count, the machine was busy with others."""
+    """Processor time / wall time of each call. If it is below the thread count, other processes used the machine."""
     kept: object = None
 
     def run(self, buffer: int) -> None:
@@ -59,7 +59,7 @@ class Timed:
         self.kept = self.keep(result)
 
     def forget(self) -> None:
-        """Start anew."""
+        """Drop all measurements."""
         self.times.clear()
         self.cores.clear()
 
@@ -84,10 +84,10 @@ class Timed:
 
 
 def run_rounds(timed: Sequence[Timed], buffers: int, seconds: float, rounds: tuple[int, int]) -> int:
-    """Time everything once a round, in a new order each, until the seconds or the most rounds are spent.
+    """Time everything once per round, in a new order each, until the time or the largest number of rounds is used up.
 
-    Drift of the machine then hits all alike. The buffer advances with every call, so that no call finds its input in
-    the cache because its predecessor read it. At least the fewer of `rounds` are run.
+    So a slow phase of the machine affects all operations alike. Every call takes the next buffer, so that no call finds
+    its input in the cache because the previous call read it. `rounds`: the smallest and the largest number of rounds.
     """
     order, shuffle = list(timed), random.Random(0).shuffle
     least, most = rounds
@@ -109,10 +109,10 @@ def run_rounds(timed: Sequence[Timed], buffers: int, seconds: float, rounds: tup
 
 
 def reuse_memory() -> bool:
-    """Let malloc keep freed memory instead of handing it back, so that results land on pages that exist already.
+    """Make malloc keep freed memory instead of returning it, so that results are written to pages that already exist.
 
-    What remains is the work of the kernels; a process that allocates each result afresh also pays the page faults
-    (`--memory fresh`). Peers profit alike. False where the C library has no such switch.
+    Then only the work of the kernels is measured. A process that allocates new memory for each result also has the cost
+    of the page faults (`--memory fresh`). The peers benefit as well. Returns False if the C library cannot do this.
     """
     trim_threshold, mmap_max = -1, -4  # malloc.h: M_TRIM_THRESHOLD, M_MMAP_MAX
     try:
@@ -123,7 +123,7 @@ def reuse_memory() -> bool:
 
 
 def choose_instruction_set(name: str) -> None:
-    """Make the library use an instruction set from now on, and see that it does."""
+    """Make the library use an instruction set from now on, and check that it does."""
     if os.environ.get("HALFBYTE_ISA") != name:
         os.environ["HALFBYTE_ISA"] = name
         if native()[1] != ISAS[name]:
@@ -132,7 +132,7 @@ def choose_instruction_set(name: str) -> None:
 
 @contextmanager
 def kept_settings() -> Iterator[None]:
-    """Put HALFBYTE_ISA, and torch's thread count if torch is there, back at the end."""
+    """Restore HALFBYTE_ISA at the end, and torch's thread count if torch is loaded."""
     isa, torch = os.environ.get("HALFBYTE_ISA"), sys.modules.get("torch")
     threads = torch.get_num_threads() if torch is not None else 0
     try:
@@ -146,14 +146,14 @@ def kept_settings() -> Iterator[None]:
 
 
 def instruction_sets(wanted: Sequence[str]) -> list[str]:
-    """Those of `wanted` that the library has and this machine runs; portable code where it has none of them."""
+    """The wanted instruction sets that the library has and this machine runs; the portable code if there is none."""
     library = load_library()
     best = int(library.hb_best_isa()) if library is not None else 0
     return [name for name in wanted if ISAS[name] <= best] or ["portable"]
 
 
 def copier(threads: int) -> Callable[[Array, Array], None]:
-    """memcpy of an array into another, by one thread, or by several over equal parts."""
+    """A function that copies an array into another with memcpy, by one thread or by several with equal parts."""
     if threads == 1:
         return lambda target, source: np.copyto(target, source)
     pool = ThreadPoolExecutor(threads, thread_name_prefix="memcpy")
@@ -167,7 +167,7 @@ def copier(threads: int) -> Callable[[Array, Array], None]:
 
 
 def copy_speed(size: int = 64 << 20, times: int = 5) -> float:
-    """GB/s that one thread copies, quickly measured: the ratios use what was copied among the operations."""
+    """A quick measurement of one thread's copy speed in GB/s. The ratios use the row memcpy of the table instead."""
     source, target = np.ones(size, np.uint8), np.zeros(size, np.uint8)
     timed = Timed(lambda buffer: np.copyto(target, source), keep=lambda result: None)
     run_rounds([timed], 1, 0, (times, times))
@@ -175,7 +175,7 @@ def copy_speed(size: int = 64 << 20, times: int = 5) -> float:
 
 
 def available_memory() -> int:
-    """Bytes that can be had without swapping; 0 where the system does not say."""
+    """Bytes that can be allocated without swapping; 0 if the system does not tell."""
     found = re.search(r"MemAvailable:\s+(\d+) kB", _read("/proc/meminfo"))
     return int(found[1]) * 1024 if found else 0
 
@@ -206,7 +206,7 @@ def describe_machine() -> dict[str, Any]:
 
 
 def describe_versions(peers: bool) -> dict[str, str]:
-    """Versions of Python, numpy, halfbyte, its library and how that was compiled; of torch and the peers."""
+    """Versions of Python, numpy, halfbyte and its library, with the compiler; also of torch and the peers."""
     library, path = load_library(), library_path()
     compiler = re.search(rb"(GCC: \([^)]*\) [0-9.]+|clang version [0-9.]+)", path.read_bytes()) if path else None
     versions = {
@@ -229,7 +229,7 @@ def distribution_version(name: str) -> str:
 
 
 def load_average() -> list[float]:
-    """Processes that want to run, over 1, 5 and 15 minutes."""
+    """The load average over 1, 5 and 15 minutes."""
     return [round(value, 2) for value in os.getloadavg()] if hasattr(os, "getloadavg") else []
 
 

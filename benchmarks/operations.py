@@ -1,4 +1,4 @@
-"""What is timed of halfbyte: every kernel through the public calls, and what the reference makes of the same input."""
+"""The operations of halfbyte that are timed: every kernel through the public calls, and the reference's result."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from halfbyte.testing import find_difference
 
 BLOCK = 16
 CHECKED = 64
-"""Rows that are compared with the reference: half of them the first, half the last."""
+"""The number of rows that are compared with the reference: half are the first rows, half the last."""
 CHECKED_SEARCH = 32
-"""The same for searches, where the reference tries every scale."""
+"""The number of compared rows for searches, where the reference is slow because it tries every scale."""
 TOKENS = 48
-"""Activations that the Hessians are made of."""
+"""The number of activations from which the Hessians are computed."""
 PLAIN = ("transformer_engine", "modelopt", "compressed_tensors", "torchao", "qwantize")
 ONE_LEVEL = ("qwantize",)
 """Contracts without a global scale."""
 ANY = "any"
-"""Instruction set of what is not ours."""
+"""The instruction set of operations that are not ours."""
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """One tensor, in several buffers of equal contents: a call's input must come from memory, not from the cache."""
+    """One tensor in several equal buffers, so that the input of a call comes from memory and not from the cache."""
 
     buffers: list[Array]
     amax: np.float32
@@ -53,16 +53,16 @@ class Operation:
 
     name: str
     call: Callable[[Array, int, int], object]
-    """(rows of a buffer, number of the buffer, threads) to the result."""
+    """The result from (rows of a buffer, number of the buffer, threads)."""
     reference: Callable[[Array], object]
-    """The result that the numpy reference has for the rows with these numbers."""
+    """The result of the numpy reference for the rows with these indices."""
     checked: int = CHECKED
     bound_by_memory: bool = False
     ours: bool = True
 
 
 def make_inputs(rows: int, columns: int, dtype: str, buffers: int) -> Inputs:
-    """Gaussian weights of standard deviation 0.02, and what the weighted searches need."""
+    """Gaussian weights of standard deviation 0.02, and the inputs of the weighted searches."""
     generator = np.random.default_rng(0)
     x = (generator.standard_normal((rows, columns), dtype=np.float32) * np.float32(0.02)).astype(DTYPES[dtype])
     row_amax = np.abs(x.astype(np.float32)).max(axis=1)
@@ -78,7 +78,7 @@ def make_inputs(rows: int, columns: int, dtype: str, buffers: int) -> Inputs:
 
 
 def make_operations(inputs: Inputs) -> list[Operation]:
-    """All rows, memcpy first. The amax pass is left out of the kernels (it is given) and is a row of its own."""
+    """All rows of the table, memcpy first. Kernels are given the amax; the pass that finds it is a separate row."""
     found = [_memcpy(inputs), _amax(inputs)]
     found += [plain(inputs, contract) for contract in PLAIN]
     found.append(_quantize(inputs, "plain NVFP4, 16×16 tiles", "nvfp4", tile=(16, 16)))
@@ -112,7 +112,7 @@ def make_operations(inputs: Inputs) -> list[Operation]:
 
 
 def _peer_searches(inputs: Inputs) -> list[Operation]:
-    """Searches whose bits are a peer's own."""
+    """Searches that give the bits of one peer."""
     qwantize, four_six = hb.contracts.qwantize, hb.FourSix("mse", e4m3_max=256)
     found = [
         _quantize(inputs, "4over6 MSE, fouroversix", "nvfp4", contract="fouroversix", method=four_six),
@@ -173,7 +173,7 @@ def _quantize(
 
 
 def _cast(inputs: Inputs) -> Operation:
-    """MXFP4 to NVFP4 with the codes as they are; speed in bytes of the bfloat16 tensor that they stand for."""
+    """MXFP4 to NVFP4 with unchanged codes. The speed counts bytes of the bfloat16 tensor that the codes represent."""
     q = hb.quantize(inputs.x, "mxfp4", contract="ocp")
     codes, scales = np.asarray(q.codes), np.asarray(q.scales)
     copies = [(codes.copy(), scales.copy()) for _ in inputs.buffers]
@@ -187,7 +187,7 @@ def _cast(inputs: Inputs) -> Operation:
         return hb.cast(rows_of(buffer, np.s_[: len(x)]), "nvfp4", threads=threads)[0]
 
     def reference(rows: Array) -> hb.QuantizedTensor:
-        # From the definition: m belongs to the whole tensor, every scale is 2**(k - m), twice.
+        # By definition m belongs to the whole tensor, and every scale is 2**(k - m), once for each half of a block.
         m = int(scales.max()) - 127 - 8
         powers = np.ldexp(np.float32(1), scales[rows].astype(np.int32) - 127 - m)
         doubled = np.repeat(powers.astype(ml_dtypes.float8_e4m3fn).view(np.uint8), 2, axis=1)
@@ -225,19 +225,19 @@ def _dequantize(inputs: Inputs, dtype: str) -> Operation:
 
 
 def prepare_for(isa: str) -> Callable[[int], None]:
-    """What must be set before a call with an instruction set."""
+    """A function that selects an instruction set before a call."""
     return lambda buffer: None if isa == ANY else choose_instruction_set(isa)
 
 
 def checked_rows(rows: int, checked: int) -> Array:
-    """Numbers of the rows that are compared: the first and the last ones, in whole tiles of 16."""
+    """Indices of the rows that are compared: the first and the last rows, in whole tiles of 16."""
     if rows <= checked:
         return np.arange(rows)
     return np.concatenate([np.arange(checked // 2), np.arange(rows - checked // 2, rows)])
 
 
 def parts(result: object) -> dict[str, Array]:
-    """The arrays of a result by name. One scale a tensor is repeated on every row."""
+    """The arrays of a result by name. If there is one scale per tensor, it is repeated on every row."""
     if not isinstance(result, hb.QuantizedTensor):
         return {"values": np.asarray(result)}
     arrays = {"codes": np.asarray(result.codes), "scales": np.asarray(result.scales)}
@@ -249,12 +249,12 @@ def parts(result: object) -> dict[str, Array]:
 
 
 def expected(operation: Operation, rows: int) -> dict[str, Array]:
-    """What the reference gives for the rows of an operation that are compared."""
+    """The result of the reference for the rows of an operation that are compared."""
     return parts(operation.reference(checked_rows(rows, operation.checked)))
 
 
 def sample(result: object, rows: Array) -> dict[str, Array]:
-    """Copies of some rows of a result; what holds for the whole tensor (the amax) whole."""
+    """Copies of some rows of a result. Numbers for the whole tensor, such as the amax, are copied whole."""
     return {name: array[rows] if array.size > 1 else array for name, array in parts(result).items()}
 
 
@@ -267,7 +267,7 @@ def checksum(result: object) -> int:
 
 
 def differences(got: object, expected: dict[str, Array]) -> list[str]:
-    """What differs between parts, one by one; empty if every bit is the same."""
+    """The differences, part by part; empty if every bit is the same."""
     if not isinstance(got, dict) or got.keys() != expected.keys():
         return [f"{got!r} where {sorted(expected)} are expected"]
     found = ((name, find_difference(got[name], expected[name])) for name in expected)

@@ -1,7 +1,7 @@
-"""The peers beside halfbyte: the same slice, the same thread count, the same bits.
+"""The peers and halfbyte on the same slice, with the same thread count and the same bits.
 
-Each peer is called as directly as its package allows, without the conversions of conformance/peers, and is spared what
-its users could spare it: TransformerEngine's reference is called below the wrapper that transposes the tensor.
+Each peer is called as directly as its package allows, without the conversions of conformance/peers. Work that a user of
+the peer could avoid is left out: TransformerEngine's reference runs without the wrapper that transposes the tensor.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Result = dict[str, Array]
 
 @dataclass(frozen=True)
 class Pair:
-    """A peer's call and ours that does the same."""
+    """A peer's call, and our call that does the same."""
 
     name: str
     distribution: str
@@ -47,14 +47,14 @@ class Pair:
     same_as: tuple[str, ...]
     """Our operations (operations.py) that together do what our call does."""
     ours: Callable[[Array, int], object]
-    """(slice, threads) to our result."""
+    """Our result from (slice, threads)."""
     peer: Callable[[torch.Tensor], Any]
     check: Callable[[Array, object, Any], list[str]]
-    """(slice, our result, the peer's) to what differs."""
+    """The differences, from (slice, our result, the peer's result)."""
     mirrored: bool = False
-    """Ours has other bits than the peer, by intent: the check is that of `searched` below."""
+    """True if our bits differ from the peer's by intent; then `searched` below does the check."""
     rows: int = 0
-    """Rows of the slice; 0: as many as everyone."""
+    """The number of rows of the slice; 0: the same as for other pairs."""
     dtypes: tuple[str, ...] = ("bf16", "fp16", "fp32")
 
     def whole(self) -> bool:
@@ -72,7 +72,7 @@ def to_tensor(x: Array) -> torch.Tensor:
 
 
 def make_pairs(inputs: Inputs, slow_rows: int) -> tuple[list[Pair], dict[str, str]]:
-    """All pairs whose peer is installed and takes the dtype; the reasons for the others."""
+    """All pairs whose peer is installed and takes the dtype, and the reasons why others are left out."""
     builders: dict[str, Callable[[Inputs, int], list[Pair]]] = {
         "torchao": _torchao,
         "modelopt": _modelopt,
@@ -102,7 +102,7 @@ def _quantize(inputs: Inputs, contract: Any, amax: str, **options: Any) -> Calla
 
 
 def _codes_and_scales(unpack: Callable[[Any], tuple[Any, Any]]) -> Callable[[Array, object, Any], list[str]]:
-    """A check that the peer's codes and scale bytes, as `unpack` finds them in its result, are ours."""
+    """A check that the peer's codes and scale bytes equal ours. `unpack` takes them from the peer's result."""
 
     def check(x: Array, ours: object, peer: Any) -> list[str]:
         got, (codes, scales) = parts(ours), unpack(peer)
@@ -144,7 +144,7 @@ def _modelopt(inputs: Inputs, slow_rows: int) -> list[Pair]:
     quantized: dict[int, tuple[Any, Any, hb.QuantizedTensor]] = {}
 
     def decoding(rows: int) -> tuple[Any, Any, hb.QuantizedTensor]:
-        """Operands of dequantize, made once for a number of rows."""
+        """Operands of dequantize, computed once per number of rows."""
         if rows not in quantized:
             tensor, scales, _ = NVFP4QTensor.quantize(x[:rows], BLOCK, weights_scaling_factor_2=factor)
             ours = hb.quantize(inputs.x[:rows], "nvfp4", contract="modelopt", global_amax=inputs.amax)
@@ -217,8 +217,10 @@ def _qwantize(inputs: Inputs, slow_rows: int) -> list[Pair]:
     def searched(
         mode: str, method: hb.Optimal | hb.Hessian, as_peer: hb.Optimal | hb.Hessian
     ) -> Callable[[Array, object, Any], list[str]]:
-        """Our exact search has other bits than a pruned one: it must equal its reference, and our rendering of the
-        peer's contract must equal the peer."""
+        """Check our exact search, whose bits differ from a pruned search.
+
+        It must equal our reference, and our version of the peer's contract must equal the peer.
+        """
 
         @functools.cache
         def references(length: int) -> tuple[object, Array, Result]:

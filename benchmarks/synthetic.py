@@ -1,4 +1,4 @@
-"""Checkpoints to measure with: experts with random weights, or files full of holes that only have headers."""
+"""Checkpoints for measurements: experts with random weights, or sparse files that have only headers."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ PROJECTIONS = (("gate_proj", INNER, HIDDEN), ("up_proj", INNER, HIDDEN), ("down_
 
 @dataclass(frozen=True)
 class Made:
-    """What was made."""
+    """A checkpoint that was written."""
 
     path: Path
     tensors: int
     bytes: int
-    """Of the shards."""
+    """Total size of the shards."""
 
 
 def write_experts(folder: Path, shards: int, experts: int, hidden: int = HIDDEN, inner: int = INNER) -> Made:
-    """BF16 experts, one layer a shard, gate and up next to each other, with a norm and a router beside them."""
+    """Write BF16 experts, one layer per shard, with gate and up next to each other, and a norm and a router."""
     shapes = [("gate_proj", inner, hidden), ("up_proj", inner, hidden), ("down_proj", hidden, inner)]
     noise = np.random.default_rng(0).standard_normal(1 << 22) * 0.02
     values = noise.astype(np.float32).astype(ml_dtypes.bfloat16).view(np.uint8)
@@ -33,7 +33,7 @@ def write_experts(folder: Path, shards: int, experts: int, hidden: int = HIDDEN,
 
 
 def write_holes(folder: Path, shards: int, experts: int) -> Made:
-    """The same with experts of a large model, and no data: sparse files that take no room."""
+    """Write the experts of a large model without data: sparse files that need no disk space."""
     shapes = [("gate_proj", 2048, 7168), ("up_proj", 2048, 7168), ("down_proj", 7168, 2048)]
     return _write(folder, shards, experts, shapes, None)
 

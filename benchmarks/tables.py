@@ -1,4 +1,4 @@
-"""What a benchmark prints: its report, as tables."""
+"""Print the report of a benchmark as tables."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from rich.table import Table
 Record = dict[str, Any]
 
 BUSY = 0.8
-"""Share of their cores below which calls with several threads measure the neighbours."""
+"""If calls with several threads had less than this share of their cores, other processes disturbed the result."""
 
 
 def print_header(console: Console, report: Record) -> None:
-    """The machine, the versions, the load."""
+    """Print the machine, the versions and the load."""
     machine = report["machine"]
     model = f" (family/model {machine['cpu_family_model']})" if machine["cpu_family_model"] else ""
     virtual = ", virtual machine" if machine["hypervisor"] else ""
@@ -30,7 +30,7 @@ def print_header(console: Console, report: Record) -> None:
 
 
 def print_operations(console: Console, report: Record) -> None:
-    """Our operations: a line each, a pair of columns for every instruction set and thread count."""
+    """Print our operations: one line each, with two columns per instruction set and thread count."""
     settings, records = report["settings"], report["operations"]
     table = Table(
         title=f"{settings['rows']}×{settings['columns']} {settings['dtype']}, {settings['buffers']} buffers, results on"
@@ -60,7 +60,7 @@ def print_operations(console: Console, report: Record) -> None:
     console.print(table)
     copies = [r for r in records if r["name"] == "memcpy"]
     spread = "; ".join(f"{r['threads']}T best {r['gb_s']:.2f}, median {r['median_gb_s']:.2f} GB/s" for r in copies)
-    console.print(f"memcpy {spread}: where these lie apart, the ratios are a range.", highlight=False)
+    console.print(f"memcpy {spread}: if these differ, the ratios are a range.", highlight=False)
     several = [r["cores"] / r["threads"] for r in records if r.get("threads", 1) > 1]
     if several and statistics.median(several) < BUSY:
         console.print(
@@ -70,7 +70,7 @@ def print_operations(console: Console, report: Record) -> None:
 
 
 def print_scaling(console: Console, scaling: Record) -> None:
-    """Speed by size, and by threads."""
+    """Print the speed by size and by threads."""
     table = Table(title=f"Plain NVFP4 by size, {scaling['isa']}, one thread")
     for column in ("MB", "GB/s", "ns / element", "× the first", "bits"):
         table.add_column(column, justify="right")
@@ -81,7 +81,7 @@ def print_scaling(console: Console, scaling: Record) -> None:
     if scaling["skipped_megabytes"]:
         console.print(f"no memory for {', '.join(map(str, scaling['skipped_megabytes']))} MB")
     table = Table(
-        title="Two threads against one, and what a call costs whatever the size",
+        title="Two threads against one, and the fixed cost of a call",
         caption="Speed-up of the kernels that memory does not bound, with the cores that the two threads really had;"
         " µs of a call on 16×32 elements, one thread.",
     )
@@ -99,7 +99,7 @@ def print_scaling(console: Console, scaling: Record) -> None:
 
 
 def print_peers(console: Console, peers: Record) -> None:
-    """Each peer with ours beside it."""
+    """Print each peer with our call."""
     isas = list(peers["pairs"][0]["ours"]) if peers["pairs"] else []
     table = Table(
         title="Peers and ours on the same rows, which both find in the cache",
@@ -134,7 +134,7 @@ def print_peers(console: Console, peers: Record) -> None:
 
 
 def print_end(console: Console, report: Record) -> None:
-    """The load, the time, and what is wrong."""
+    """Print the load, the time, and everything that is wrong."""
     load = report["load"]
     console.print(
         f"load average {_load(load['start'])} at start, {_load(load['end'])} at end; {report['seconds']} s",

@@ -1,1 +1,1 @@
-"""The conformance suite: golden vectors of eleven peers, drivers for those that run here, and makers of new vectors."""
+"""The conformance suite: golden vectors of eleven peers, drivers for live peers, and code that makes new vectors."""

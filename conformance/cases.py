@@ -1,4 +1,4 @@
-"""Cases from live peers: draw the operands of an offer, run the peer, and hold both as a `halfbyte.conform.Case`."""
+"""Cases from live peers: draw the operands of an offer, run the peer, and store both as a `halfbyte.conform.Case`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Recipe:
 
 
 def draw(offer: Offer, recipe: Recipe) -> Arrays:
-    """The operands that an offer takes. Those that are not floats ignore the recipe's distribution and dtype."""
+    """The operands that an offer takes. Operands that are not floats ignore the recipe's distribution and dtype."""
     rng = np.random.default_rng([zlib.crc32(offer.label.encode()), recipe.seed])
     rows, width = recipe.shape[-2], recipe.shape[-1]
     match offer.operands:
@@ -69,7 +69,7 @@ def draw(offer: Offer, recipe: Recipe) -> Arrays:
 
 
 def make_case(peer: Peer, offer: Offer, recipe: Recipe) -> Case:
-    """Run the peer on a fresh operand. What it returned is the case's expectation."""
+    """Run the peer on a new operand. The peer's result becomes the expected result of the case."""
     operands = draw(offer, recipe)
     config = dict(offer.config)
     if str(config.get("mode")).endswith("lossless"):
@@ -88,7 +88,7 @@ def make_case(peer: Peer, offer: Offer, recipe: Recipe) -> Case:
 
 
 def shapes(offer: Offer) -> tuple[tuple[int, ...], ...]:
-    """Operand shapes that suit an offer: whole blocks, one row, ragged widths and stacks where it takes them."""
+    """Operand shapes for an offer: whole blocks, one row, and ragged widths and stacks if the offer takes them."""
     width = max(offer.multiple, 16)
     if offer.slow:
         return ((2, 2 * width), (1, 3 * width))

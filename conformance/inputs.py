@@ -1,8 +1,8 @@
-"""Operands for tests: what a quantizer gets wrong shows on ties, at the ends of the range, and beside zeros.
+"""Operands for tests. Mistakes of a quantizer show on ties, at the ends of the range, and next to zeros.
 
-`make(name, shape, dtype, seed)` is a pure function of its arguments. Blocks lie along the last axis; a shape that is
-not whole blocks is drawn with whole blocks and cropped. The E2M1 and E4M3 tables are written out once more here,
-because what they test is derived from halfbyte's own.
+`make(name, shape, dtype, seed)` is a pure function of its arguments. Blocks run along the last axis. If a shape is not
+whole blocks, whole blocks are drawn and cropped. The E2M1 and E4M3 tables are written out here again, so that the tests
+do not depend on halfbyte's own tables.
 """
 
 from __future__ import annotations
@@ -34,15 +34,17 @@ BLOCK, MX_BLOCK = 16, 32
 
 
 def make(name: str, shape: tuple[int, ...], dtype: str, seed: int) -> Array:
-    """The operand of that name, in float32, float16 or ml_dtypes.bfloat16. Finite but for nonfinite, nan and inf."""
+    """The operand of that name, in float32, float16 or ml_dtypes.bfloat16. All but nonfinite, nan, inf are finite."""
     rng = np.random.default_rng([zlib.crc32(name.encode()), seed, *shape])
-    width = shape[-1] if name in NONFINITE else -(-shape[-1] // MX_BLOCK) * MX_BLOCK  # cropping might lose the few
+    width = (
+        shape[-1] if name in NONFINITE else -(-shape[-1] // MX_BLOCK) * MX_BLOCK
+    )  # cropping could remove the few NaN and Inf
     drawn = GENERATORS[name](rng, (*shape[:-1], width), DTYPES[dtype])
     return np.ascontiguousarray(_cast(drawn, DTYPES[dtype])[..., : shape[-1]])
 
 
 def _cast(x: Array, dtype: np.dtype[Any]) -> Array:
-    """To the operand's dtype; finite values beyond its range become its largest."""
+    """Convert to the operand's dtype. Finite values beyond its range become its largest value."""
     if x.dtype == dtype:
         return x
     largest = _limit(dtype, "max")
@@ -68,7 +70,7 @@ def _blocks(x: F64, block: int) -> F64:
 
 
 def gauss(rng: Rng, shape: tuple[int, ...], dtype: np.dtype[Any]) -> F64:
-    """Normal, with a standard deviation of its own a tensor, so that the amax's last bits vary."""
+    """Normal, with another standard deviation for each tensor, so that the last bits of the amax vary."""
     return rng.normal(scale=2 ** rng.uniform(-6, 2), size=shape)
 
 
@@ -78,12 +80,12 @@ def heavy(rng: Rng, shape: tuple[int, ...], dtype: np.dtype[Any]) -> F64:
 
 
 def outlier(rng: Rng, shape: tuple[int, ...], dtype: np.dtype[Any]) -> F64:
-    """Normal, a hundredth of it fifty times larger: most blocks meet small scales."""
+    """Normal, with one element in a hundred fifty times larger, so that most blocks have small scales."""
     return gauss(rng, shape, dtype) * np.where(rng.random(shape) < 0.01, 50, 1)
 
 
 def ints(rng: Rng, shape: tuple[int, ...], dtype: np.dtype[Any]) -> F64:
-    """Small whole numbers: sums of them are exact in any order."""
+    """Small whole numbers, whose sums are exact in any order."""
     return rng.integers(-12, 13, shape).astype(np.float64)
 
 
@@ -91,18 +93,18 @@ def ints(rng: Rng, shape: tuple[int, ...], dtype: np.dtype[Any]) -> F64:
 
 
 def _anchored(x: F64, rng: Rng, exponent: float) -> F64:
-    """One element set to 6·448 or 6·256 times a power of two, so that the tensor-level factor is exact."""
+    """Set one element to 6·448 or 6·256 times a power of two, so that the tensor-level factor is exact."""
     x.reshape(-1)[rng.integers(x.size)] = 6 * rng.choice([448.0, 256.0]) * exponent
     return x
 
 
 def _exponent(rng: Rng, dtype: np.dtype[Any]) -> float:
-    """A power of two that keeps 2688 of them, and an eighth of the smallest scale, inside the dtype."""
+    """An exponent e for which 2688·2**e, and an eighth of the smallest scale times 2**e, are inside the dtype."""
     return float(np.exp2(rng.integers(-4, 3) if dtype == np.float16 else rng.integers(-20, 20)))
 
 
 def ties(rng: Rng, shape: tuple[int, ...], dtype: np.dtype[Any]) -> F64:
-    """Every element half-way between two E2M1 values of its block, whose scale is an E4M3 value."""
+    """Every element is half-way between two E2M1 values of its block, whose scale is an E4M3 value."""
     exponent = _exponent(rng, dtype)
     x = rng.choice(E2M1_TIES, shape) * _signs(rng, shape)
     blocks = _blocks(x, BLOCK)
@@ -112,7 +114,7 @@ def ties(rng: Rng, shape: tuple[int, ...], dtype: np.dtype[Any]) -> F64:
 
 
 def e4ties(rng: Rng, shape: tuple[int, ...], dtype: np.dtype[Any]) -> F64:
-    """Every block amax a sixth of which lies half-way between two E4M3 values."""
+    """A sixth of every block amax is half-way between two E4M3 values."""
     exponent = _exponent(rng, dtype)
     x = rng.uniform(-1, 1, shape)
     blocks = _blocks(x, BLOCK)
@@ -122,7 +124,7 @@ def e4ties(rng: Rng, shape: tuple[int, ...], dtype: np.dtype[Any]) -> F64:
 
 
 def near_ties(rng: Rng, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """`ties` or `e4ties` with each element one unit in the last place up, down, or where it was."""
+    """`ties` or `e4ties`, with each element moved up or down by one unit in the last place, or not moved."""
     exact = _cast((ties if rng.random() < 0.5 else e4ties)(rng, shape, dtype), dtype)
     largest = exact == np.abs(exact.astype(np.float64)).max()
     towards = np.where(rng.random(shape) < 0.5, -np.inf, np.inf).astype(dtype)
@@ -131,7 +133,7 @@ def near_ties(rng: Rng, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
 
 
 def mx_ties(rng: Rng, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """Block amaxes on and within 45 units of the points where an MX exponent changes; elements on E2M1 ties."""
+    """Block amaxes within 45 units in the last place of points where an MX exponent changes; elements on E2M1 ties."""
     x = rng.choice(E2M1_TIES, shape) * _signs(rng, shape) / 8
     blocks = _blocks(x, MX_BLOCK)
     span = (-10, 11) if dtype == np.float16 else (-120, 121)
@@ -144,7 +146,7 @@ def mx_ties(rng: Rng, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     bits = exact.view(np.dtype(f"i{dtype.itemsize}"))
     _blocks(bits, MX_BLOCK)[..., 0] += steps.astype(
         bits.dtype
-    )  # neighbours of a positive float are neighbouring integers
+    )  # the bits of neighbouring positive floats are neighbouring integers
     return exact
 
 
@@ -152,7 +154,7 @@ def mx_ties(rng: Rng, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
 
 
 def tiny(rng: Rng, shape: tuple[int, ...], dtype: np.dtype[Any]) -> F64:
-    """Normal numbers scaled to the foot of the dtype's range, subnormals among them."""
+    """Normal numbers scaled to the lower end of the dtype's range; some are subnormal."""
     return rng.normal(scale=_limit(dtype, "smallest_normal") * 2 ** rng.uniform(-3, 12), size=shape)
 
 
@@ -165,7 +167,7 @@ def tiny_mixed(rng: Rng, shape: tuple[int, ...], dtype: np.dtype[Any]) -> F64:
 
 
 def huge(rng: Rng, shape: tuple[int, ...], dtype: np.dtype[Any]) -> F64:
-    """Up to the dtype's largest number, which is in it."""
+    """Numbers up to the dtype's largest, which is one of them."""
     largest = _limit(dtype, "max")
     x = largest * rng.uniform(-1, 1, shape)
     x.reshape(-1)[rng.integers(x.size)] = largest
@@ -188,21 +190,21 @@ def pow2(rng: Rng, shape: tuple[int, ...], dtype: np.dtype[Any]) -> F64:
 
 
 def zeros(rng: Rng, shape: tuple[int, ...], dtype: np.dtype[Any]) -> F64:
-    """Nothing but +0."""
+    """Only +0."""
     return np.zeros(shape)
 
 
 def zero_block(rng: Rng, shape: tuple[int, ...], dtype: np.dtype[Any]) -> F64:
-    """Normal, a third of the blocks zero."""
+    """Normal, with a third of the blocks zero."""
     x = gauss(rng, shape, dtype)
     blocks = _blocks(x, BLOCK)
     blocks *= (rng.random(blocks.shape[:-1]) > 1 / 3)[..., None]
-    x += 0.0  # no -0.0: that is signed_zero's matter
+    x += 0.0  # no -0.0; `signed_zero` has those
     return x
 
 
 def signed_zero(rng: Rng, shape: tuple[int, ...], dtype: np.dtype[Any]) -> F64:
-    """Zeros of both signs beside values that round to zero and values that do not."""
+    """Zeros of both signs, among values that round to zero and values that do not."""
     x = gauss(rng, shape, dtype)
     x *= rng.choice([0.0, 0.0, 0.01, 1.0], shape)
     return x * _signs(rng, shape)
@@ -212,7 +214,7 @@ def signed_zero(rng: Rng, shape: tuple[int, ...], dtype: np.dtype[Any]) -> F64:
 
 
 def _sprinkled(rng: Rng, shape: tuple[int, ...], dtype: np.dtype[Any], values: list[float]) -> F64:
-    """Normal, with a few of the given values, in a few blocks."""
+    """Normal, with some of the given values in a few blocks."""
     x = gauss(rng, shape, dtype)
     count = max(1, x.size // 200)
     x.reshape(-1)[rng.choice(x.size, count, replace=False)] = rng.choice(values, count)

@@ -1,8 +1,8 @@
 """Make a new directory of vectors from the live peers: python -m conformance.make_vectors --out DIR --seed N
 
-The form is that of the golden vectors (conformance/README.md), so `halfbyte conform DIR` runs them. A case is a pure
-function of peer, config and seed; what the peer answers also depends on its version and, beside NaN, on the machine, so
-both are written down.
+They have the form of the golden vectors (conformance/README.md), so `halfbyte conform DIR` runs them. The operands of a
+case are a pure function of peer, config and seed. The result of the peer also depends on its version and, near NaN, on
+the machine, so both are recorded.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from halfbyte.conform import Case
 
 ABOUT = "FP4 vectors produced by each peer's own code on CPU, from halfbyte's generators. Raw bytes are uint8."
 FEW = 4
-"""Cases for an offer that is slow, one of many alike (the 4over6 variants), or without a float operand."""
+"""The number of cases for an offer that is slow, that is one of many similar ones (4over6), or that takes no floats."""
 
 
 def recipes(offer: Offer, index: int, seed: int) -> Iterator[Recipe]:
-    """The operands that one offer is asked about.
+    """The operands for one offer.
 
-    Every other distribution, so that neighbouring offers share the list between them; dtypes and shapes take turns.
+    An offer gets every second distribution, so that two neighbouring offers cover the list. Dtypes and shapes rotate.
     """
     names = (*FINITE, *NONFINITE)
     few = offer.slow or offer.operands != "input" or "nvfp4_use_4over6" in offer.config
@@ -46,7 +46,7 @@ def recipes(offer: Offer, index: int, seed: int) -> Iterator[Recipe]:
 
 
 def runtime() -> str:
-    """What the peers ran on: the version of torch and the instruction set that its kernels chose."""
+    """The version of torch and the instruction set of its kernels, on which the peers ran."""
     with quiet():
         import torch
 
@@ -54,7 +54,7 @@ def runtime() -> str:
 
 
 def entry(case: Case, peer: Peer, recipe: Recipe, ran_on: str) -> dict[str, Any]:
-    """A case's line in index.json, without its size. The file's header carries the same, as JSON strings."""
+    """The entry of a case in index.json, without its size. The header of the file has the same, as JSON strings."""
     described = {
         "config": dict(case.config),
         "conventions": dict(case.conventions),
@@ -80,7 +80,7 @@ def encode(case: Case, described: dict[str, Any]) -> bytes:
 
 
 def write(folder: Path, peers: list[str], seed: int) -> dict[str, Any]:
-    """Make every case of those peers in a folder, and its index. Returns the index."""
+    """Write every case of the given peers to a folder, with an index. Returns the index."""
     cases: list[dict[str, Any]] = []
     for name in peers:
         peer = get_peer(name)
@@ -107,7 +107,7 @@ def write(folder: Path, peers: list[str], seed: int) -> dict[str, Any]:
 
 
 def zip_folder(folder: Path) -> Path:
-    """The folder as a zip archive beside it. Fixed dates and order: the same vectors give the same bytes."""
+    """Write the folder as a zip archive next to it. With fixed dates and order, equal vectors give equal bytes."""
     archive = folder.with_name(f"{folder.name}.zip")
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
         for path in sorted(folder.rglob("*")):

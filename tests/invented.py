@@ -1,8 +1,8 @@
 """Formats, contracts and methods invented at random. Every backend must give the reference's bytes for them, or refuse.
 
-`draw(seed)` is one case. About half of the cases are mixtures of slots that some contract has, so that kernels serve
-them; the others have a twist that no kernel can know. All are legal for the reference: it computes them, or raises a
-HalfbyteError. This module needs numpy and halfbyte alone.
+`draw(seed)` gives one case. About half of the cases only mix slots of existing contracts, so kernels can serve them.
+The others have a change that no kernel knows. The reference accepts all of them: it computes them, or raises a
+HalfbyteError. This module needs only numpy and halfbyte.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ ELEMENTS = [
     ElementFormat(name="e3m0", exponent_bits=3, mantissa_bits=0, bias=3),
     ElementFormat(name="e1m2", exponent_bits=1, mantissa_bits=2, bias=1),
     ElementFormat(name="e2m2", exponent_bits=2, mantissa_bits=2, bias=1),
-    ElementFormat(name="e2m1", exponent_bits=2, mantissa_bits=1, bias=2),  # halves of E2M1 under its name
+    ElementFormat(
+        name="e2m1", exponent_bits=2, mantissa_bits=1, bias=2
+    ),  # the values of E2M1 halved, with the same name
     ElementFormat(name="e2m1", exponent_bits=2, mantissa_bits=1, bias=1, has_nan=True),
     ElementFormat(name="ue2m2", exponent_bits=2, mantissa_bits=2, bias=1, signed=False),
     ElementFormat(name="e5m2", exponent_bits=5, mantissa_bits=2, bias=15, has_nan=True),
@@ -50,12 +52,12 @@ ELEMENTS = [
 SCALES = [E4M3, E8M0, ElementFormat(name="e5m3", exponent_bits=5, mantissa_bits=3, bias=15, signed=False)]
 BLOCKS = (8, 16, 24, 32, 64)
 ALL_BYTES = 127
-"""Bytes of E4M3 that are positive numbers or zero, and the first that is not."""
+"""The number of E4M3 bytes that are zero or positive numbers; also the first byte that is not."""
 
 
 @dataclass(frozen=True, eq=False)
 class Invented:
-    """One case: what to quantize, and how."""
+    """One case: a matrix, and how to quantize it."""
 
     seed: int
     format: BlockFormat
@@ -75,7 +77,7 @@ class Invented:
         return f"seed {self.seed}\n  {format}\n  {method}\n  {where}\n  " + "\n  ".join(parts)
 
     def quantize(self, backend: str, x: Any = None) -> hb.QuantizedTensor:
-        """Quantize the matrix, or the same values as another kind of array."""
+        """Quantize the matrix, or `x`, which holds the same values in another kind of array."""
         return hb.quantize(
             self.x if x is None else x, self.format, self.contract, self.method, tile=self.tile, scaling=self.scaling,
             backend=backend,
@@ -118,7 +120,7 @@ def draw(seed: int) -> Invented:
     method = _method(rng, rule, format, columns)
     tile, scaling = _tile_and_scaling(rng, rule, format, method)
     dtype = _pick(rng, tuple(DTYPES))
-    if hadamard:  # groups of sixteen along the block axis, and that may be the first one
+    if hadamard:  # groups of sixteen along the block axis, which may be the first axis
         columns, rows = -(-columns // 16) * 16, (16 if contract.transform.columnwise else rows)
     elif contract.ragged == "pad" and type(method) in (hb.Amax, hb.FourSix) and rng.random() < 0.3:
         columns = max(1, columns - int(rng.integers(1, 8)))
@@ -146,7 +148,7 @@ def _tile_and_scaling(rng: Draw, rule: Rule, format: BlockFormat, method: Method
 
 
 def _format(rng: Draw, two_level: bool) -> BlockFormat:
-    """Half of them as the project has them; the others with another element, scale, block length or name."""
+    """Half of the formats are the project's own; the others have another element, scale, block length or name."""
     names = ["nvfp4"] if two_level else ["mxfp4", "mxfp4", "mxfp8"]
     format = hb.get_format(_pick(rng, names))
     if rng.random() < 0.2:
@@ -182,7 +184,7 @@ def _contracts() -> list[Contract]:
 
 
 def _known(kind: type[T]) -> list[T]:
-    """The rules of a kind that the project's contracts have."""
+    """All rules of this type in the project's contracts."""
     return [rule for contract in _contracts() for rule in contract.rules.values() if isinstance(rule, kind)]
 
 
@@ -220,7 +222,7 @@ def _scale_byte(rng: Draw) -> ScaleByte:
 
 
 def _nvfp4_rule(rng: Draw) -> NVFP4Rule:
-    """A known rule, with none, some or all of its slots taken from other ones."""
+    """A known rule. None, some or all of its slots are replaced by those of other rules."""
     rule = _pick(rng, _known(NVFP4Rule))
     choices: dict[str, Callable[[], Any]] = {
         "factor": lambda: _pick(rng, slots.FACTORS),
@@ -267,7 +269,7 @@ def _mx_rule(rng: Draw) -> MXRule:
 
 
 def _twisted_nvfp4(rule: NVFP4Rule, rng: Draw) -> NVFP4Rule:
-    """One slot that no kernel was written for."""
+    """The rule with one slot that no kernel was written for."""
     four_six = rule.four_six or _four_six(rng)
     twists: list[dict[str, Any]] = [
         {"factor": slots.halved_ratio},
@@ -331,7 +333,7 @@ def _twisted_mx(rule: MXRule, rng: Draw) -> MXRule:
 
 
 def _hessian(rng: Draw, columns: int, block: int) -> F32:
-    """XᵀX of a few activations; every fourth one has a negative eigenvalue too."""
+    """XᵀX of a few activations; one in four also has a negative eigenvalue."""
     shape = (columns // block, int(rng.integers(1, 2 * block)), block)
     x = rng.normal(size=shape) * 2.0 ** rng.integers(-4, 4, (columns // block, 1, block))
     h = np.einsum("ctk,ctl->ckl", x, x)
@@ -341,7 +343,7 @@ def _hessian(rng: Draw, columns: int, block: int) -> F32:
 
 
 def _method(rng: Draw, rule: Rule, format: BlockFormat, columns: int) -> Method:
-    """A method that the rule defines, or, now and then, one that it may not define."""
+    """A method that the rule defines; sometimes one that it may not define."""
     chance = rng.random()
     if isinstance(rule, NVFP4Rule):
         searches = (rule.search_rule or rule).searches
@@ -373,7 +375,7 @@ def _method(rng: Draw, rule: Rule, format: BlockFormat, columns: int) -> Method:
 
 @np.errstate(all="ignore")
 def _values(rng: Draw, rows: int, columns: int, dtype: str) -> npt.NDArray[Any]:
-    """Numbers of many sizes, zeros of both signs, ties; now and then what is tiny, huge or not finite."""
+    """Numbers of many sizes, zeros of both signs, ties; sometimes tiny, huge or non-finite numbers."""
     x = rng.normal(size=(rows, columns)) * 2.0 ** rng.integers(-3, 4, (rows, 1))
     if rng.random() < 0.3:
         x *= 2.0 ** rng.integers(-12, 12, (rows, columns))

@@ -132,7 +132,7 @@ def shrunk_amax(x: F32, v: F32, t: TensorScale, method: Method) -> F32:
 
 
 def next_byte(blocks: F32, naive: U8, method: Method) -> U8:
-    """the byte above the naive one, where that is below 120"""
+    """the byte above the naive one, if the naive one is below 120"""
     return np.where((naive > 0) & (naive < 120), naive + 1, naive).astype(np.uint8)
 
 
@@ -154,7 +154,7 @@ def fickle_exponent(v: F32, statistics: str, element: ElementFormat) -> tuple[U8
 
 
 def scale_of_three(v: F32, statistics: str, element: ElementFormat) -> tuple[U8, F32]:
-    """floor(log2 v) − emax beside a scale of 0.75 of it: no power of two"""
+    """floor(log2 v) − emax; elements use 0.75 of that scale, which is not a power of two"""
     byte = np.where(np.isnan(v), 255, np.clip(exponent_field(v) - element.max_exponent, 1, 254)).astype(np.uint8)
     return byte, (E8M0.values[byte] * np.float32(0.75)).astype(np.float32)
 
@@ -199,7 +199,7 @@ class SquaredWeights(hb.Optimal):
 
 @dataclass(frozen=True, eq=False)
 class PlainSubclass(hb.Optimal):
-    """Optimal by another name: equal to it, but not it."""
+    """A subclass of Optimal without changes: it compares equal to Optimal but has another type."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -214,22 +214,22 @@ class Ridge(hb.Hessian):
 
 @dataclass(frozen=True)
 class OtherFourSix(hb.FourSix):
-    """4over6 by another name."""
+    """A subclass of FourSix without changes."""
 
 
 @dataclass(frozen=True)
 class OtherSweep(hb.Sweep):
-    """The sweep by another name."""
+    """A subclass of Sweep without changes."""
 
 
 @dataclass(frozen=True)
 class OtherAmax(hb.Amax):
-    """Amax by another name; only a rule whose searches list it defines it."""
+    """A subclass of Amax. Only a rule that lists it in `searches` defines it."""
 
 
 @dataclass(frozen=True)
 class Percentile(Method):
-    """A method of its own; only a rule whose searches list it defines it."""
+    """A new method. Only a rule that lists it in `searches` defines it."""
 
     share: float = 0.99
     name: ClassVar[str] = "percentile"

@@ -1,7 +1,8 @@
-"""Hashes of what halfbyte writes: every case of the bit-identity matrix, and small checkpoints of every kind.
+"""Hashes of the output of halfbyte: every case of the bit-identity tests, and small checkpoints of every kind.
 
-Golden vectors hold the peers' bytes. This ledger holds ours, the exact searches and whole checkpoints among them, so
-that no change moves a byte unseen. After a change that is meant, rewrite it and say so under "Bits" in the changelog:
+Golden vectors hold the bytes of the peers. This ledger holds the hashes of ours, including the exact searches and whole
+checkpoints, so that every changed byte is noticed. If a change is intended, rewrite the ledger and describe the change
+under "Bits" in the changelog:
 
     python -m tests.ledger
 """
@@ -27,7 +28,7 @@ from tests.checkpoint.test_packed_sources import write_int4, write_quark
 LEDGER = Path(__file__).with_suffix(".json")
 INPUTS = ("gauss", "block scales", "zero blocks", "ties", "bits in range", "nonfinite", "wide", "odd")
 SEARCHED = ("block scales", "zero blocks", "ties", "odd")
-"""For the exact searches: inputs that stay in their kernels."""
+"""Inputs for the exact searches: those that the kernels serve."""
 DIGITS = 16
 
 CONVERSIONS = {
@@ -51,7 +52,7 @@ def digest(parts: Iterable[bytes]) -> str:
 
 
 def outputs(case: Case) -> Iterator[bytes]:
-    """Every array that a case gives for every dtype and input, and what it decodes to."""
+    """Every array that a case gives for every dtype and input, and the decoded values."""
     for dtype in DTYPES:
         for name in SEARCHED if case.method in EXACT else INPUTS:
             x = make_input(name, dtype)
@@ -70,7 +71,7 @@ def tensor_entries() -> Iterator[tuple[str, str]]:
 
 
 def sources(folder: Path) -> dict[str, Path]:
-    """A small checkpoint of every family and source format; NVFP4 and MXFP4 ones as `convert` writes them."""
+    """A small checkpoint of every family and source format. `convert` itself writes those in NVFP4 and MXFP4."""
     found = {name: models.make(name, folder / name) for name in models.MODELS}
     for label, dtype in (("fp16", np.float16), ("fp32", np.float32)):
         found[label] = toy.write_checkpoint(folder / label, toy.llama(dtype=dtype), shards=3)
@@ -87,7 +88,7 @@ def converted(source: Path, options: Options, folder: Path) -> Path:
 
 
 def checkpoint_entries() -> Iterator[tuple[str, str]]:
-    """Files of every conversion that is possible; for the others the error. The manifest is left out: it has a date."""
+    """The files of every possible conversion, or its error. The manifest is left out, because it has a date."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         for name, source in sources(folder).items():

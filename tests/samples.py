@@ -12,7 +12,7 @@ F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]
 
 E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-"""The positive codes in order, typed out from the specification and not taken from halfbyte."""
+"""The values of the positive codes in order, copied from the specification and not taken from halfbyte."""
 
 FLOAT8: dict[str, Any] = {"e4m3": ml_dtypes.float8_e4m3fn, "e8m0": ml_dtypes.float8_e8m0fnu}
 
@@ -28,7 +28,7 @@ def u8(*values: int) -> U8:
 
 
 def every_bf16() -> F32:
-    """All 65536 bfloat16 numbers as float32: both zeros, subnormals, Inf and every NaN among them."""
+    """All 65536 bfloat16 numbers as float32, including both zeros, subnormals, Inf and every NaN."""
     return (np.arange(65536, dtype=np.uint32) << 16).view(np.float32)
 
 
@@ -48,12 +48,12 @@ def gaussian(*shape: int, seed: int = 0) -> F32:
 
 
 def codes_of(packed: U8) -> U8:
-    """4-bit codes from bytes, even element in the low nibble; written apart from halfbyte's own unpacking."""
+    """4-bit codes from bytes, even element in the low nibble. It does not use halfbyte's own unpacking."""
     return np.stack([packed % 16, packed // 16], axis=-1).reshape(*packed.shape[:-1], -1).astype(np.uint8)
 
 
 def e2m1(codes: U8) -> F32:
-    """Values of E2M1 codes by the typed-out table, sign of zero kept."""
+    """Values of E2M1 codes by the table above, with the sign of zero."""
     magnitude = np.array(E2M1_VALUES, np.float32)[codes & 7]
     return np.asarray(np.where(codes & 8, -magnitude, magnitude), np.float32)
 

@@ -2,9 +2,9 @@
 
     python tests/sanitize.py
 
-builds the library anew with -DHB_SANITIZE=ON, proves on three deliberate mistakes that both sanitizers are awake, and
-then runs the kernels in a process that ends at their first report. numpy takes its buffers from malloc, exactly as
-large as the arrays, so a redzone begins right behind (and before) every input and output.
+builds the library with -DHB_SANITIZE=ON, shows with three deliberate mistakes that both sanitizers work, and then runs
+the kernels in a process that ends at the first report. numpy allocates its buffers with malloc, exactly as large as the
+arrays, so there is a redzone directly before and after every input and output.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 
 BLOCKS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33)
-"""Around the 2, 4, 8 and 16 blocks that one step of a kernel takes."""
+"""Numbers of blocks around 2, 4, 8 and 16, which one step of a kernel processes."""
 
 INVENTED = range(10_000, 10_600)
 """Seeds of tests/invented.py; tests/backends/test_closed_world.py runs others."""
@@ -41,7 +41,7 @@ MISTAKES = {
 
 
 def find_tool(name: str) -> str:
-    """A program of PATH or of this virtual environment."""
+    """The path of a program, from PATH or from this virtual environment."""
     found = shutil.which(name, path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
     if found is None:
         raise SystemExit(f"sanitize: {name} is missing; pip install {name}")
@@ -49,7 +49,7 @@ def find_tool(name: str) -> str:
 
 
 def build(folder: Path) -> Path:
-    """The library with both sanitizers."""
+    """Build the library with both sanitizers."""
     cmake, ninja = find_tool("cmake"), find_tool("ninja")
     configure = [cmake, "-S", str(ROOT), "-B", str(folder), "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
     subprocess.run([*configure, "-DHB_SANITIZE=ON"], check=True, stdout=subprocess.DEVNULL)
@@ -58,7 +58,7 @@ def build(folder: Path) -> Path:
 
 
 def runtimes(folder: Path) -> str:
-    """The sanitizers' own libraries, to be loaded before anything else: those of the compiler that CMake took."""
+    """The sanitizer libraries of the compiler that CMake chose. They must be loaded before anything else."""
     cache = (folder / "CMakeCache.txt").read_text()
     compiler = next(line.split("=", 1)[1] for line in cache.splitlines() if line.startswith("CMAKE_CXX_COMPILER:"))
     found = []
@@ -74,7 +74,7 @@ def run_under_sanitizers(preload: str, *arguments: str) -> subprocess.CompletedP
     environment = {
         **os.environ,
         "LD_PRELOAD": preload,
-        # GCC 12 puts 64-byte vectors on the fake stack of use-after-return without their alignment, and then crashes.
+        # GCC 12 does not align 64-byte vectors on the fake stack of use-after-return, and then crashes.
         "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1:detect_stack_use_after_return=0",
         "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
         "PYTHONMALLOC": "malloc",
@@ -93,7 +93,7 @@ def main() -> None:
             result = run_under_sanitizers(preload, "--mistake", mistake, str(library))
             if result.returncode == 0 or report not in result.stderr:
                 raise SystemExit(
-                    f"sanitize: the sanitizers sleep: no {report!r} for {mistake!r}\n{result.stderr[-4000:]}"
+                    f"sanitize: the sanitizers do not work: no {report!r} for {mistake!r}\n{result.stderr[-4000:]}"
                 )
         print(f"sanitize: {len(MISTAKES)} deliberate mistakes were caught", flush=True)
         result = run_under_sanitizers(preload, "--run", str(library))
@@ -109,7 +109,7 @@ def main() -> None:
 
 
 def make_mistake(mistake: str, path: str) -> None:
-    """One access that a sanitizer must end the process for."""
+    """Make one wrong access. A sanitizer must end the process."""
     import numpy as np
 
     library = ctypes.CDLL(path)
@@ -129,7 +129,7 @@ def make_mistake(mistake: str, path: str) -> None:
 
 
 def run_everything(path: str) -> None:
-    """Every kernel, instruction set, dtype and edge; a report ends the process, a wrong bit raises."""
+    """Run every kernel, instruction set, dtype and edge case. A report ends the process; a wrong bit raises."""
     import halfbyte as hb
     from halfbyte.arrays import to_numpy
     from halfbyte.backends.cpu import library as cpu_library
@@ -172,7 +172,7 @@ def run_everything(path: str) -> None:
 
 
 def run_invented() -> int:
-    """Formats, contracts and methods that nobody wrote a kernel for: the reference's bytes, or a refusal."""
+    """Run invented formats, contracts and methods: the backend must give the reference's bytes or refuse."""
     import halfbyte as hb
     from halfbyte.testing import assert_same_bits
     from tests.invented import draw
@@ -192,7 +192,7 @@ def run_invented() -> int:
 
 
 def move_bytes() -> int:
-    """The kernels without arithmetic, at every edge; returns how many ran."""
+    """Run the kernels without arithmetic on every edge case. Returns how many ran."""
     import numpy as np
 
     from halfbyte.backends.cpu.repack import cast_blocks, pack_codes, unpack_codes
@@ -208,7 +208,7 @@ def move_bytes() -> int:
 
 
 def decode_much() -> int:
-    """Outputs so large that they go past the caches, at every multiple of two bytes; returns how many ran."""
+    """Decode to outputs that are large enough to be written past the caches, at different addresses."""
     import numpy as np
 
     import halfbyte as hb
@@ -224,8 +224,10 @@ def decode_much() -> int:
 
 
 def chosen_cases(cases: list[Case]) -> Iterator[Case]:
-    """One contract for every way through the kernels: multiplying, dividing, +0.0 with a sign, each error formula,
-    codes that wrap, the peers' own searches."""
+    """One contract for every path through the kernels.
+
+    The paths are multiplying, dividing, +0.0 with a sign, each error formula, codes that wrap, the peers' own searches.
+    """
     plain = {"transformer_engine", "modelopt", "ocp"}
     for case in cases:
         name = case.contract.name
@@ -240,7 +242,7 @@ def chosen_cases(cases: list[Case]) -> Iterator[Case]:
 
 
 def arrays_for(case: Case, dtype: str) -> Iterator[Matrix]:
-    """Matrices in buffers of their own, exactly as large: every edge, then odd shapes, numbers and addresses."""
+    """Matrices in separate buffers of exactly their size: edge cases, then odd shapes, numbers and addresses."""
     import numpy as np
 
     from tests.backends.cases import DTYPES, fits, make_input

@@ -1,12 +1,13 @@
 """docs/adding.md is true: each recipe is followed with an invented one, and it works.
 
 What the recipe writes as a file is a definition here; a line in a table is an entry that the test takes back. A layout
-has a test of its own, tests/layouts/test_adding.py.
+has a test of its own, tests/test_adding_layout.py.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +31,7 @@ from halfbyte.contracts.spec import Rounding, ScaleByte, TensorScale
 from halfbyte.formats import E8M0, FORMATS, BlockFormat, ElementFormat
 from halfbyte.methods import METHODS, Method
 from halfbyte.testing import assert_same_bits
-from tests.checkpoint.toy import llama, write_checkpoint
+from tests.checkpoint.toy import llama, safetensors_bytes, write_checkpoint
 from tests.samples import gaussian
 
 X = gaussian(8, 96)
@@ -80,6 +81,15 @@ def test_a_contract(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         app, ["convert", str(source), str(tmp_path / "made"), "--contract", "acme", "--method", "amax", "--quiet"]
     )
     assert made.exit_code == 0, made.output
+    (tmp_path / "vectors").mkdir()
+    case = {"name": "one", "peer": "acme", "format": "nvfp4", "config": {"ties_down": True}}
+    (tmp_path / "vectors" / "index.json").write_text(json.dumps({"cases": [case]}))
+    q = hb.quantize(X, "nvfp4", acme(ties_down=True), backend="reference")
+    answered: dict[str, npt.NDArray[Any]] = {"input": X, "codes": np.asarray(q.codes)}
+    answered |= {"scales": np.asarray(q.scales), "tensor_scale": np.asarray(q.stored_scale).reshape(1)}
+    (tmp_path / "vectors" / "one.safetensors").write_bytes(safetensors_bytes(answered))
+    compared = CliRunner().invoke(app, ["conform", str(tmp_path / "vectors"), "--backend", "cpu"])
+    assert compared.exit_code == 0, compared.output
 
 
 # --- a formula: one function; a kernel case where it should be fast ---

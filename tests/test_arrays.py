@@ -1,4 +1,4 @@
-"""Arrays in and out: numpy or torch, without copies where none is needed."""
+"""Conversion of arrays between numpy and torch, without unnecessary copies."""
 
 from __future__ import annotations
 

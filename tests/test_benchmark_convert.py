@@ -1,4 +1,4 @@
-"""The benchmark of convert: that it runs, what it writes, and that a wrong bit does not go unseen."""
+"""The benchmark of convert: it runs, it writes its report, and it notices a wrong bit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("benchmark")
     options = ["--quick", "--rounds", "1", "--folder", str(folder), "--json", str(folder / "report.json")]
     assert convert.main(options) == 0
-    assert [path.name for path in folder.iterdir()] == ["report.json"]  # it cleans up behind itself
+    assert [path.name for path in folder.iterdir()] == ["report.json"]  # it removes its other files
     found: dict[str, Any] = json.loads((folder / "report.json").read_text())
     return found
 

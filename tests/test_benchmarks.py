@@ -1,4 +1,4 @@
-"""The CPU benchmark: that it runs, what it writes, and that a wrong bit does not go unseen."""
+"""The CPU benchmark: it runs, it writes its report, and it notices a wrong bit."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_rounds_interleave_and_buffers_take_turns() -> None:
     [
         (["--rows", "17"], "multiple of 16"),
         (["--columns", "33"], "of 32"),
-        (["--threads", "2"], "1 among"),
+        (["--threads", "2"], "must include 1"),
         (["--isa", "neon"], "knows portable, avx2, avx512"),
     ],
 )

@@ -1,4 +1,4 @@
-"""dequantize() and the global scale, each contract against float32 arithmetic written out here."""
+"""dequantize() and the global scale: each contract is compared with float32 arithmetic written out here."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def bf16(x: Any) -> Any:
     return f(x.astype(ml_dtypes.bfloat16))
 
 
-# name → (contract, stored scale from A, global scale from A), on float32 scalars, one rounding an operation
+# name → (contract, stored scale from A, global scale from A), on float32 scalars, one rounding per operation
 Number = Callable[[Any], Any]
 SCALES: dict[str, tuple[hb.contracts.Contract, Number, Number]] = {
     "transformer_engine": (contracts.transformer_engine(), lambda a: a, lambda a: a / C),
@@ -96,7 +96,7 @@ def test_global_and_stored_scale(name: str) -> None:
 
 
 def test_the_meanings_differ() -> None:
-    """A/2688, 1/(2688/A) and 1/((1/A)·2688) part in the last bit, so none stands for another."""
+    """A/2688, 1/(2688/A) and 1/((1/A)·2688) differ in the last bit, so none can replace another."""
     amax = np.linspace(1, 2, 1000, dtype=np.float32)
     quotient, inverse, twice = amax / C, ONE / (C / amax), ONE / ((ONE / amax) * C)
     for one, other in ((quotient, inverse), (quotient, twice), (inverse, twice)):
@@ -133,15 +133,15 @@ def test_decoded_values(name: str) -> None:
     q = hb.quantize(x, "nvfp4", contract)
     elements = e2m1(codes_of(to_numpy(q.codes)))
     if name.startswith("modelopt"):
-        elements = elements + f(0)  # its code 8 reads as +0.0
+        elements = elements + f(0)  # its code 8 decodes to +0.0
     scales = np.repeat(float8(to_numpy(q.scales), "e4m3"), 16, axis=-1)
     expected = DECODE[formula](elements, scales, value(q.stored_scale), top)
     assert_same_bits(hb.dequantize(q), expected.astype(np.float32), inputs=x)
 
 
-@pytest.mark.parametrize("name", sorted(set(SCALES) - {"vllm given"}))  # whose factor is not the tensor's own
+@pytest.mark.parametrize("name", sorted(set(SCALES) - {"vllm given"}))  # its factor does not come from the tensor
 def test_decoding_is_near_the_input(name: str) -> None:
-    """No element is off by more than half a step at 6 (1/6 of the block's amax) and the rounding of the scale."""
+    """The error of an element is at most half a step at 6 (1/6 of the block's amax) plus the rounding of the scale."""
     x = gaussian(8, 64)
     error = np.abs(to_numpy(hb.dequantize(hb.quantize(x, "nvfp4", SCALES[name][0]))) - x).reshape(8, 4, 16)
     amax = np.abs(x).reshape(8, 4, 16).max(axis=-1, keepdims=True)
@@ -199,11 +199,11 @@ def test_unknown_dtype_lists_the_known(dtype: Any) -> None:
         hb.dequantize(q, dtype)
 
 
-# --- tensors put together by hand ---
+# --- tensors built by hand ---
 
 
 def test_decode_only_contracts() -> None:
-    """transformers reads byte 255 as 2**128; the format reads it as NaN. gguf ignores the sign of a scale."""
+    """transformers decodes byte 255 as 2**128; in the format it is NaN. gguf ignores the sign of a scale."""
     codes, scales = np.full((1, 16), 0x21, np.uint8), np.array([[255]], np.uint8)
     q = hb.QuantizedTensor(hb.FORMATS["mxfp4"], (1, 32), codes, scales, None, None, contracts.transformers())
     assert to_numpy(hb.dequantize(q))[0, :2].tolist() == [2.0**127, np.inf]

@@ -1,4 +1,4 @@
-"""Generated pages are what the generator writes, the README's figures are what a run gives, the demo runs."""
+"""Generated pages are up to date, the README's figures agree with a run, and the demo runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo's encoder and tokenizer are those of transformers; its sentences are two hundred."""
+"""The demo's encoder and tokenizer give the results of transformers; there are two hundred sentences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No output byte moves unseen: tests/ledger.py says what the hashes are of, and how to rewrite them."""
+"""Every changed output byte is noticed. tests/ledger.py describes the hashes and how to rewrite them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bad input, one by one: the kind of error, and a message that names the rule and the way out."""
+"""Bad input, case by case: the type of the error, and a message that names the rule and the way out."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ X = gaussian(4, 64)
 
 
 def quantize(x: Any = X, format: Any = "nvfp4", **options: Any) -> hb.QuantizedTensor:
-    """hb.quantize without the types that would stop these mistakes."""
+    """hb.quantize without type annotations, because mypy would reject these mistakes."""
     return hb.quantize(x, format, **options)
 
 
@@ -137,7 +137,7 @@ def test_unknown_backend_of_dequantize() -> None:
         hb.dequantize(quantize(), backend="cuda")
 
 
-# --- combinations without a definition ---
+# --- combinations that are not defined ---
 
 TE256 = hb.FourSix("mse", 256, True)
 UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
@@ -233,7 +233,7 @@ def test_global_amax(amax: Any, options: dict[str, Any], message: str) -> None:
         quantize(global_amax=amax, **options)
 
 
-# --- NaN and Inf are no mistakes ---
+# --- NaN and Inf are not errors ---
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

@@ -1,4 +1,4 @@
-"""quantize(out=…): the same bits in memory that was there before, and nothing written where it does not fit."""
+"""quantize(out=…): the same bits in existing memory, and nothing is written if `out` does not fit."""
 
 from __future__ import annotations
 

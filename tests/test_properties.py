@@ -1,4 +1,4 @@
-"""What holds for every tensor, whatever the numbers (hypothesis)."""
+"""Properties that hold for every tensor (hypothesis)."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ QUANTIZERS: list[tuple[str, Any]] = [
 @settings(max_examples=15)
 @given(x=matrices(2, 32))
 def test_sign_symmetry(x: F32, format: str, contract: Any) -> None:
-    """-x has the scales and magnitudes of x, and the other sign wherever the magnitude is not zero.
+    """-x has the scales and magnitudes of x, and the opposite sign if the magnitude is not zero.
 
-    Signs of zeros are left out: each contract has its own rule for them, and several look at y < 0.
+    Signs of zeros are not compared: each contract has its own rule for them, and several test y < 0.
     """
     a, b = hb.quantize(x, format, contract), hb.quantize(-x, format, contract)
     assert_same_bits(a.scales, b.scales, inputs=x)
@@ -77,7 +77,7 @@ def test_power_of_two_shift_of_mxfp4(x: F32, k: int) -> None:
 @few
 @given(matrices(2, 32), st.integers(-30, 30))
 def test_power_of_two_shift_of_nvfp4(x: F32, k: int) -> None:
-    """The tensor's amax takes a power of two up entirely: codes and scales stay."""
+    """A power of two changes only the tensor's amax: codes and scales stay."""
     x[0, 0] = 2.0**20  # so that the amax, and with it 2688/A, stays in the normal range
     a, b = hb.quantize(x, "nvfp4"), hb.quantize(x * f(2.0**k), "nvfp4")
     assert_same_bits(a.codes, b.codes, inputs=x)
@@ -134,7 +134,7 @@ def candidate(block: F32, pre_scale: Any, amax: Any, top: Any) -> tuple[int, F32
 
 
 def error(decoded: F32, block: F32, kind: str) -> Any:
-    """The criterion itself: magnitudes or squares added one by one in float32."""
+    """The error that 4over6 minimises: magnitudes or squares, added one by one in float32."""
     total = f(0)
     for difference in decoded - block:
         total = f(total + (f(difference * difference) if kind == "mse" else abs(difference)))
@@ -146,7 +146,7 @@ def error(decoded: F32, block: F32, kind: str) -> Any:
 @few
 @given(x=matrices(2, 32, st.floats(-8, 8, width=32).filter(lambda v: v == 0 or abs(v) > 1e-3)))
 def test_four_six_takes_the_better_of_its_two(x: F32, kind: Any, e4m3_max: int) -> None:
-    """Never worse than mapping the block's amax to 6 on the same anchor, strictly better where it maps it to 4."""
+    """Never worse than the scale that maps the amax to 6, and strictly better if it chose the scale for 4."""
     x[0, 0] = 8
     top, amax = f(6 * e4m3_max), f(8)
     q = hb.quantize(x, "nvfp4", method=hb.FourSix(kind, e4m3_max))
@@ -165,7 +165,7 @@ def test_four_six_takes_the_better_of_its_two(x: F32, kind: Any, e4m3_max: int) 
 @few
 @given(matrices(2, 32, st.floats(-8, 8, width=32).filter(lambda v: v == 0 or abs(v) > 1e-3)))
 def test_four_six_is_never_worse_than_amax(x: F32) -> None:
-    """Against the plain method itself, wherever both see the same scale for 6 (their formulas differ in a last bit)."""
+    """Compared with the plain method, if both have the same scale for 6 (their formulas differ in the last bit)."""
     x[0, 0] = 8
     plain, better = hb.quantize(x, "nvfp4"), hb.quantize(x, "nvfp4", method="four_six")
     a, b = to_numpy(hb.dequantize(plain)).reshape(-1, 16), to_numpy(hb.dequantize(better)).reshape(-1, 16)
@@ -184,7 +184,7 @@ GRID = st.lists(st.integers(0, 15), min_size=31, max_size=31)
 @few
 @given(GRID, st.integers(2, 252))
 def test_mxfp4_of_its_own_values(codes: list[int], byte: int) -> None:
-    """With a 6 (or 4) in the block the rule finds the scale again, and every code comes back, -0.0 too."""
+    """If the block has a 6 (or 4), the rule finds the same scale, and every code comes back, also -0.0."""
     given_codes = np.array([7, *codes], np.uint8)
     x = e2m1(given_codes) * f(2.0 ** (byte - 127))
     q = hb.quantize(x, "mxfp4")
@@ -212,7 +212,7 @@ def test_mxfp8_of_its_own_values(codes: list[int], byte: int) -> None:
     k=st.integers(-60, 60),
 )
 def test_nvfp4_of_its_own_values(codes: list[int], byte: int, k: int, contract: str) -> None:
-    """q·S·2**k beside A = 2688·2**k: the block scale is found again, and decoding is exact but for the sign of zero."""
+    """Blocks q·S·2**k with A = 2688·2**k get the same scale, and decoding is exact except for the sign of zero."""
     given_codes = np.array([7, *codes], np.uint8)
     scale = float8(np.array([byte], np.uint8), "e4m3")
     x = (e2m1(given_codes) * scale * f(2.0**k)).astype(np.float32)
@@ -222,7 +222,7 @@ def test_nvfp4_of_its_own_values(codes: list[int], byte: int, k: int, contract: 
 
 
 def test_every_value_is_on_the_typed_out_grid() -> None:
-    """The table that these tests decode with, against quantize itself: each value comes back from a block with a 6."""
+    """Checks the table that these tests use for decoding: quantize gives each value back from a block with a 6."""
     for value in E2M1_VALUES:
         q = hb.quantize(f32(6, value, -value, *[0.0] * 29), "mxfp4")
         assert to_numpy(hb.dequantize(q))[:3].tolist() == [6, value, -value]

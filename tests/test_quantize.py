@@ -1,4 +1,4 @@
-"""quantize(): a block by hand, kinds of arrays, shapes, tiles, rows, shared amaxes, methods."""
+"""quantize(): blocks computed by hand, kinds of arrays, shapes, tiles, rows, shared amaxes, methods."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FORMATS = ["nvfp4", "mxfp4", "mxfp8"]
 
 
 def same(a: hb.QuantizedTensor, b: hb.QuantizedTensor, *, global_scale: bool = True) -> None:
-    """Every part of two results, bit for bit."""
+    """Compare every part of two results bit for bit."""
     assert a.shape == b.shape
     for part in ("codes", "scales", *(["global_scale", "stored_scale"] if global_scale else [])):
         left, right = getattr(a, part), getattr(b, part)
@@ -104,7 +104,7 @@ def test_numpy_and_torch_give_the_same_bits(kind: str, format: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_widening_changes_nothing(kind: str) -> None:
-    """A 16-bit tensor and its float32 copy are one tensor to contracts whose statistics are float32."""
+    """Contracts with float32 statistics give the same result for a 16-bit tensor and its float32 copy."""
     x = gaussian(4, 64).astype(KINDS[kind][0])
     same(hb.quantize(x, "nvfp4"), hb.quantize(x.astype(np.float32), "nvfp4"))
 
@@ -206,7 +206,7 @@ def test_ragged_width_of_mx(format: str) -> None:
 
 @pytest.mark.parametrize("format", ["nvfp4", "mxfp4"])
 def test_block_lengths(format: str) -> None:
-    """A block of 32 holds one scale for what two blocks of 16 hold two for."""
+    """A block of 32 has one scale where two blocks of 16 have two."""
     x = gaussian(2, 64)
     short, long = hb.quantize(x, format, block=16), hb.quantize(x, format, block=32)
     assert (short.scales.shape[-1], long.scales.shape[-1]) == (4, 2)
@@ -265,7 +265,7 @@ def test_row_scaling_has_one_global_scale_a_row(shape: tuple[int, ...]) -> None:
 
 
 def test_global_amax_of_several_tensors() -> None:
-    """Two tensors with the larger amax are the halves of their concatenation."""
+    """Two tensors, both quantized with the larger amax, equal the halves of their concatenation."""
     gate, up = gaussian(4, 32), 3 * gaussian(6, 32, seed=1)
     shared = max(np.abs(gate).max(), np.abs(up).max())
     whole = hb.quantize(np.concatenate([gate, up]), "nvfp4", "miles")
@@ -333,7 +333,7 @@ def zero_tensor() -> F32:
     ],
 )
 def test_zero_tensor(contract: str, byte: int, stored: float) -> None:
-    """The table "zero tensor" of the contracts: no error, each peer's own bytes."""
+    """A tensor of zeros raises no error and gets the bytes of each peer."""
     q = hb.quantize(zero_tensor(), "nvfp4", contract)
     assert np.all(to_numpy(q.scales) == byte)
     assert to_numpy(q.stored_scale).item() == stored  # type: ignore[arg-type]

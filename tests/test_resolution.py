@@ -37,7 +37,7 @@ def test_contract_by_name_and_by_instance() -> None:
 
 
 def test_positional_order_of_the_arguments() -> None:
-    """The issue's signature: x, format, contract, method, block, tile, scaling, global_amax, backend."""
+    """The public signature: x, format, contract, method, block, tile, scaling, global_amax, backend."""
     q = hb.quantize(X, "nvfp4", "transformer_engine", "amax", 16, (1, 16), "tensor", 7.0, "reference")
     assert to_numpy(q.stored_scale).item() == 7.0  # type: ignore[arg-type]
 
@@ -49,7 +49,7 @@ def test_method_by_name_and_by_instance() -> None:
 
 
 def test_four_six_by_name_takes_the_contract_s_own_options() -> None:
-    """fouroversix and Model-Optimizer have 256 and squares only; TransformerEngine's default is 448 and magnitudes."""
+    """fouroversix and Model-Optimizer default to 256 and squares; TransformerEngine defaults to 448 and magnitudes."""
     for contract, options in (
         ("transformer_engine", hb.FourSix("mae", 448)),
         ("miles", hb.FourSix("mae", 256)),
@@ -109,7 +109,7 @@ def test_a_method_given_overrides_the_preset() -> None:
 
 
 def test_every_variant_of_four_six_is_another_result() -> None:
-    """Sparse small integers make near-ties of the two candidates. If two of the eight agreed, an option is ignored."""
+    """Sparse small integers bring the two candidates close together. If two results agree, an option is ignored."""
     rng = np.random.default_rng(5)
     x = (rng.integers(-6, 7, (12, 64, 256)) * (rng.random((12, 64, 256)) < 0.2)).astype(np.float32)
     x *= rng.uniform(0.5, 1.5, (12, 1, 1)).astype(np.float32)
@@ -120,7 +120,7 @@ def test_every_variant_of_four_six_is_another_result() -> None:
 
 
 def test_transforms_are_applied_before() -> None:
-    """columnwise is the transpose; with_rht rotates it first."""
+    """columnwise quantizes the transpose; with_rht also rotates it before."""
     x = gaussian(32, 48)
     columnwise = hb.quantize(x, "nvfp4", contracts.transformer_engine(columnwise=True))
     assert columnwise.shape == (48, 32)

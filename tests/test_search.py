@@ -1,4 +1,4 @@
-"""search_global_scale: never worse, honest about its gain, and equal to trying by hand."""
+"""search_global_scale: it is never worse, reports its true gain, and equals a search written out by hand."""
 
 from __future__ import annotations
 

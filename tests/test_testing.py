@@ -1,4 +1,4 @@
-"""assert_same_bits is the only equality helper, so first of all: it raises, on every kind of difference."""
+"""assert_same_bits is the only equality helper. So it must raise on every kind of difference."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from halfbyte.testing import assert_same_bits, find_difference, hex_rows
 from tests.samples import f32, gaussian, u8
 
 NAN = 0x7FC00000
-"""The usual float32 NaN; +1 is another payload, the top bit its sign."""
+"""The bits of the usual float32 NaN. +1 gives another payload; the top bit is the sign."""
 
 
 def from_bits(*bits: int) -> npt.NDArray[np.float32]:

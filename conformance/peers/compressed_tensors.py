@@ -1,7 +1,7 @@
-"""compressed-tensors: observed minima and maxima to scales, then its packed compressors, then decompression.
+"""compressed-tensors: compute scales from minima and maxima, compress, decompress.
 
-The observers live in llm-compressor; what they hand over is a minimum and a maximum a group, in the weight's dtype or
-in float32. The driver takes both with torch and leaves the rest to compressed-tensors.
+The observers are in llm-compressor. They give one minimum and one maximum per group, in the weight's dtype or in
+float32. The driver computes both with torch; compressed-tensors does the rest.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ def run(operands: Arrays, format: str, config: Config) -> Arrays:
 
 
 def unstable(operands: Arrays, format: str, config: Config) -> tuple[str, ...]:
-    """The sign of a NaN decides its code, and that differs by dtype.
+    """Results that depend on the bits of a NaN.
 
-    A NaN among an MX block's statistics has other bits in torch's vector loops than in its scalar ones, and the
-    exponent is cut from those bits.
+    The code of a NaN depends on its sign, which differs by dtype. A NaN in the statistics of an MX block has different
+    bits in torch's vector loops and in its scalar loops, and the exponent is taken from those bits.
     """
     x = operands["input"].astype(np.float32)
     if np.isfinite(x).all():

@@ -1,8 +1,8 @@
 """Model-Optimizer: dynamic NVFP4, static NVFP4 weights with its searches, MXFP4, and MXFP4 to NVFP4.
 
-The static paths fake-quantize with Triton kernels. Without a GPU they run in Triton's interpreter, which has to be
-chosen before triton is imported and would then hold for everyone in the process. So the peer lives in a process of its
-own.
+The static paths fake-quantize with Triton kernels. Without a GPU these run in Triton's interpreter. The interpreter
+must be chosen before triton is imported, and the choice then applies to the whole process. So the peer runs in a
+separate process.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _mxfp4(operands: Arrays) -> Arrays:
     decoded = tensor.dequantize(torch.float32, scale=scales, block_sizes={-1: 32})
     return {
         "codes": to_numpy(tensor._quantized_data),
-        "scales": to_numpy(scales).reshape(*x.shape[:-1], -1),  # the peer keeps one column of all blocks
+        "scales": to_numpy(scales).reshape(*x.shape[:-1], -1),  # the peer stores all blocks in one column
         "dequant": to_numpy(decoded),
     }
 
@@ -148,7 +148,7 @@ def _kernels() -> SimpleNamespace:
         from modelopt.torch.kernels.quantization.common import nvfp4_quant
         from modelopt.torch.kernels.quantization.gemm import fp4_kernel, nvfp4_fp8_sweep
 
-    # The interpreter knows no libdevice; isnan is the only function of it that these kernels call.
+    # The interpreter has no libdevice; isnan is the only libdevice function that these kernels call.
     nvfp4_quant.libdevice = SimpleNamespace(isnan=lambda value: value != value)
 
     def on_cpu() -> ExitStack:
@@ -166,7 +166,7 @@ def _kernels() -> SimpleNamespace:
         count = blocks.shape[0]
         best = torch.empty(count, dtype=torch.float32)
         candidates = nvfp4_fp8_sweep.fp8_scale_candidates(blocks.device).float()
-        tile = 16  # the first of three that the autotuner would time on a GPU; blocks are independent of it
+        tile = 16  # the first of three sizes that the autotuner would time on a GPU; it does not change the blocks
         with on_cpu():
             nvfp4_fp8_sweep._fp8_scale_sweep_kernel.fn[(-(-count // tile),)](
                 blocks.contiguous().view(-1),
@@ -184,7 +184,7 @@ def _kernels() -> SimpleNamespace:
 
 
 def _cast(operands: Arrays, config: Config) -> Arrays:
-    """MXFP4 checkpoints to NVFP4: through bfloat16 again, or in closed form."""
+    """Cast MXFP4 checkpoints to NVFP4: through bfloat16, or in closed form."""
     with quiet():
         from modelopt.torch.export import shard_cast_utils
         from modelopt.torch.quantization.utils import numeric_utils

@@ -1,6 +1,6 @@
 """qwantize: naive, optimal and Hessian-weighted optimal scales for NVFP4 and MXFP4.
 
-It takes blocks as the last axis and returns scales and values; the driver packs both.
+qwantize takes blocks on the last axis and returns scales and values. The driver packs both.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ OFFERS = tuple(_offer(format, name) for format in BLOCKS for name in ("naive", "
 
 
 def run(operands: Arrays, format: str, config: Config) -> Arrays:
-    """Quantize a matrix block by block, and pack the values that come back."""
+    """Quantize a matrix block by block, and pack the returned values."""
     with quiet():
         import qwantize
         import torch
@@ -61,7 +61,7 @@ def _exponent_bytes(scales: Array) -> Array:
 
 
 def unstable(operands: Arrays, format: str, config: Config) -> tuple[str, ...]:
-    """A NaN scale has no E8M0 byte in the vectors, so what such a block decodes to does not follow from them."""
+    """Decoded blocks with a NaN scale: the vectors have no E8M0 byte for it, so the decoded values are not defined."""
     return ("dequant",) if format == "mxfp4" and np.isnan(operands["input"].astype(np.float32)).any() else ()
 
 

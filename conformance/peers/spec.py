@@ -1,7 +1,7 @@
-"""What a driver is: a peer, what it can be asked, and a function that asks it.
+"""What a driver is: a peer, a list of what the peer offers, and a function that runs it.
 
-A driver runs the real package. It holds no arithmetic of its own beyond packing values that a peer returns unpacked;
-otherwise it would test itself. Peers are imported when first run, so that listing their offers costs nothing.
+A driver runs the real package. Its only arithmetic is to pack values that a peer returns unpacked; with more, it would
+test itself. Peers are imported at the first run, so that it costs nothing to list their offers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Arrays = dict[str, Array]
 Config = Mapping[str, Any]
 
 Operands = Literal["input", "activations", "mx", "codes", "blocks", "floats"]
-"""What a case is made from: an operand; the same with activations; MXFP4 codes and scales; or what a decoder reads."""
+"""The inputs of a case: an operand, an operand with activations, MXFP4 codes and scales, or the input of a decoder."""
 
 LOW_FIRST = "low nibble = even index"
 FLOATS = ("bf16", "fp16", "fp32")
@@ -29,7 +29,7 @@ FLOATS = ("bf16", "fp16", "fp32")
 
 @dataclass(frozen=True)
 class Offer:
-    """One thing that a peer can be asked: a format and a config, with the operands it takes."""
+    """One thing that a peer can do: a format and a config, with the operands it takes."""
 
     format: str
     config: Config
@@ -40,10 +40,10 @@ class Offer:
     rows: int = 1
     """The rows are a multiple of this."""
     stacked: bool = False
-    """Takes operands of three axes."""
+    """Whether it takes operands with three axes."""
     operands: Operands = "input"
     slow: bool = False
-    """Runs in Triton's interpreter, or searches in Python: keep the operands small."""
+    """Whether it runs in Triton's interpreter or searches in Python. Then operands must be small."""
 
     @property
     def label(self) -> str:
@@ -60,9 +60,9 @@ class Peer:
     """Name of the installed package, for its version."""
     offers: tuple[Offer, ...]
     run: Callable[[Arrays, str, Config], Arrays]
-    """Results of the real peer for (operands, format, config), named and shaped as in the golden vectors."""
+    """The peer's results for (operands, format, config), with the names and shapes of the golden vectors."""
     unstable: Callable[[Arrays, str, Config], tuple[str, ...]] = lambda operands, format, config: ()
-    """Results for these operands that derive from NaN in a way the peer does not define."""
+    """The names of results that come from a NaN in a way that the peer does not define."""
 
     @property
     def version(self) -> str:
@@ -70,7 +70,7 @@ class Peer:
 
 
 def _word(key: str, value: object) -> str:
-    """One option as a word: True is its key, False "no_" and its key, the rest key and value."""
+    """One option as a word: the key for True, "no_" and the key for False, else key and value."""
     if isinstance(value, bool):
         return key if value else f"no_{key}"
     if isinstance(value, list | tuple):
@@ -82,19 +82,19 @@ def _word(key: str, value: object) -> str:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Import or call a peer without its warnings: the test suite turns warnings into errors, ours and no one else's."""
+    """Import or call a peer without its warnings: the test suite turns warnings into errors, but only our own count."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
 def pack_nibbles(codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """Two codes a byte, the even one in the low nibble: for peers that return values instead of codes."""
+    """Pack two codes per byte, the even one in the low nibble, for peers that return values instead of codes."""
     return (codes[..., 0::2] | (codes[..., 1::2] << 4)).astype(np.uint8)
 
 
 def codes_of(values: Array) -> npt.NDArray[np.uint8]:
-    """E2M1 codes of values that lie on its grid. -0.0 is code 8, NaN (only ever 0/0·sign) code 0."""
+    """E2M1 codes of values on its grid. -0.0 is code 8. NaN, which only comes from 0/0·sign, is code 0."""
     grid = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
     magnitude = np.searchsorted(grid, np.nan_to_num(np.abs(values)))
     return (magnitude | np.where(np.signbit(values) & ~np.isnan(values), 8, 0)).astype(np.uint8)

@@ -1,4 +1,4 @@
-"""numpy to torch and back, bit for bit. Apart from `halfbyte.arrays`, so that the oracle shares no code with it."""
+"""numpy to torch and back, bit for bit. It does not use `halfbyte.arrays`, so that the peers share no code with us."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def to_torch(x: Array) -> torch.Tensor:
 
 
 def to_numpy(x: torch.Tensor) -> Array:
-    """An array with the same bits; float8 tensors become their bytes. Scalars get shape (1,), as in the vectors."""
+    """An array with the same bits. float8 tensors become bytes. Scalars get shape (1,), as in the vectors."""
     import torch
 
     tensor = x.detach().contiguous()

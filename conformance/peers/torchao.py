@@ -53,7 +53,7 @@ OFFERS = (
 
 
 def run(operands: Arrays, format: str, config: Config) -> Arrays:
-    """Quantize and decode with torchao. Scale bytes in the order it keeps them, swizzled ones in its own shape."""
+    """Quantize and decode with torchao. Scale bytes keep torchao's order, and swizzled ones keep its shape."""
     with quiet():
         logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)  # torchao 0.18 registers enums in the old way
         import torch
@@ -83,11 +83,11 @@ def run(operands: Arrays, format: str, config: Config) -> Arrays:
 
 
 def unstable(operands: Arrays, format: str, config: Config) -> tuple[str, ...]:
-    """Codes of y = NaN come from the bits of that NaN, which depend on the instruction that made it.
+    """Codes of y = NaN: they come from the bits of the NaN, which depend on the instruction that produced it.
 
-    Beside a NaN scale the decoded values are NaN whatever the code. With two levels, a tensor so small that 1/p
-    overflows turns its zeros into 0·Inf, beside a scale that is a number. MX takes the code of a NaN from the input,
-    which is defined; but an Inf in the same block becomes Inf/Inf.
+    If the scale is NaN, the decoded values are NaN for any code. With two levels, 1/p overflows for very small tensors;
+    then zeros become 0·Inf although the scale is a number. In MX the code of a NaN in the input is defined, but an Inf
+    in the same block becomes Inf/Inf.
     """
     x = np.abs(operands["input"].astype(np.float32))
     if config["mode"] == "mx":

@@ -1,8 +1,8 @@
 """TransformerEngine: its Python reference quantizer, loaded as a file.
 
-`import transformer_engine` needs the compiled CUDA library. The reference quantizer itself is plain torch and imports
-three of the package's modules, two of which serve only as base classes and annotations; stand-ins take their place
-while the file is loaded, and leave `sys.modules` again (Model-Optimizer would mistake them for an installation).
+`import transformer_engine` needs the compiled CUDA library. The reference quantizer itself is plain torch. It imports
+three modules of the package, and two of them serve only as base classes and annotations. Stand-ins replace them while
+the file is loaded. Then they are removed from `sys.modules`, or Model-Optimizer would take them for an installation.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def reference() -> ModuleType:
 
 
 class _Quantizer:
-    """All that the reference uses of its base class."""
+    """The part of the base class that the reference uses."""
 
     def __init__(self, *, rowwise: bool, columnwise: bool) -> None:
         self.rowwise_usage = rowwise
@@ -112,14 +112,14 @@ def _load(name: str, folder: Path) -> ModuleType:
     if spec is None or spec.loader is None:
         raise ModuleNotFoundError(f"{folder} holds no {name}")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up while it is being loaded
+    sys.modules[name] = module  # dataclasses look up their module while it is being loaded
     with quiet():
         spec.loader.exec_module(module)
     return module
 
 
 def run(operands: Arrays, format: str, config: Config) -> Arrays:
-    """Quantize with the reference quantizer; its MXFP4 block routine is called directly: the public call fails."""
+    """Quantize with the reference quantizer. Its MXFP4 block routine is called directly: the public call fails."""
     module = reference()
     x = to_torch(operands["input"])
     options = {key: config[key] for key in QUANTIZER_KEYS if key in config}

@@ -1,4 +1,4 @@
-"""Where arrays come in and go out: numpy or torch, told apart by type. torch is never imported for the caller."""
+"""Convert between numpy arrays and torch tensors. torch is imported only if the caller has a torch tensor."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def is_torch(x: object) -> TypeGuard[torch.Tensor]:
 
 
 def to_numpy(x: Array) -> npt.NDArray[Any]:
-    """The same memory as a numpy array where that is possible (numpy, CPU tensors); a copy from other devices.
+    """A numpy array. It shares the memory of numpy arrays and CPU tensors; tensors on other devices are copied.
 
-    bfloat16 tensors become arrays of ml_dtypes.bfloat16, float8 tensors their bytes.
+    bfloat16 tensors become arrays of ml_dtypes.bfloat16, and float8 tensors become arrays of their bytes.
     """
     if not is_torch(x):
         if not isinstance(x, np.ndarray):
@@ -56,7 +56,7 @@ def to_numpy(x: Array) -> npt.NDArray[Any]:
 
 
 def like(array: npt.NDArray[Any], original: object) -> Array:
-    """A numpy result as the kind of array that came in, on its device; no copy on the CPU."""
+    """A numpy result as the same kind of array as `original`, on its device. On the CPU nothing is copied."""
     if not is_torch(original):
         return array
     import torch
@@ -68,7 +68,7 @@ def like(array: npt.NDArray[Any], original: object) -> Array:
 
 
 def float8_view(scales: Array, name: str) -> Array:
-    """uint8 scale codes seen as float8 (e4m3 or e8m0) without a copy, in the dtype of torch or ml_dtypes."""
+    """uint8 scale codes as a float8 view (e4m3 or e8m0), without a copy, in the dtype of torch or ml_dtypes."""
     if is_torch(scales):
         import torch
 
@@ -81,7 +81,7 @@ def float8_view(scales: Array, name: str) -> Array:
 
 
 def output_dtype(dtype: object) -> np.dtype[np.generic]:
-    """The numpy dtype for a name ("bfloat16", "bf16"), numpy dtype or torch dtype that dequantize may return."""
+    """The numpy dtype for a name ("bfloat16", "bf16"), numpy dtype or torch dtype. Others cannot be decoded to."""
     if isinstance(dtype, str):
         name = dtype
     elif type(dtype).__module__ == "torch":

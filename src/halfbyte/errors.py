@@ -1,4 +1,4 @@
-"""The errors of halfbyte: one parent, few children, each a kind of mistake a caller can act on."""
+"""The errors of halfbyte: one parent class, and one child class per kind of mistake that a caller can act on."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ class UnknownNameError(HalfbyteError, ValueError):
 
 
 class UnsupportedError(HalfbyteError, ValueError):
-    """The names exist, but this combination has no definition (a tile that a contract lacks, a backend's limit)."""
+    """The names exist, but this combination is not defined (a tile that a contract lacks, a limit of a backend)."""
 
 
 class BackendError(UnsupportedError):
-    """A backend that was asked for by name has no kernel for this; another backend does."""
+    """The backend that the caller named has no kernel for this request, but another backend has one."""
 
 
 class InputError(HalfbyteError, ValueError):
-    """The tensor itself breaks a rule: dtype, shape, an amax that is no amax."""
+    """The tensor itself breaks a rule: its dtype, its shape, or an amax that cannot be one."""
 
 
 class CheckpointError(HalfbyteError):
@@ -34,6 +34,6 @@ class VectorError(HalfbyteError):
 
 
 def unknown_name(kind: str, name: object, known: Iterable[object]) -> UnknownNameError:
-    """The one wording for a name that is not in a table."""
+    """The error for a name that is not in a table; every unknown name gets this wording."""
     listed = ", ".join(sorted(map(str, known)))
     return UnknownNameError(f"unknown {kind} {name!r}; known: {listed}")

@@ -1,4 +1,4 @@
-"""Tensors that stay where they lie: what quantize() and dequantize() do around a device backend."""
+"""quantize() and dequantize() for tensors that stay on their device: the checks around a device backend."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def device_of(x: object) -> str:
-    """ "numpy", or the type of a torch tensor's device."""
+    """The type of a torch tensor's device, or "numpy" for a numpy array."""
     return str(x.device.type) if is_torch(x) else "numpy"
 
 
@@ -62,7 +62,7 @@ def quantize_tensor(
 def decode_tensor(
     q: QuantizedTensor, request: Request, engine: Backend[torch.Tensor], dtype: np.dtype[np.generic], out: Array | None
 ) -> torch.Tensor:
-    """Decode where the tensor lies."""
+    """Decode a tensor on its device."""
     import torch
 
     names = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -91,14 +91,14 @@ def decode_tensor(
 def _device_amax(
     request: Request, global_amax: torch.Tensor | F32 | None, x: torch.Tensor, rows: int
 ) -> torch.Tensor | None:
-    """The given amax on the operand's device. A tensor is not looked at, because that would wait for the device."""
+    """The given amax on the operand's device. The values of a tensor are not checked: that would wait for it."""
     import torch
 
     if global_amax is None:
         return None
     if not is_torch(global_amax):
         checked = cast("F32", global_amax)
-        if checked.size == 1:  # a fill needs no copy from the host
+        if checked.size == 1:  # filling needs no copy from the host
             return torch.full((1,), float(checked[0]), dtype=torch.float32, device=x.device)
         return torch.from_numpy(checked).to(x.device)
     check_takes_amax(request)
@@ -115,7 +115,7 @@ def _device_amax(
 def _check_out(
     out: QuantizedTensor, x: torch.Tensor, request: Request, shape: tuple[int, ...]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The given outputs as (rows, K) matrices that share their memory."""
+    """The tensors of `out` as (rows, K) matrices that share their memory."""
     if out.format != request.format or out.shape != shape:
         raise InputError(
             f"out holds {out.format.name} of shape {out.shape}, but the result is {request.format.name} of {shape}"
@@ -128,7 +128,9 @@ def _check_out(
         if not part.is_contiguous():
             raise InputError(f"out.{name} must be contiguous")
         if part.data_ptr() % (16 if name == "codes" else 1):
-            raise InputError(f"out.{name} starts at an address that is no multiple of 16; allocate it by itself")
+            raise InputError(
+                f"out.{name} starts at an address that is no multiple of 16; allocate it as a separate tensor"
+            )
         _check_apart(part, x, "the input")
         parts.append(part.view(-1, part.shape[-1]))
     _check_apart(parts[0], parts[1], "out.scales")
@@ -136,7 +138,7 @@ def _check_out(
 
 
 def _check_apart(out: torch.Tensor, other: torch.Tensor, what: str) -> None:
-    """Refuse memory that is written and read in one launch."""
+    """Raise if `out` and `other` share memory: one launch would write and read it."""
     start, stop = _span(out)
     other_start, other_stop = _span(other)
     if start < other_stop and other_start < stop:
@@ -144,6 +146,6 @@ def _check_apart(out: torch.Tensor, other: torch.Tensor, what: str) -> None:
 
 
 def _span(x: torch.Tensor) -> tuple[int, int]:
-    """First address, and the one behind the last."""
+    """The first address of a tensor, and the address after its last byte."""
     last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
     return x.data_ptr(), x.data_ptr() + (last + 1) * x.element_size()

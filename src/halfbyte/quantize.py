@@ -34,26 +34,28 @@ def quantize(
     threads: int | None = None,
     out: QuantizedTensor | None = None,
 ) -> QuantizedTensor:
-    """Quantize a tensor along its last axis to the bytes that a contract demands.
+    """Quantize a tensor along its last axis to the bytes that a contract defines.
 
-    NaN, Inf and all-zero tensors are not errors: each contract has its own rule (docs/contracts.md). -0.0 becomes code
-    0 or 8 by contract. Values beyond the largest element saturate. A last axis that is not whole blocks is padded or
-    refused, as the contract says.
+    NaN, Inf and all-zero tensors are not errors: each contract has a rule for them (docs/contracts.md). -0.0 becomes
+    code 0 or 8, as the contract says. Values beyond the largest element saturate. If the length of the last axis is not
+    a multiple of the block, the contract either pads the tensor or raises an error.
 
-    x: float32, float16 or bfloat16; a numpy array (bfloat16 from ml_dtypes) or a torch tensor, any leading shape.
+    x: float32, float16 or bfloat16; a numpy array (bfloat16 from ml_dtypes) or a torch tensor, with any leading axes.
     format: "nvfp4", "mxfp4" or "mxfp8".
-    contract: whose bytes: a name, an instance such as `hb.contracts.torchao(two_level=False)`, or None for the format's
-        default ("transformer_engine" for NVFP4, "ocp" for MX).
-    method: "amax", "four_six", "sweep", an instance such as `hb.FourSix("mse", 256)`, or None for the contract's own.
+    contract: the project whose bytes to produce: a name, an instance such as `hb.contracts.torchao(two_level=False)`,
+        or None for the format's default ("transformer_engine" for NVFP4, "ocp" for MX).
+    method: "amax", "four_six", "sweep", "optimal", an instance such as `hb.FourSix("mse", 256)`, or None for the
+        contract's own method.
     block: None for the format's block length, or 16 or 32.
-    tile: None for one scale a (1, block); (16, 16) for one a square, where the contract has that.
-    scaling: "tensor" for one global scale, "row" for one a row, where the contract has that.
-    global_amax: the amax to use in place of the tensor's own, when several tensors share a global scale.
-        A CUDA tensor given here is not looked at, because that would wait for the device.
+    tile: None for one scale per block of one row; (16, 16) for one scale per square, if the contract has square tiles.
+    scaling: "tensor" for one global scale, "row" for one per row, if the contract has row scaling.
+    global_amax: the amax to use instead of the tensor's own, when several tensors share a global scale. If it is a CUDA
+        tensor, its values are not checked, because a check would wait for the device.
     backend: "auto", "gpu" (CUDA tensors, which stay on their device), "cpu" (compiled) or "reference" (numpy). All
-        give the same bits; "auto" takes the first that can.
-    threads: how many may work; None: HALFBYTE_THREADS, or the processors there are. Never changes a bit.
-    out: a QuantizedTensor of the same format and shape whose codes and scales are overwritten, which saves new memory.
+        give the same bits; "auto" takes the first backend that can serve the call.
+    threads: the number of threads; None: HALFBYTE_THREADS, or the number of processors. It never changes a bit.
+    out: a QuantizedTensor of the same format and shape. Its codes and scales are overwritten, so no memory is allocated
+        for them.
 
     >>> q = quantize(np.linspace(-1, 1, 32, dtype=np.float32), "nvfp4")
     >>> q.codes.shape, q.scales.tolist(), f"{q.global_scale:.6f}"
@@ -110,12 +112,13 @@ def dequantize(
     threads: int | None = None,
     out: Array | None = None,
 ) -> Array:
-    """Decode to float32 in the order of the contract's roundings; another dtype costs one more rounding.
+    """Decode to float32 in the order of the contract's roundings. For another dtype the result is rounded once more.
 
-    NaN scale bytes decode to NaN, code 8 to -0.0 or +0.0 as the contract says.
+    NaN scale bytes decode to NaN. Code 8 decodes to -0.0 or +0.0, as the contract says.
 
     dtype: "float32", "float16" or "bfloat16", or the numpy or torch dtype.
-    out: an array of that dtype and q's shape to decode into, which saves new memory; it is what is returned.
+    out: an array of that dtype and of q's shape. The values are written into it and it is returned, so no memory is
+        allocated.
 
     >>> q = quantize(np.float32([[1.0] * 16]), "nvfp4")
     >>> dequantize(q)[0, :3].tolist()
@@ -148,7 +151,7 @@ def dequantize(
 
 
 def _dtype_of(x: Array) -> str:
-    """Short name of an operand's dtype; a kind of array that cannot be quantized is refused."""
+    """Short name of an operand's dtype. Raises if this kind of array cannot be quantized."""
     if not is_torch(x):
         return dtype_name(to_numpy(x).dtype)
     if str(x.layout) != "torch.strided":
@@ -158,7 +161,7 @@ def _dtype_of(x: Array) -> str:
 
 
 def _check_out(out: QuantizedTensor, x: Array, format: BlockFormat, shape: tuple[int, ...]) -> tuple[U8, U8]:
-    """The given outputs as (rows, K) matrices that share their memory."""
+    """The arrays of `out` as (rows, K) matrices that share their memory."""
     if out.format != format or out.shape != shape:
         raise InputError(
             f"out holds {out.format.name} of shape {out.shape}, but the result is {format.name} of {shape}"
@@ -178,7 +181,7 @@ def _check_out(out: QuantizedTensor, x: Array, format: BlockFormat, shape: tuple
 
 
 def _check_decoded(out: Array, q: QuantizedTensor, dtype: np.dtype[np.generic]) -> npt.NDArray[np.generic]:
-    """The given output of dequantize as a numpy array that shares its memory."""
+    """The `out` of dequantize as a numpy array that shares its memory."""
     if is_torch(out) != is_torch(q.codes):
         raise InputError("out must be the same kind of array as q holds: numpy or torch")
     array = to_numpy(out)
@@ -199,7 +202,7 @@ def _check_global_amax(global_amax: object, request: Request, shape: tuple[int, 
     check_takes_amax(request)
     scaling = request.scaling
     if isinstance(global_amax, float) and 0 <= global_amax <= FLOAT32_MAX and scaling != "row":
-        return np.array([global_amax], np.float32)  # the usual case, which needs no further questions
+        return np.array([global_amax], np.float32)  # the usual case needs no further checks
     raw = to_numpy(cast("Any", global_amax)) if is_torch(global_amax) else np.asarray(global_amax)
     if raw.dtype.kind not in "iufbV":  # ml_dtypes report kind V
         raise InputError(f"global_amax must be a number or an array of numbers, got {global_amax!r}")

@@ -1,6 +1,6 @@
-"""What a call means: names looked up, defaults filled in, and everything checked that needs no data.
+"""What a call means: look up names, fill in defaults, and check everything that needs no data.
 
-`resolve` is the only maker of a `Request`. It computes nothing, so a conversion can be planned with it.
+Only `resolve` and `resolve_decoding` create a `Request`. They compute nothing, so a conversion can plan with them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SCALINGS = ("tensor", "row")
 
 @dataclass(frozen=True)
 class Request:
-    """One way to quantize, checked and with every default filled in. It holds no data."""
+    """One way to quantize a tensor, checked and with every default filled in. It holds no data."""
 
     format: BlockFormat
     contract: Contract
@@ -28,15 +28,15 @@ class Request:
     tile: Tile
     scaling: Scaling
     dtype: str
-    """Short name of the operand's dtype; statistics may be held in it."""
+    """Short name of the operand's dtype. Some contracts also hold minima and maxima in this dtype."""
     threads: int | None = None
-    """How many threads may work; None: the backend's own choice. Never changes a bit."""
+    """The number of threads; None: the backend chooses. It never changes a bit."""
     device: str = "numpy"
-    """Where the operand lies: "numpy", or the type of a torch tensor's device ("cpu", "cuda")."""
+    """Where the operand is: "numpy", or the type of a torch tensor's device ("cpu", "cuda")."""
 
     @property
     def rule(self) -> Rule:
-        """The contract's rule for the format; for NVFP4 the one that serves the method."""
+        """The contract's rule for the format; for NVFP4, the rule that serves the method."""
         rule = self.contract.rule(self.format)
         return rule.for_method(self.method) if isinstance(rule, NVFP4Rule) else rule
 
@@ -53,9 +53,9 @@ def resolve(
     threads: int | None = None,
     device: str = "numpy",
 ) -> Request:
-    """The request that `quantize` makes of its arguments, described there.
+    """The request for the arguments of `quantize`; see there for their meaning.
 
-    Raises where the combination has no definition. What depends on the operand's shape is checked by `check_shape`.
+    Raises if the combination is not defined. `check_shape` checks what depends on the operand's shape.
     """
     block_format = get_format(format, block)
     chosen = get_contract(contract, block_format)
@@ -74,13 +74,13 @@ def resolve(
 def resolve_decoding(
     format: BlockFormat, contract: Contract, method: Method, threads: int | None = None, device: str = "numpy"
 ) -> Request:
-    """The request for reading a tensor back: tiles and rows stand in its arrays already."""
+    """The request for decoding a tensor. Tiles and row scales need no options: the tensor's arrays contain them."""
     _check_scale(contract.rule(format), contract, format)
     return Request(format, contract, method, (1, format.block), "tensor", "fp32", threads, device)
 
 
 def check_shape(request: Request, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The logical shape of an operand after the contract's transform. Raises where the request cannot take it."""
+    """The logical shape of an operand after the contract's transform. Raises if the request cannot take the shape."""
     contract, block = request.contract, request.format.block
     if not shape or 0 in shape:
         raise InputError(f"cannot quantize a tensor of shape {shape}: it has no elements along some axis")
@@ -100,16 +100,16 @@ def check_shape(request: Request, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def check_takes_amax(request: Request) -> None:
-    """Refuse a caller's amax where the contract has no use for one."""
+    """Raise if the caller gave an amax but the contract does not use one."""
     rule = request.contract.rule(request.format)
     if not isinstance(rule, NVFP4Rule) or rule.stored is None:
         raise UnsupportedError(f"{request.format.name} under this contract has no global scale; leave global_amax out")
     if rule.constant_factor is not None:
-        raise UnsupportedError("this contract was made with a global_scale of its own; leave global_amax out")
+        raise UnsupportedError("this contract was created with a global_scale; leave global_amax out")
 
 
 def stores_scale(rule: Rule) -> bool:
-    """Whether a contract stores a tensor-level scale beside the blocks, and needs it to decode."""
+    """Whether a contract stores a tensor-level scale with the blocks and needs it to decode."""
     return isinstance(rule, NVFP4Rule) and rule.stored is not None
 
 
@@ -117,7 +117,7 @@ def stores_scale(rule: Rule) -> bool:
 
 
 def _check_scale(rule: Rule, contract: Contract, format: BlockFormat) -> None:
-    """Rules are looked up by the format's name; here it must also be what the rule was written for."""
+    """Rules are found by the name of a format. Raise if the format differs from the one the rule was written for."""
     scale = E8M0 if isinstance(rule, MXRule) else E4M3 if isinstance(rule, NVFP4Rule) else format.scale
     if format.scale != scale:
         raise UnsupportedError(
@@ -133,7 +133,10 @@ def _check_block(rule: Rule, contract: Contract, format: BlockFormat) -> None:
 
 
 def _check_element(rule: Rule, contract: Contract, format: BlockFormat, method: Method) -> None:
-    """Some rules speak of E2M1 itself: codes cut from a float's bits, or a peer's own way or search to them."""
+    """Raise if a rule is defined only for E2M1 and the element is another one.
+
+    Such rules take codes from a float's bits, or have a peer's own rounding or search.
+    """
     if format.element == E2M1 or isinstance(rule, DecodeRule):
         return
     of_e2m1 = rule.rounding.wraps
@@ -155,7 +158,7 @@ def _resolve_method(method: str | Method | None, contract: Contract, rule: Rule,
     """The method as an instance that this contract defines for this format."""
     if isinstance(rule, DecodeRule):
         raise UnsupportedError(f"contract {contract.name} decodes {format.name} only: it has no quantizer for it")
-    if method is None:  # presets such as 4over6 concern NVFP4; the MX formats of such a contract stay plain
+    if method is None:  # presets such as 4over6 apply only to NVFP4; the contract's MX formats stay plain
         preset_fits = isinstance(rule, NVFP4Rule) or isinstance(contract.method, str) or contract.method.everywhere
         method = contract.method if preset_fits else Amax()
     known = defined_methods(rule)
@@ -218,7 +221,7 @@ def _resolve_scaling(scaling: Scaling | None, contract: Contract, rule: Rule, fo
 def _resolve_tile(
     tile: tuple[int, int] | None, contract: Contract, rule: Rule, format: BlockFormat, scaling: Scaling
 ) -> Tile:
-    """One row of a block, or a square tile where the contract has one."""
+    """The tile: one row of a block, or a square tile if the contract has one."""
     if tile is None and isinstance(rule, NVFP4Rule):
         tile = contract.tile
     plain = (1, format.block)

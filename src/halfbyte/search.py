@@ -1,4 +1,4 @@
-"""search_global_scale(): what another tensor scale would gain."""
+"""search_global_scale(): find a tensor scale with a smaller error than the usual one."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from halfbyte.types import QuantizedTensor
 
 @dataclass(frozen=True)
 class GlobalScaleSearch:
-    """The outcome of a search over the tensor scale."""
+    """The result of a search over the tensor scale."""
 
     global_amax: float
-    """What to give to `quantize` as `global_amax`."""
+    """The best amax: pass it to `quantize` as `global_amax`."""
     squared_error: float
-    """Sum of squared errors with it."""
+    """Sum of squared errors with the best amax."""
     plain_squared_error: float
-    """The same with the tensor's own amax."""
+    """Sum of squared errors with the tensor's own amax."""
     tried: int
     quantized: QuantizedTensor
     """The tensor quantized with the best amax."""
 
     @property
     def gain(self) -> float:
-        """The share of the squared error that the search took away; 0 where the tensor's own amax was best."""
+        """The share of the squared error that the search removed; 0 if the tensor's own amax is the best."""
         if self.plain_squared_error == 0:
             return 0.0
         return 1 - self.squared_error / self.plain_squared_error
@@ -50,11 +50,12 @@ def search_global_scale(
 ) -> GlobalScaleSearch:
     """Try tensor scales around the one that the amax gives, and keep the one with the least squared error.
 
-    The amax is multiplied by 2**(octaves·i/steps), i from -steps/4 to steps: mostly larger ones, because a smaller
-    one clips. Block scales are E4M3, eight to an octave, so a finer tensor scale moves where they can lie. Errors are
-    summed in float64. The tensor's own amax is among the candidates and wins ties, so the result is never worse.
+    The amax is multiplied by 2**(octaves·i/steps) for i from -steps/4 to steps. Most candidates are larger than the
+    amax, because a smaller one clips. Block scales are E4M3 values, eight per octave; another tensor scale shifts the
+    products that they can form. Errors are summed in float64. The tensor's own amax is a candidate and wins ties, so
+    the result is never worse.
 
-    NaN and Inf have no error to minimise and are refused.
+    Tensors with NaN or Inf raise: they have no error to minimise.
 
     >>> x = np.random.default_rng(0).standard_normal((32, 256)).astype(np.float32)
     >>> found = search_global_scale(x, method="optimal")
@@ -67,7 +68,7 @@ def search_global_scale(
     if steps < 1 or octaves <= 0:
         raise InputError(f"steps must be at least 1 and octaves positive, not {steps} and {octaves}")
     amax = np.float32(np.abs(values).max())
-    factors = [0, *range(-(steps // 4), 0), *range(1, steps + 1)]  # the plain one first: it wins ties
+    factors = [0, *range(-(steps // 4), 0), *range(1, steps + 1)]  # the tensor's own amax first, so it wins ties
     best: tuple[float, np.float32, QuantizedTensor] | None = None
     plain = 0.0
     for factor in factors:

@@ -1,4 +1,4 @@
-"""Equality of bits: the one comparison that halfbyte's tests, conformance runs and benchmarks use."""
+"""Equality of bits: the only comparison in halfbyte's tests, conformance runs and benchmarks."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from halfbyte.arrays import Array, to_numpy
 
 @dataclass(frozen=True)
 class Difference:
-    """What differs between two arrays, and where first."""
+    """The difference between two arrays, and where it is first."""
 
     reason: str
     count: int = 0
-    """Elements that differ; 0 when shape or dtype already do."""
+    """The number of elements that differ; 0 if the shape or dtype differs."""
     index: tuple[int, ...] = ()
     """The first element that differs."""
 
 
 def find_difference(got: Array, expected: Array, *, any_nan: bool = False, e4m3: bool = False) -> Difference | None:
-    """None if dtype, shape and every bit are equal, else the first difference.
+    """None if dtype, shape and all bits are equal, else the first difference.
 
     -0.0 and +0.0 differ. `any_nan`: NaNs with different bits count as equal. `e4m3`: the bytes are E4M3, where 0x7F and
     0xFF are both NaN.
@@ -53,7 +53,7 @@ def assert_same_bits(
 ) -> None:
     """Raise AssertionError unless two arrays have the same dtype, shape and bits.
 
-    `inputs`: the tensor both were made from; what led to the first difference is printed in hex.
+    `inputs`: the tensor that both arrays were computed from. The inputs of the first difference are printed in hex.
     """
     difference = find_difference(got, expected, any_nan=any_nan, e4m3=e4m3)
     if difference is None:
@@ -65,7 +65,7 @@ def assert_same_bits(
 
 
 def _inputs_there(inputs: npt.NDArray[Any], index: tuple[int, ...], shape: tuple[int, ...]) -> str:
-    """The 32 inputs around the place that an element of a result stands for (results may be narrower than inputs)."""
+    """The 32 inputs around the position of one element of a result (results may be narrower than inputs)."""
     *leading, column = index
     row = int(np.ravel_multi_index(leading, shape[:-1])) if leading else 0
     matrix = inputs.reshape(-1, inputs.shape[-1])

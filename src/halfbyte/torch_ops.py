@@ -27,14 +27,14 @@ METHODS: dict[str, Method] = {
         for fast in (False, True)
     },
 }
-"""Methods by the names that the operators know them by."""
+"""The methods by their names in the operators."""
 
 
 @torch.library.custom_op("halfbyte::quantize", mutates_args=())
 def quantize(
     x: torch.Tensor, format: str, contract: str, method: str = "amax", global_amax: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Codes, scales, multiplier and stored scale; the last two have no elements where the contract has none."""
+    """Codes, scales, multiplier and stored scale. If the contract has no multiplier or stored scale, it is empty."""
     q = quantize_tensor(x, format, contract, _method(method), global_amax=global_amax)
     none = torch.empty(0, dtype=torch.float32, device=x.device)
     parts = (q.codes, q.scales, q.global_scale, q.stored_scale)
@@ -62,7 +62,7 @@ def dequantize(
     codes: torch.Tensor, scales: torch.Tensor, stored: torch.Tensor, width: int, format: str, contract: str,
     dtype: torch.dtype, method: str = "amax",
 ) -> torch.Tensor:  # fmt: skip
-    """Values of that dtype; `stored` is what quantize gave, or a tensor without elements."""
+    """Decoded values of that dtype. `stored` is the stored scale that quantize returned, which may be empty."""
     block_format = get_format(format)
     chosen = get_contract(contract, block_format)
     kept = stored.reshape(()) if stored.numel() == 1 else stored if stored.numel() else None

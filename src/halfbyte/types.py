@@ -1,4 +1,4 @@
-"""QuantizedTensor: what quantize returns and dequantize takes."""
+"""QuantizedTensor: the result of quantize and the input of dequantize."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from halfbyte.methods import Amax, Method
 
 @dataclass(frozen=True, eq=False)
 class QuantizedTensor:
-    """Codes, scales and what is needed to read them. Plain arrays: no padding, no swizzle, no hidden conversion.
+    """Codes, scales and everything needed to decode them. Plain arrays: no padding, no swizzle, no hidden conversion.
 
     All arrays are of one kind (numpy or torch) and on one device.
     """
@@ -28,13 +28,13 @@ class QuantizedTensor:
     codes: Array
     """uint8, packed: the last axis holds ceil(K/2) bytes, even element in the low nibble (MXFP8: K bytes)."""
     scales: Array
-    """uint8 scale codes (raw E4M3 or E8M0), last axis ceil(K/block); a tile's byte stands on each of its rows."""
+    """uint8 scale codes (raw E4M3 or E8M0), last axis ceil(K/block). The byte of a tile is repeated on its rows."""
     global_scale: Array | None
-    """float32: what code times scale is multiplied by; a scalar, or one a row. None for MX formats."""
+    """float32 that code times scale is multiplied by: a scalar, or one number per row. None for MX formats."""
     stored_scale: Array | None
-    """float32: what the contract itself stores beside the blocks (amax, multiplier or encode factor), raw."""
+    """float32 that the contract itself stores with the blocks (amax, multiplier or encode factor), unchanged."""
     contract: Contract
-    """The contract that says how the parts are read back."""
+    """The contract, which defines how the parts are decoded."""
     method: Method = Amax()
     """How the scales were chosen."""
 

@@ -1,4 +1,4 @@
-"""What the bit-identity matrix runs over: contracts and their variants, methods, inputs. No test is in here."""
+"""The cases of the bit-identity tests: contracts and their variants, methods, inputs. This file contains no test."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ PEER_VARIANTS: list[hb.contracts.Contract] = [
     contracts.ocp(),
     contracts.gguf(),
 ]
-"""Contracts with searches of their own, and what only the compiled backend runs."""
+"""Contracts that have their own searches, and variants that only the compiled backend runs."""
 
 FOUR_SIX = [hb.FourSix(error, top, fast) for error in ("mae", "mse") for top in (448, 256) for fast in (False, True)]
 
 
 @functools.cache
 def weights(width: int) -> F32:
-    """Importances over eight decades, a fifth of them zero."""
+    """Weights over eight decades; a fifth of them are zero."""
     generator = np.random.default_rng(width)
     values = 10 ** generator.uniform(-4, 4, width) * (generator.random(width) > 0.2)
     return values.astype(np.float32)
@@ -88,7 +88,7 @@ METHODS: dict[str, Callable[..., hb.methods.Method]] = {
     "hessian": lambda width, block=16: hb.Hessian(hessian(width, block)),
     "descent": lambda width, block=16: hb.Hessian(hessian(width, block), codes="descent"),
 }
-"""Methods by label, made for a width and a block length."""
+"""Methods by label. Each function creates the method for a width and a block length."""
 
 EXACT = ("optimal", "weighted", "hessian", "descent")
 
@@ -121,7 +121,7 @@ class Case:
         )
 
     def quantize(self, x: Matrix, backend: str, global_amax: object = None) -> hb.QuantizedTensor:
-        """Quantize a matrix; a contract that takes the transpose is given the transpose."""
+        """Quantize a matrix. A contract that quantizes the transpose gets the transposed matrix."""
         return hb.quantize(
             np.ascontiguousarray(x.T) if self.contract.transform.columnwise else x,
             self.format,
@@ -138,7 +138,7 @@ class Case:
 def methods_of(rule: hb.contracts.NVFP4Rule | hb.contracts.MXRule) -> list[str]:
     """Labels of the methods that a rule defines."""
     found = ["amax", "optimal", "weighted", "hessian"]
-    if isinstance(rule, NVFP4Rule) and rule.row_scaling:  # the codes' way down is the same for all: once is enough
+    if isinstance(rule, NVFP4Rule) and rule.row_scaling:  # descent is the same for all: once is enough
         found.append("descent")
     if isinstance(rule, NVFP4Rule) and rule.four_six is not None:
         four_six = rule.four_six
@@ -150,7 +150,7 @@ def methods_of(rule: hb.contracts.NVFP4Rule | hb.contracts.MXRule) -> list[str]:
 
 
 def every_case() -> list[Case]:
-    """Contract × format × block × method × tile × scaling, wherever the contract defines it."""
+    """Every combination of contract, format, block, method, tile and scaling that the contract defines."""
     cases = []
     for contract in VARIANTS:
         for name, rule in contract.rules.items():
@@ -165,7 +165,7 @@ def every_case() -> list[Case]:
                     ways += [(plain, "row")] if rule.row_scaling and contract.scaling != "row" else []
                 for tile, scaling in ways:
                     labels = [label for label in methods_of(rule) if tile == plain or label not in EXACT]
-                    if contract.transform.columnwise:  # the transform comes before all methods alike
+                    if contract.transform.columnwise:  # the transform is the same for all methods
                         labels = [label for label in labels if label in ("amax", "mae 448", "optimal")]
                     cases += [Case(contract, name, block, label, tile, scaling) for label in labels]
     return cases
@@ -186,7 +186,7 @@ def peer_methods(contract: hb.contracts.Contract, name: str) -> list[str]:
 
 
 def peer_cases() -> list[Case]:
-    """The peers' own searches, and the descent of MX codes."""
+    """The peers' own searches, and descent on MX codes."""
     cases = []
     for contract in PEER_VARIANTS:
         for name, rule in contract.rules.items():
@@ -206,7 +206,7 @@ def peer_cases() -> list[Case]:
 
 
 def has_own_kernel(case: Case, dtype: str) -> bool:
-    """Whether a case runs in a kernel made for it; the others share one that takes any element, block and objective."""
+    """Whether a specialised kernel runs a case. All others share the general kernel."""
     if case.format != "nvfp4":
         return case.method not in ("hessian", "descent")
     if case.method not in EXACT:
@@ -222,7 +222,7 @@ def has_own_kernel(case: Case, dtype: str) -> bool:
 
 
 def served_cases(dtype: str = "bf16") -> list[Case]:
-    """Those that the compiled backend takes; test_bits.py holds the list to what it must contain."""
+    """The cases that the compiled backend serves. test_bits.py checks that none is missing from the list."""
     return [case for case in every_case() + peer_cases() if Cpu().supports(case.request(dtype)) is None]
 
 
@@ -231,7 +231,7 @@ def served_cases(dtype: str = "bf16") -> list[Case]:
 DTYPES: dict[str, Any] = {"fp32": np.float32, "fp16": np.float16, "bf16": ml_dtypes.bfloat16}
 finfo: Any = ml_dtypes.finfo
 ROWS, WIDTH = 17, 96
-"""17 rows, 102 blocks of 16, 51 of 32: every kernel has whole vectors and a rest, whatever its lanes are."""
+"""17 rows, 102 blocks of 16, 51 of 32: with any number of lanes, a kernel has whole vectors and a remainder."""
 
 SHAPES = {
     "one row": (1, 96),
@@ -245,14 +245,14 @@ SHAPES = {
 
 
 def finite(x: npt.NDArray[np.float64], dtype: str) -> Matrix:
-    """Rounded to the dtype, kept within its finite numbers."""
+    """Round to the dtype, and clip to its finite range."""
     largest = float(finfo(DTYPES[dtype]).max)
     with np.errstate(over="ignore", under="ignore"):
         return np.asarray(np.clip(x, -largest, largest).astype(DTYPES[dtype]))
 
 
 def spread(dtype: str, low: int, high: int, by_block: bool = False) -> Matrix:
-    """Normal numbers times powers of two drawn for each element, or for each block of sixteen."""
+    """Normal numbers times random powers of two, one per element or one per block of sixteen."""
     generator = np.random.default_rng(5)
     normal = generator.normal(size=(ROWS, WIDTH))
     if by_block:
@@ -263,7 +263,7 @@ def spread(dtype: str, low: int, high: int, by_block: bool = False) -> Matrix:
 
 
 def bits(dtype: str, exponents: tuple[int, int] | None = None) -> Matrix:
-    """Random bit patterns: any at all, or with biased exponents within bounds."""
+    """Random bit patterns: all patterns, or only those with biased exponents within bounds."""
     size = np.dtype(DTYPES[dtype]).itemsize
     generator = np.random.default_rng(6)
     pattern = generator.integers(0, 256, (ROWS, WIDTH, size), dtype=np.uint8).view(f"u{size}")[..., 0]
@@ -276,13 +276,13 @@ def bits(dtype: str, exponents: tuple[int, int] | None = None) -> Matrix:
 
 
 def neighbours(x: Matrix) -> Matrix:
-    """Every number, the one before and the one after it, side by side: (..., 3·n)."""
+    """Every number with its lower and upper neighbour: (..., 3·n)."""
     integer = x.view(f"i{x.dtype.itemsize}")
     return np.stack([integer, integer - 1, integer + 1], axis=-1).reshape(*x.shape[:-1], -1).view(x.dtype)
 
 
 def ties(dtype: str) -> Matrix:
-    """Elements on and beside every decision point of E2M1, under block amaxes on and beside those of the scales.
+    """Elements on and next to every tie of E2M1, in blocks whose amaxes are on and next to every tie of the scales.
 
     The largest element is 2688 = 6·448, so that global factors are powers of two.
     """
@@ -331,7 +331,7 @@ def outlier(dtype: str) -> Matrix:
 
 
 def edge(exponent: int) -> Callable[[str], Matrix]:
-    """Normal numbers whose amax is exactly a power of two (fp16: as near as it comes)."""
+    """Normal numbers whose amax is exactly a power of two (in fp16, the nearest possible)."""
 
     def make(dtype: str) -> Matrix:
         x = np.clip(np.random.default_rng(8).normal(size=(ROWS, WIDTH)) / 4, -0.9, 0.9)
@@ -343,7 +343,7 @@ def edge(exponent: int) -> Callable[[str], Matrix]:
 
 
 def subnormals(dtype: str) -> Matrix:
-    """Every block of sixteen has its own amax, from one to nine times the smallest number."""
+    """Each block of sixteen has another amax, from one to nine times the smallest number."""
     generator = np.random.default_rng(9)
     most = np.arange(1, 1 + ROWS * WIDTH // 16).reshape(ROWS, -1).repeat(16, axis=1) % 9 + 1
     units = generator.integers(-most, most + 1)
@@ -351,7 +351,7 @@ def subnormals(dtype: str) -> Matrix:
 
 
 NARROW = {"fp32": (-52, 52), "fp16": (-24, 14), "bf16": (-52, 52)}
-"""Exponents for which the searches stay in their kernels."""
+"""Exponents for which the kernels of the searches serve the whole tensor."""
 
 INPUTS: dict[str, Callable[[str], Matrix]] = {
     "gauss": lambda dtype: spread(dtype, 0, 1),
@@ -390,7 +390,7 @@ def make_input(name: str, dtype: str) -> Matrix:
 
 
 def fits(case: Case, x: Matrix) -> bool:
-    """Whether the contract takes the width: those that refuse ragged rows are given whole blocks."""
+    """Whether the contract takes the width: contracts that refuse ragged rows get only whole blocks."""
     if x.shape[1] % case.block == 0:
         return True
     return (

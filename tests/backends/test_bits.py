@@ -50,18 +50,18 @@ SEARCHES = [
     for case in served_cases(dtype)
     if case.method in EXACT and has_own_kernel(case, dtype)
 ]
-"""Searches with a kernel of their own; test_peer_searches.py has the others."""
+"""Searches with a specialised kernel; test_peer_searches.py tests the others."""
 ELEMENTWISE = [case for case in CASES if case.method not in EXACT and "sweep" not in case.method]
 ISA_NAMES = machine_isas()
 
 SEARCHED_INPUTS = ["gauss", "block scales", "ties", "bits in range", "zero blocks", "odd", "single block"]
-"""For the slow references: what stays in the kernels. transformer_engine's searches get every input."""
+"""Inputs for searches, whose reference is slow: those that the kernels serve. transformer_engine gets every input."""
 HESSIAN_INPUTS = ["block scales", "ties", "bits in range", "single block"]
-"""For the slowest: Hessians, and the 255 scales of the MX formats."""
+"""Inputs for the slowest searches: Hessians, and the 255 scales of the MX formats."""
 
 
 each_isa = pytest.mark.parametrize("isa", ISA_NAMES, indirect=True)
-"""First of the decorators, so that it varies fastest and one worker's reference serves all instruction sets."""
+"""This decorator comes first, so that it varies fastest and all instruction sets share one computed reference."""
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def expected(case: Case, name: str, dtype: str) -> hb.QuantizedTensor:
 
 
 def assert_same(got: hb.QuantizedTensor, wanted: hb.QuantizedTensor, x: Matrix, where: str) -> None:
-    """All four parts, bit for bit."""
+    """Compare all four parts bit for bit."""
     assert got.shape == wanted.shape
     for part in ("codes", "scales", "stored_scale", "global_scale"):
         a, b = getattr(got, part), getattr(wanted, part)
@@ -160,7 +160,7 @@ def test_exact_searches_give_the_bits_of_the_reference(case: Case, dtype: str, i
 # --- a global amax that is given ---
 
 AMAXES = [1e6, 0.25, 1e-10, 1e-17, 2.0**-60, 1e-30, 1e-42, 0.0, 2.0**60, 3e38, np.inf]
-"""Above and below that of the tensor, far away from it, and none at all."""
+"""Amaxes above and below the tensor's own, far away from it, and zero."""
 
 
 def takes_global_amax(case: Case) -> bool:
@@ -179,7 +179,7 @@ def expected_with_amax(case: Case, name: str, dtype: str, amax: float) -> hb.Qua
 
 
 def amax_for(case: Case, name: str, dtype: str, amax: float) -> object:
-    """One amax, or one a row: every other row then keeps one near its own."""
+    """One amax, or one per row; in the latter case every second row keeps an amax near its own."""
     rows = make_input(name, dtype).shape[0]
     return np.where(np.arange(rows) % 2, 3.5, amax).astype(np.float32) if case.scaling == "row" else np.float32(amax)
 
@@ -202,7 +202,7 @@ STORED = [1.0, 21.0, 2.0**-11, 1e-40, 0.0, 3e38, np.inf, np.nan]
 
 
 def every_byte_and_code(format: BlockFormat) -> tuple[Matrix, Matrix]:
-    """Codes and scales in which each of 256 scale bytes, one a row, meets every code in every place of a byte."""
+    """Codes and scales with every combination of scale byte (one per row), code, and nibble."""
     codes = 1 << format.element.bits
     row = np.arange(codes * (16 if format.codes_per_byte == 2 else 1))
     row = np.stack([row % codes, row // codes], axis=-1).reshape(-1) if format.codes_per_byte == 2 else row
@@ -229,14 +229,16 @@ def test_every_code_under_every_scale_decodes_to_the_bits_of_the_reference(name:
     has_stored = isinstance(rule, NVFP4Rule) and rule.stored is not None
     methods: list[hb.methods.Method] = [hb.Amax()]
     if isinstance(rule, NVFP4Rule) and rule.four_six is not None:
-        methods.append(hb.FourSix(e4m3_max=256))  # another number under the amax
+        methods.append(hb.FourSix(e4m3_max=256))  # divides by another number
     for stored in STORED if has_stored else [None]:
         for method in methods:
             scale = None if stored is None else np.array(stored, np.float32)
             shape = (256, codes.shape[1] * format.codes_per_byte)
             q = hb.QuantizedTensor(format, shape, codes, scales, None, scale, contract, method)
             got, wanted = (to_numpy(hb.dequantize(q, dtype, backend)) for backend in ("cpu", "reference"))
-            if format.name == "mxfp8":  # a NaN times a NaN: IEEE leaves open which, and numpy's own loops differ
+            if (
+                format.name == "mxfp8"
+            ):  # NaN times NaN: IEEE does not say which NaN results, and numpy's own loops differ
                 assert_same_bits(got[255, [127, 255]], wanted[255, [127, 255]], any_nan=True)
                 got[255, [127, 255]] = wanted[255, [127, 255]]
             assert_same_bits(got, wanted)

@@ -1,4 +1,4 @@
-"""Which backend serves a request; a named one never falls back in silence."""
+"""Which backend serves a request. A backend that the caller names never falls back silently."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Backends answer for a closed world: for what was invented they give the reference's bytes, or a reason.
+"""For invented formats, contracts and methods, every backend gives the bytes of the reference or a reason.
 
-tests/invented.py draws formats, contracts and methods at random. `python -m tests.backends.test_closed_world 0 9000`
-runs any range of seeds; tests/sanitize.py runs some under the sanitizers, tests/gpu/ the GPU kernels.
+tests/invented.py draws them at random. `python -m tests.backends.test_closed_world 0 9000` runs any range of seeds.
+tests/sanitize.py runs some of them under the sanitizers, and tests/gpu/ runs the GPU kernels.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ CHUNKS = 12
 
 
 def assert_same(got: hb.QuantizedTensor, expected: hb.QuantizedTensor) -> None:
-    """All four arrays and what they decode to."""
+    """Compare all four arrays and the decoded values."""
     for part in ("codes", "scales", "stored_scale", "global_scale"):
         left, right = getattr(got, part), getattr(expected, part)
         assert (left is None) == (right is None)
         if right is not None:
             assert_same_bits(to_numpy(left), to_numpy(right))
-    # Which NaN a product with a NaN gives is the processor's choice.
+    # The bits of a NaN that comes from a product depend on the processor.
     assert_same_bits(hb.dequantize(got), hb.dequantize(expected, backend="reference"), any_nan=True)
 
 
 def answers(invented: Invented, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Hold the compiled kernels of every instruction set, and "auto", to the reference; say what each answered."""
+    """Compare the kernels of every instruction set, and "auto", with the reference. Yields what each answered."""
     try:
         expected = invented.quantize("reference")
     except hb.HalfbyteError:
@@ -76,7 +76,7 @@ def test_the_reference_or_a_reason(chunk: int, monkeypatch: pytest.MonkeyPatch) 
     assert counted["refused"] >= 20
 
 
-# --- what once went wrong ---
+# --- single cases that a kernel could mistake for a known one ---
 
 E3M2 = ElementFormat(name="e3m2", exponent_bits=3, mantissa_bits=2, bias=3)
 X = gaussian(4, 96)
@@ -129,10 +129,10 @@ def test_what_no_kernel_was_written_for(name: str) -> None:
 
 def test_subclasses_are_not_what_they_derive_from() -> None:
     class Bolder(hb.Optimal):
-        """May mean anything."""
+        """A method that no kernel knows."""
 
     class OtherRule(NVFP4Rule):
-        """So may this."""
+        """A rule that no kernel knows."""
 
     with pytest.raises(hb.UnsupportedError, match="no kernel was written for the method Bolder"):
         hb.quantize(X, "nvfp4", method=Bolder(), backend="cpu")
@@ -147,7 +147,7 @@ def test_subclasses_are_not_what_they_derive_from() -> None:
 
 @pytest.mark.parametrize(("format", "scale"), [("nvfp4", "mxfp4"), ("mxfp4", "nvfp4")])
 def test_a_rule_is_for_the_scales_it_was_written_for(format: str, scale: str) -> None:
-    """Rules are found by the format's name: the name alone does not make a format."""
+    """Rules are found by the name of a format, but the name alone is not enough: the scale must fit too."""
     other = dataclasses.replace(hb.get_format(format), scale=hb.get_format(scale).scale)
     with pytest.raises(hb.UnsupportedError, match=f"scales for {format}, not "):
         hb.quantize(X, other, backend="reference")
@@ -160,7 +160,7 @@ def test_codes_cut_from_bits_are_those_of_e2m1() -> None:
 
 
 def test_an_exponent_rule_that_tables_do_not_know() -> None:
-    """It steps down within a bucket of float32 amaxes, which no table would notice."""
+    """The rule steps down within a bucket of float32 amaxes, which the tables could not represent."""
 
     def sawtooth(v: F32, statistics: str, element: ElementFormat) -> tuple[U8, F32]:
         byte, scale = exponents.ocp_floor(v, statistics, element)
@@ -177,7 +177,7 @@ def test_an_exponent_rule_that_tables_do_not_know() -> None:
 
 
 def main(first: int, last: int) -> None:
-    """Any range of seeds, by hand."""
+    """Run a range of seeds from the command line."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         counted: collections.Counter[str] = collections.Counter()
         for seed in range(first, last):

@@ -1,4 +1,4 @@
-"""The exact searches against float64: every scale of the format, nearest codes, no shortcut. And who beats whom."""
+"""The exact searches, compared with float64: every scale of the format, nearest codes, no shortcut. Also rankings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.samples import E2M1_VALUES, F32, codes_of, e2m1, f32, float8, gaussia
 F64 = npt.NDArray[np.float64]
 
 EXCESS = 1e-5
-"""Relative excess over the float64 optimum that float32 arithmetic may cost."""
+"""The largest allowed relative excess over the float64 optimum, caused by float32 arithmetic."""
 
 ROWS, WIDTH = 24, 256
 
@@ -59,7 +59,7 @@ CONTRACTS = {
     "compressed_tensors": contracts.compressed_tensors(),
     "vllm": contracts.vllm(),
 }
-"""With every positive E4M3 scale among their candidates."""
+"""Contracts whose candidates include every positive E4M3 scale."""
 
 
 def nearest(y: F64, grid: F64) -> F64:
@@ -103,7 +103,7 @@ def steps_of(q: hb.QuantizedTensor) -> F64:
 
 
 def assert_optimal(got: F64, best: F64, what: str) -> None:
-    """Every block within EXCESS of the optimum; the worst is named."""
+    """Every block must be within EXCESS of the optimum. The message names the worst block."""
     assert (best > 0).all(), f"{what}: a block with no error at all has no relative excess"
     excess = got / best - 1
     worst = np.unravel_index(np.argmax(excess), excess.shape)
@@ -160,7 +160,7 @@ def test_hessian_finds_the_least_output_error(contract: str, name: str) -> None:
 
 
 def test_hessian_finds_scales_that_bounds_of_the_squared_error_exclude() -> None:
-    """One direction of the weights matters alone: the best scale may then lie far from the amax."""
+    """Only one direction of the weights matters, so the best scale may be far from that of the amax."""
     x = distribution("gauss")
     direction = np.random.default_rng(3).normal(size=(WIDTH // 16, 16))
     h = (direction[:, :, None] * direction[:, None, :] + 1e-3 * np.eye(16)).astype(np.float32)
@@ -195,7 +195,7 @@ def test_descent_on_the_codes_is_never_worse_and_mostly_better(name: str) -> Non
 
 
 def test_descent_leaves_a_block_with_nan_alone() -> None:
-    """E4M3 has a code for NaN, which has no place on the grid that codes descend on."""
+    """E4M3 has a code for NaN, which is not on the grid of the descent."""
     x = gaussian(2, 64)
     x[0, 3] = np.nan
     h = hb.hessian_from_activations(gaussian(96, 64), block=32)
@@ -206,7 +206,7 @@ def test_descent_leaves_a_block_with_nan_alone() -> None:
 
 
 def second_block(*values: float, method: hb.methods.Method) -> int:
-    """Scale byte of a block beside one with 2688, which makes the global scale 1."""
+    """Scale byte of the second block. The first block holds 2688, so that the global scale is 1."""
     x = f32(2688, *[0.0] * 15, *values)
     q = hb.quantize(x, "nvfp4", method=method, backend="cpu")
     assert global_scale_of(q) == 1

@@ -1,4 +1,4 @@
-"""The command: exit codes, the last line, the JSON, and that a wrong bit is seen."""
+"""The command: exit codes, the last line, the JSON; a wrong bit is noticed."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def test_sizes(text: str, size: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "lots", "-1GB", "0", "2XB", "1.2.3GB"])
 def test_sizes_that_are_none(text: str) -> None:
-    with pytest.raises(InputError, match="is no size; examples"):
+    with pytest.raises(InputError, match="is not a size; examples"):
         memory_size(text)
 
 
@@ -132,8 +132,8 @@ def test_json_log(tmp_path: Path, source: Path) -> None:
         (("--layout", "awq"), "unknown layout 'awq'"),
         (("--device", "tpu"), "unknown device 'tpu'"),
         (("--device", "cuda:x"), "unknown device 'cuda:x'"),
-        (("--max-memory", "lots"), "is no size"),
-        (("--max-memory", "1e400"), "is no size"),
+        (("--max-memory", "lots"), "is not a size"),
+        (("--max-memory", "1e400"), "is not a size"),
         (("--max-memory", "1kB"), "is too little"),
         (("--keep", ""), "an empty pattern fits every module"),
         (("--experts-only", "--include", "x"), "exclude each other"),
@@ -159,7 +159,7 @@ def test_cuda_that_is_not_there(tmp_path: Path, source: Path, monkeypatch: pytes
 
 
 def test_exit_codes_of_a_destination_in_use(tmp_path: Path) -> None:
-    """Refused is 2, although an unfinished conversion lies there; stopped while working is 1."""
+    """A refusal is 2, even if there is an unfinished conversion; an error during the work is 1."""
     tensors = llama()
     tensors["model.layers.1.mlp.down_proj.weight"][0, 0] = float("nan")
     source = write_checkpoint(tmp_path / "s", tensors, shards=2)
@@ -181,7 +181,7 @@ def test_an_error_while_working_keeps_what_is_done(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_says_how_to_continue(tmp_path: Path) -> None:
-    """A real signal to a real process, at work on tensors that keep it busy for a while."""
+    """Send a real signal to a real process that is busy with large tensors."""
     tensors = {f"model.layers.{i}.mlp.down_proj.weight": random(i, 1024, 2048) for i in range(40)}
     source = write_checkpoint(tmp_path / "s", tensors, {"num_hidden_layers": 40}, shards=20)
     start = [sys.executable, "-c", "from halfbyte.cli import app; app()", "convert"]

@@ -1,4 +1,4 @@
-"""inspect: one line for layers and experts that look alike, sizes that add up, damage refused."""
+"""inspect: layers and experts of equal form share a line, sizes add up, and damaged files are refused."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_numbers_become_ranges(tmp_path: Path) -> None:
 
 
 def test_shapes_that_differ_stay_apart(tmp_path: Path) -> None:
-    """The two halves of a dense and an expert layer of the same name are not thrown together."""
+    """Tensors of a dense and an expert layer with the same name do not share a line."""
     names = [line.name for line in summarize(make("deepseek_v3", tmp_path)).lines]
     assert "model.layers.0.mlp.gate_proj.weight" in names
     assert "model.layers.{1-2}.mlp.experts.{0-3}.gate_proj.weight" in names

@@ -1,4 +1,4 @@
-"""Floats as integers. The expected numbers are made with plain integer arithmetic or Python's struct."""
+"""Floats as integers. The expected numbers come from plain integer arithmetic or Python's struct."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_log2_is_exact_on_powers_of_two() -> None:
 
 @pytest.mark.parametrize(("k", "last"), [(100, 22), (64, 22), (-100, 22), (4, 1), (5, 1), (0, 0)])
 def test_log2_reaches_an_integer_early(k: int, last: int) -> None:
-    """Up to `last` ulps above 2**k the rounded logarithm is k itself: what a test on the mantissa would miss."""
+    """Up to `last` ulps above 2**k the rounded logarithm is k itself; a test of the mantissa would say otherwise."""
     power = f32(2.0**k).view(np.int32)
     near, beyond = bits.from_bits(power + last), bits.from_bits(power + last + 1)
     assert bits.log2_float32(near).tolist() == [k]

@@ -1,4 +1,4 @@
-"""Rows to blocks, tiles, and back."""
+"""Splitting rows into blocks and tiles, and joining them."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def test_e4m3_of_every_bf16_without_saturation() -> None:
 
 @quiet
 def test_e4m3_of_every_bf16_with_saturation() -> None:
-    """The same up to 448; above it, Inf included, the largest code instead of NaN."""
+    """Equal up to 448. Above it, and for Inf, halfbyte gives the largest code instead of NaN."""
     x = every_bf16()
     expected = peer(np.clip(x, -448, 448), ml_dtypes.float8_e4m3fn)
     assert_same_bits(encode(x, E4M3), expected, e4m3=True)
@@ -56,9 +56,10 @@ def test_e4m3_of_every_bf16_with_saturation() -> None:
 
 @quiet
 def test_e8m0_of_every_bf16() -> None:
-    """ml_dtypes sends ties up and what lies beyond the range to NaN.
+    """ml_dtypes rounds ties up, and numbers beyond the range become NaN.
 
-    Float32 subnormals apart: it sends all between 2**-127 and 2**-126 up, tie or not. The tie test has ours.
+    Float32 subnormals are left out: ml_dtypes rounds everything between 2**-127 and 2**-126 up. The test of ties
+    covers our rule.
     """
     x = every_bf16()
     x = x[~((x > 0) & (x < np.float32(2.0**-126)))]
@@ -102,7 +103,7 @@ def test_e2m1_ties_typed_out() -> None:
 
 @pytest.mark.parametrize("name", ELEMENTS)
 def test_values_and_their_neighbours_keep_their_code(name: str) -> None:
-    """The gap to a middle is wider than one ulp, but where E8M0's smallest values are float32 subnormals."""
+    """The distance to a midpoint is more than one ulp, except for E8M0's smallest values, which are subnormals."""
     element = ELEMENTS[name]
     code = np.arange(len(element.magnitudes), dtype=np.uint8)[2:]
     value = element.magnitudes[2:]
@@ -162,7 +163,7 @@ def test_e2m1_saturates_and_refuses_nan() -> None:
 
 
 def test_e4m3_beyond_448() -> None:
-    """464 is half-way to the 480 that the format does not have: the even neighbour is 448, so only above it is NaN."""
+    """464 is half-way to 480, which the format does not have. The even neighbour is 448, so NaN starts above 464."""
     top = f32(448, 464)
     x = np.concatenate([top, above(top[1:]), f32(np.inf, -np.inf, np.nan)])
     assert encode(x, E4M3).tolist() == [0x7E, 0x7E, 0x7E, 0x7E, 0xFE, 0x7F]
@@ -171,7 +172,7 @@ def test_e4m3_beyond_448() -> None:
 
 @pytest.mark.parametrize("tie", TIES)
 def test_tie_at_the_end_of_the_range(tie: Tie) -> None:
-    """Half-way to the step that is missing (even codes 0x7E and 254 below it): NaN only where the tie goes up."""
+    """Half-way to the first missing value (the codes below, 0x7E and 254, are even): NaN only if ties go up."""
     wanted = {"even": [0x7E, 254], "down": [0x7E, 254], "up": [0x7F, 255]}[tie]
     e4m3 = encode(f32(464), E4M3, tie=tie, saturate=False)
     e8m0 = encode(f32(1.5 * 2.0**127), E8M0, tie=tie, saturate=False)

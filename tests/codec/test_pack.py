@@ -1,4 +1,4 @@
-"""Codes to bytes and back."""
+"""Packing codes into bytes and unpacking them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_unpack_inverts_pack(codes: U8) -> None:
 
 @given(hnp.arrays(np.uint8, hnp.array_shapes(min_dims=1, max_dims=3, max_side=9)))
 def test_pack_inverts_unpack(packed: U8) -> None:
-    """Every byte there is, and against another way of unpacking."""
+    """Every byte, compared with another way to unpack."""
     format = FORMATS["mxfp4"]
     codes = unpack(packed, 2 * packed.shape[-1], format)
     assert_same_bits(codes, codes_of(packed))

@@ -1,7 +1,7 @@
-"""halfbyte against the peers themselves: the installed packages quantize fresh operands, and every bit is compared.
+"""halfbyte and the peers themselves: the installed packages quantize new operands, and every bit is compared.
 
-A peer that is not installed makes its tests fail. The drivers are tested too: on the inputs of the golden vectors they
-must return the golden outputs, so that a disagreement is halfbyte's and not the driver's.
+If a peer is not installed, its tests fail. The drivers are tested too: on the inputs of the golden vectors they must
+return the golden outputs. So a difference comes from halfbyte and not from a driver.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from halfbyte.testing import assert_same_bits, find_difference
 GOLDEN = Path(__file__).parents[2] / "conformance" / "vectors.zip"
 
 SAMPLE = {"modelopt": 12}
-"""Every n-th golden case is put to a driver: 4 for most, fewer where Triton's interpreter is slow."""
+"""Every n-th golden case is given to a driver: n is 4 for most peers, and larger where Triton's interpreter is slow."""
 
 OFFERS = [pytest.param(name, offer, id=f"{name}-{offer.label}") for name in LIVE for offer in get_peer(name).offers]
 
 SLOW = ("e4ties", "huge", "zero_block", "nan")
-"""What slow offers are asked about; huge makes the tensor-level numbers of a search overflow."""
+"""The distributions for slow offers; huge makes the tensor-level numbers of a search overflow."""
 
 
 def recipes(offer: Offer) -> list[Recipe]:
-    """Every distribution in every dtype; shapes take turns, and so do dtypes where offers are slow or many alike."""
+    """Every distribution in every dtype. Shapes alternate; for slow or similar offers dtypes alternate too."""
     names = SLOW if offer.slow else tuple(inputs.GENERATORS)
     if offer.operands not in ("input", "activations", "floats"):
         names = ("gauss",) * 4  # the operands are bytes: only the seed counts
@@ -71,7 +71,7 @@ def test_drivers_reproduce_golden_cases(name: str) -> None:
 
 
 def _results(case: Case) -> list[str]:
-    """The tensors of a golden case that the peer computed and that do not derive from NaN."""
+    """The tensors of a golden case that the peer computed and that do not come from a NaN."""
     given = ("codes", "scales", "blocks") if not {"input", "mx_codes"} & set(case.tensors) else ()
     return [name for name in case.tensors if name not in (*OPERANDS, *given, *case.unstable)]
 
@@ -80,7 +80,13 @@ def _results(case: Case) -> list[str]:
 def test_every_golden_config_is_offered(name: str) -> None:
     """An offer may add options to a golden config, as long as every option's value is offered somewhere."""
     offered = {(key, json.dumps(value)) for offer in get_peer(name).offers for key, value in offer.config.items()}
-    results = ("info", "k_max", "tokens", "act_seed", "act_dist")  # what was drawn or found, not asked for
+    results = (
+        "info",
+        "k_max",
+        "tokens",
+        "act_seed",
+        "act_dist",
+    )  # keys for what was drawn or found; they are not options
     defaults = {(key, "false") for key in ("columnwise", "nvfp4_4over6_err_use_fast_math")}
     for entry in load_vectors(GOLDEN):
         if entry["peer"] == name:
@@ -108,7 +114,7 @@ def test_ties_lie_half_way_between_elements() -> None:
 
 
 def test_made_vectors_are_read_back(tmp_path: Path) -> None:
-    """A folder and its archive hold the same cases, and those that halfbyte computes agree."""
+    """A folder and its archive hold the same cases, and halfbyte agrees with them."""
     make_vectors.main(["--out", str(tmp_path / "new"), "--seed", "5", "--peers", "gguf,transformers", "--zip"])
     folder, archive = load_vectors(tmp_path / "new"), load_vectors(tmp_path / "new.zip")
     index = json.loads((tmp_path / "new" / "index.json").read_text())

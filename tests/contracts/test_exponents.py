@@ -1,4 +1,4 @@
-"""The exponent rules of the MX contracts at their edges: bytes and scales worked out by hand."""
+"""The exponent rules of the MX contracts at the ends of the range: bytes and scales computed by hand."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def same(got: list[float], expected: list[float]) -> bool:
 # v = 6 is exponent 0 for every rule that looks at v/6, and floor(log2 6) - 2 = 0 as well.
 LANDMARKS = (0.0, TINY, 2.0**-126, 1.0, 4.0, 6.0, 7.0, MAX, INF, NAN)
 
-# Bytes for the landmarks, and the scales that elements meet where they are not the bytes' own values.
+# Bytes for the landmarks, and the scales of the elements if they differ from the decoded bytes.
 EDGES: dict[str, tuple[Rule, list[int], dict[int, float]]] = {
     "ocp_floor": (exponents.ocp_floor, [0, 0, 0, 125, 127, 127, 127, 252, 254, 255], {}),
-    # ceil(log2(v/6)); 2**-126/6 lies below the range
+    # ceil(log2(v/6)); 2**-126/6 is below the range
     "ceil_log2_clamped": (exponents.ceil_log2_clamped, [0, 0, 0, 125, 127, 127, 128, 253, 254, 255], {}),
     "ceil_log2_or_none": (exponents.ceil_log2_or_none, [0, 0, 0, 125, 127, 127, 128, 253, 0, 0], {8: NAN, 9: NAN}),
     # a subnormal share has a mantissa bit, so byte 1; TINY/6 rounds to 0, and byte 0 means a scale of 0
@@ -55,7 +55,7 @@ EDGES: dict[str, tuple[Rule, list[int], dict[int, float]]] = {
         {0: 0.0, 1: 0.0, 8: INF, 9: INF},
     ),
     "round_up_quarter": (exponents.round_up_quarter, [0, 0, 0, 125, 127, 127, 128, 127, 127, 255], {7: INF, 8: INF}),
-    # exponent field - 2; what is below divides by 2**-126, a NaN field by the NaN that the byte stands for
+    # exponent field - 2; amaxes below the range divide by 2**-126, and NaN divides by the NaN of byte 255
     "floor_field": (
         exponents.floor_field,
         [0, 0, 0, 125, 127, 127, 127, 252, 253, 255],
@@ -126,7 +126,7 @@ def test_around_a_power_of_two(k: int) -> None:
 
 @pytest.mark.parametrize("k", [-100, -70, 70, 100])
 def test_float32_log2_reaches_the_power_early(k: int) -> None:
-    """22 ulps above 6·2**k still count as 2**k; a rule on the bits does not forgive one."""
+    """22 ulps above 6·2**k still give 2**k; in a rule on the bits, one ulp is too many."""
     six = f32(6 * 2.0**k).view(np.int32)
     near = from_bits(np.concatenate([six, six + 1, six + 16, six + 40]))
     byte = 127 + k
@@ -162,7 +162,7 @@ def test_quarter_rule_in_the_dtype_of_the_statistics() -> None:
 
 @pytest.mark.parametrize("factor", [1.0, 0.5, 3.0])
 def test_flashinfer_s_rule_with_a_factor(factor: float) -> None:
-    """The bits of g·(v·sixth) rounded up to a power of two, which elements meet divided by g."""
+    """g·(v·sixth) is rounded up to a power of two on its bits, and elements use this power divided by g."""
     v = f32(6.0, 12.0, 13.0, 100.0)
     byte, scale = ceil_bits_of_factor(v, "fp32", E2M1, factor=np.float32(factor))
     sixth, one = np.float32(1 / 6), np.float32(1)
@@ -186,7 +186,7 @@ def test_element_steps() -> None:
 
 
 def test_reciprocal_is_another_number_than_division() -> None:
-    """1/2**-127 is 2**127; one binade lower it overflows, where the division does not."""
+    """1/2**-127 is 2**127. One binade lower the reciprocal overflows, but the division does not."""
     x, scale = f32(2.0**-130), f32(2.0**-149)
     with np.errstate(over="ignore"):
         assert exponents.over(x, scale).tolist() == [2.0**19]

@@ -1,4 +1,4 @@
-"""The float32 expressions: each against the same formula on scalars, and against its look-alikes, which differ."""
+"""The float32 expressions: each equals the same formula on scalars, and differs from similar formulas."""
 
 from __future__ import annotations
 
@@ -135,14 +135,14 @@ def test_formula_on_scalars(name: str) -> None:
     ],
 )
 def test_look_alikes_differ(names: tuple[str, str]) -> None:
-    """Equal in exact arithmetic, unequal in float32: the reason why these are functions and not flags."""
+    """The formulas are equal in exact arithmetic but not in float32. This is why each is a separate function."""
     one, other = (FORMULAS[name][0]() for name in names)
     assert np.allclose(one, other, rtol=1e-6)  # the same quantity …
     assert np.count_nonzero(one != other) > N // 50  # … in other bits
 
 
 def test_every_expression_is_tested() -> None:
-    """By formula above, or by its corner below."""
+    """Each is tested by its formula above or by its special cases below."""
     corners = {"divided_floored", "store_amax", "store_factor", "as_stored"}
     functions = {
         name for name, value in vars(ex).items() if callable(value) and getattr(value, "__module__", "") == ex.__name__

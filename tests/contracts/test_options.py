@@ -1,4 +1,4 @@
-"""Options of contracts: unknown names raise and list the known; repr shows what was changed."""
+"""Options of contracts: unknown names raise an error that lists the known ones; repr shows the changed options."""
 
 from __future__ import annotations
 

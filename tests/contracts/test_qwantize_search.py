@@ -1,4 +1,4 @@
-"""qwantize's searches, run live: the installed peer and halfbyte choose the same bytes on fresh inputs."""
+"""qwantize's searches: the installed package and halfbyte choose the same bytes on new inputs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.samples import E2M1_VALUES, F32, codes_of, e2m1, f32, float8, gaussia
 Matrix = npt.NDArray[Any]
 Generator = np.random.Generator
 
-ROWS = 12  # four or more: below, the peer's BLAS adds naive's Hessian error in another order
+ROWS = 12  # four or more: with fewer rows, the peer's BLAS adds the naive scale's Hessian error in another order
 FORMATS = [("nvfp4", 16), ("nvfp4", 32), ("mxfp4", 16), ("mxfp4", 32)]
 SCALE = {"nvfp4": "e4m3", "mxfp4": "e8m0"}
 DTYPES: dict[str, Any] = {"fp32": np.float32, "fp16": np.float16, "bf16": ml_dtypes.bfloat16}
@@ -36,7 +36,7 @@ DTYPES: dict[str, Any] = {"fp32": np.float32, "fp16": np.float16, "bf16": ml_dty
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
-    """The peer's tensors are small: with several threads it mostly waits for them."""
+    """Use one thread: the peer's tensors are small, and with several threads it mostly waits."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -44,7 +44,7 @@ def one_thread() -> Iterator[None]:
 
 
 def same_residuals(generator: Generator, shape: tuple[int, int]) -> Matrix:
-    """Sparse blocks in ratios of 6 : 3 : 1.5 a little off the grid: several scales leave the very same residuals."""
+    """Sparse blocks in ratios of 6 : 3 : 1.5, a little off the grid, so that several scales have equal residuals."""
     values = generator.choice([6, 3, 1.5, -6, -3], shape) * (1 + 2.0**-6 * generator.integers(-2, 3, (shape[0], 1)))
     return np.where(generator.random(shape) < 0.4, values, 0)
 
@@ -111,7 +111,7 @@ def draw_activations(name: str, width: int) -> F32:
 
 
 def assert_same_as_peer(x: Matrix, format: str, block: int, activations: F32 | None = None) -> None:
-    """Scales, codes (sign of zero included) and, where every scale has a byte, decoded values."""
+    """Compare scales, codes (with the sign of zero) and, if every scale has a byte, decoded values."""
     name = "optimal" if activations is None else "optimal_hessian"
     given = {} if activations is None else {"X": torch.from_numpy(activations)}
     blocks = torch.from_numpy(x.astype(np.float32).reshape(len(x), -1, block))
@@ -141,14 +141,14 @@ def test_optimal_is_the_peer_s(name: str, dtype: str, format: str, block: int) -
 @pytest.mark.parametrize("activations", ACTIVATIONS)
 @pytest.mark.parametrize("name", INPUTS)
 def test_hessian_is_the_peer_s(name: str, activations: str, format: str, block: int) -> None:
-    """Each pair of input and activations in one of the dtypes, so that every input meets all of them."""
+    """Each pair of input and activations has one dtype, and every input gets all dtypes."""
     dtype = list(DTYPES)[(list(INPUTS).index(name) + list(ACTIVATIONS).index(activations)) % len(DTYPES)]
     assert_same_as_peer(draw(name, dtype, block), format, block, draw_activations(activations, 4 * block))
 
 
 @pytest.mark.parametrize(("format", "block"), FORMATS)
 def test_the_searches_do_search(format: str, block: int) -> None:
-    """Without this the comparisons above could agree on naive's bytes."""
+    """Otherwise the comparisons above could agree only because both keep the naive bytes."""
     x = gaussian(64, 4 * block)
     naive = np.asarray(hb.quantize(x, format, "qwantize", block=block).scales)
     searched = hb.quantize(x, format, hb.contracts.qwantize(mode=f"{format}/optimal"), block=block)
@@ -166,7 +166,7 @@ def quadratic_errors(q: hb.QuantizedTensor, x: F32, h: F32) -> npt.NDArray[np.fl
 
 @pytest.mark.parametrize(("format", "block"), FORMATS)
 def test_pruning_by_squared_error_misses_the_best_for_a_hessian(format: str, block: int) -> None:
-    """One token of ones makes rᵀHr = (Σr)²: a scale with large errors that cancel wins, and the peer never tries it."""
+    """With one token of ones, rᵀHr = (Σr)². A scale with large errors that cancel wins, but the peer never tries it."""
     x, activations = gaussian(8, 4 * block, seed=3), np.ones((1, 4 * block), np.float32)
     assert_same_as_peer(x, format, block, activations)
     h = fused_hessian(activations, block)
@@ -180,7 +180,7 @@ def test_pruning_by_squared_error_misses_the_best_for_a_hessian(format: str, blo
 
 @pytest.mark.parametrize("block", [16, 32])
 def test_blocks_whose_naive_scale_is_zero_are_given_up(block: int) -> None:
-    """All-zero codes cost as much as the naive scale 0, so the peer stops there; the smallest scale would do better."""
+    """All-zero codes cost as much as the naive scale 0, so the peer stops. The smallest scale would be better."""
     x = gaussian(8, 4 * block, seed=7) * np.float32(2e-3)
     x *= np.float32(0.005) / np.abs(x.reshape(8, 4, block)).max(axis=-1).repeat(block, axis=-1)
     assert_same_as_peer(x, "nvfp4", block)
@@ -191,7 +191,7 @@ def test_blocks_whose_naive_scale_is_zero_are_given_up(block: int) -> None:
 
 
 def test_without_a_mode_optimal_is_the_exact_search() -> None:
-    """The peer's bounds are sound for the plain squared error, so both find the same error, if not the same scale."""
+    """The peer's bounds are correct for the squared error. So both find the same error, perhaps with another scale."""
     x = gaussian(32, 64, seed=4)
     exact = hb.dequantize(hb.quantize(x, "nvfp4", "qwantize", "optimal"))
     pruned = hb.dequantize(hb.quantize(x, "nvfp4", hb.contracts.qwantize(mode="nvfp4/optimal")))
@@ -229,7 +229,7 @@ def test_what_the_peer_s_search_lacks_is_refused() -> None:
 
 
 def test_bounds_of_a_block_worked_by_hand() -> None:
-    """|x| = 3 and fifteen times 1 with E0 = 4: (3 − √4)/6 below; the fifth 1 exceeds E0, so 1/0.25 above."""
+    """|x| is 3 once and 1 fifteen times, E0 = 4. Lower bound: (3 − √4)/6. The fifth 1 exceeds E0, so upper: 1/0.25."""
     x = f32(3, *[1] * 15)
     bounds = search_bounds(x, f32(4)[0])
     assert [bounds.lower, bounds.upper, bounds.searched] == [np.float32(1 / 6), 4, True]
@@ -242,7 +242,7 @@ def test_bounds_of_a_block_worked_by_hand() -> None:
 
 @pytest.mark.parametrize("block", [16, 32])
 def test_sums_run_in_the_order_of_torch(block: int) -> None:
-    """Whole searches seldom depend on the last bit of these, so they are compared one by one."""
+    """A whole search seldom depends on the last bit of a sum, so the sums are compared one by one."""
     x = np.random.default_rng(6).standard_t(3, (500, block)).astype(np.float32)
     assert_same_bits(squared_error(x), torch.from_numpy(x).pow(2).sum(dim=-1).numpy(), inputs=x)
     ascending = np.sort(np.abs(x), axis=-1)

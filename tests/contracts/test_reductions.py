@@ -1,4 +1,4 @@
-"""Sums in a fixed order, each against a plain loop over float32 scalars, on inputs where the order shows."""
+"""Sums in a fixed order, compared with plain loops over float32 scalars, on inputs for which the order matters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.samples import F32, f32
 
 
 def wide(*shape: int, seed: int = 0) -> F32:
-    """Positive numbers over six binades: additions round, and which ones depends on the order."""
+    """Positive numbers over six binades, so that the rounding of a sum depends on the order."""
     rng = np.random.default_rng(seed)
     return (rng.random(shape) * 2.0 ** rng.integers(-3, 3, shape)).astype(np.float32)
 
@@ -69,7 +69,7 @@ def test_eight_lanes_flat() -> None:
 
 
 def test_the_orders_of_a_block_differ() -> None:
-    """A large number in front swallows each small one; in lanes the small ones meet first."""
+    """If a large number comes first, each small one is lost. In lanes the small ones are added to each other first."""
     x = f32(2.0**24, *[1.0] * 15)
     assert reductions.sequential(x[None]).tolist() == [2.0**24]
     # lanes: 2^24 + 1 → 2^24, then seven pairs of 2, each of which counts
@@ -77,7 +77,7 @@ def test_the_orders_of_a_block_differ() -> None:
 
 
 def test_the_orders_of_a_tile_differ() -> None:
-    """Any two of them, on many of a hundred tiles."""
+    """Any two orders differ on many of a hundred tiles."""
     tiles = wide(100, 16, 16)
     orders = [
         reductions.rows_then_tree(tiles),
@@ -90,7 +90,7 @@ def test_the_orders_of_a_tile_differ() -> None:
 
 
 def test_partial_sums_matter_from_32_on() -> None:
-    """Plain lanes over 32 elements are another sum than four partials, so the rule is not for show."""
+    """With 32 elements, plain lanes give another sum than four partial sums, so the rule matters."""
     x = wide(200, 64, seed=1)
     plain = np.array([loop([loop(list(row[lane::8])) for lane in range(8)]) for row in x])
     assert np.count_nonzero(plain != reductions.eight_lanes(x)) > 10

@@ -1,4 +1,4 @@
-"""From y to a code: each option of `Rounding` worked by hand."""
+"""Rounding y to a code: each option of `Rounding`, computed by hand."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TINY = 2.0**-20
 
 
 def codes(y: F32, rounding: Rounding, x: F32 | None = None) -> list[int]:
-    """Codes of y, made from x where that matters."""
+    """Codes of y; x is given if it matters."""
     got: list[int] = round_elements(y if x is None else x, y, E2M1, rounding)[0].tolist()
     return got
 
@@ -47,7 +47,7 @@ def test_ties(tie: str, expected: list[int]) -> None:
     [
         (Rounding(), 0),
         (Rounding(nan_code=7), 7),
-        (Rounding(nan_code=3, sign="sign bit"), 3),  # the sign bit of a NaN is nobody's
+        (Rounding(nan_code=3, sign="sign bit"), 3),  # the sign bit of a NaN does not count
         (Rounding(nan_code=0, sign="y <= 0"), 8),  # not above zero
     ],
 )
@@ -57,7 +57,7 @@ def test_nan(rounding: Rounding, expected: int) -> None:
 
 
 def test_zero_input_looks_at_x() -> None:
-    """0/0 and x/0 are NaN and Inf; sign(x) decides, and is 0 for a zero or NaN x."""
+    """0/0 is NaN and x/0 is Inf. The sign of x decides, and it is 0 if x is zero or NaN."""
     x = f32(0.0, -0.0, np.nan, 1.0, -1.0, -1.0)
     y = f32(np.nan, np.nan, np.nan, np.inf, -np.inf, np.nan)
     assert codes(y, Rounding(zero_input=True, nan_code=7), x) == [0, 0, 0, 7, 15, 15]
@@ -90,7 +90,7 @@ def test_wrap_agrees_with_saturation_within_the_range() -> None:
 
 
 def test_wrap_beyond_the_range() -> None:
-    """The grid goes on in steps of 2: 7 is a tie to 8, whose code (2·(3 + 1) + 0) is 8: -0.0 when read."""
+    """The grid continues in steps of 2. 7 is a tie and goes to 8, whose code 2·(3 + 1) + 0 = 8 decodes to -0.0."""
     got, values = wrapped(7, 8, 8.9, 9.1, -7, -8)
     assert got.tolist() == [8, 8, 8, 8, 8, 8]
     assert_same_bits(values, f32(8, 8, 8, 10, -8, -8))

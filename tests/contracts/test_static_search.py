@@ -1,4 +1,4 @@
-"""Model-Optimizer's search for static weights, against a plain loop over blocks."""
+"""Model-Optimizer's search for static weights, compared with a plain loop over blocks."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def plain_search(block: F32, largest: Any, method: Method) -> Any:
         fused = isinstance(method, Sweep) and method.fused
         scale = f(candidate / f(6)) if fused else plain_scale(candidate, largest, anchor)
         loss = plain_loss(block, scale)
-        if best_loss is None or loss < best_loss:  # the first of equals stays
+        if best_loss is None or loss < best_loss:  # of equal losses the first stays
             best, best_loss = candidate, loss
     return best
 
@@ -85,7 +85,7 @@ def test_four_over_six_keeps_one_on_a_tie() -> None:
 
 
 def test_four_over_six_takes_either() -> None:
-    """3 of 6 is a value on the scale of 6; 3 of 4 is one (4.5 of 6 is not) on the scale of 4."""
+    """On the scale that maps the amax to 6, 3 is a value and 4.5 is not; on the scale for 4 the latter becomes 3."""
     x = np.stack([f32(6, *[3.0] * 15), f32(4, *[3.0] * 15)])[None]
     v = np.abs(x).max(axis=-1, keepdims=True)
     chosen = search_block_amax(x, v, tensor_scale(x, 256), FOUR_OVER_SIX)[0, :, 0]

@@ -30,7 +30,7 @@ IDS = [f"{name}-{options}" for name, options in ALL]
 
 
 def functions(rule: object, path: str = "") -> Iterator[tuple[str, Callable[..., object]]]:
-    """Every function in the slots of a rule, those of its 4over6 and search rules too."""
+    """Every function in the slots of a rule, also of its 4over6 rule and its search rule."""
     assert dataclasses.is_dataclass(rule)
     for field in dataclasses.fields(rule):
         value = getattr(rule, field.name)
@@ -59,7 +59,7 @@ def test_every_contract_is_complete(name: str, options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(("name", "options"), ALL, ids=IDS)
 def test_every_function_of_a_rule_opens_with_its_formula(name: str, options: dict[str, Any]) -> None:
-    """docs/contracts.md is made from these lines."""
+    """docs/contracts.md is generated from these lines."""
     for format, rule in CONTRACTS[name](**options).rules.items():
         found = dict(functions(rule))
         assert found, f"{format} has no function at all"

@@ -1,4 +1,4 @@
-"""The block formats and the way they are looked up."""
+"""The block formats, and how they are found by name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from halfbyte import FORMATS, UnknownNameError, UnsupportedError, get_format
 from halfbyte.formats import E2M1, E4M3, E8M0, BlockFormat, ElementFormat
 
-# element, scale, block, global scale, codes a byte, bits a weight
+# element, scale, block, global scale, codes per byte, bits per weight
 FACTS = {
     "nvfp4": (E2M1, E4M3, 16, True, 2, 4.5),
     "mxfp4": (E2M1, E8M0, 32, False, 2, 4.25),

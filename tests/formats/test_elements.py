@@ -1,4 +1,4 @@
-"""The element formats against numbers typed out from their specifications, and against ml_dtypes code by code."""
+"""The element formats, compared with numbers copied from their specifications and with ml_dtypes, code by code."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_formats_are_frozen_and_compared_by_value() -> None:
 
 
 def test_another_format_needs_only_its_fields() -> None:
-    """E3M2 of OCP MXFP6: nothing in the derivation knows the three formats by name."""
+    """E3M2 of OCP MXFP6: the derived facts do not depend on the names of the three formats."""
     e3m2 = ElementFormat(name="e3m2", exponent_bits=3, mantissa_bits=2, bias=3)
     assert (e3m2.bits, e3m2.max, e3m2.smallest, e3m2.smallest_normal) == (6, 28.0, 0.0625, 0.25)
     codes = np.arange(64, dtype=np.uint8)

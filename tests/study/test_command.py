@@ -1,4 +1,4 @@
-"""`halfbyte study`: what it prints, writes and refuses."""
+"""`halfbyte study`: its output, its files, and the errors it reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The method study: known figures on normal numbers, the ideal scale against brute force, weights from files."""
+"""The method study: known figures on normal numbers, the ideal scale by brute force, weights from files."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_hessian_joins_where_statistics_are_given() -> None:
 def test_tensors_without_an_error_are_refused_by_name(bad: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> None:
     with pytest.raises(hb.InputError, match=r"layer\.w of shape \(2, 16\) holds NaN or Inf, or only zeros"):
         measure_tensor("layer.w", bad)
-    with pytest.raises(hb.InputError, match="the last axis is no multiple of 16"):
+    with pytest.raises(hb.InputError, match="the last axis is not a multiple of 16"):
         measure_tensor("layer.w", gaussian(2, 20))
 
 

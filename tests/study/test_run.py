@@ -1,4 +1,4 @@
-"""The cast study: its figures are those of the public functions, its summary is what the rows say."""
+"""The cast study: its figures equal those of the public functions, and its summary agrees with its rows."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_optimal_is_best_everywhere_and_within_the_bound(study: Study) -> None:
 
 
 def test_strictly_better_but_where_another_is_at_the_bound(study: Study) -> None:
-    """On spread-18 algorithm 3 is itself optimal: nothing better exists, and the bound says so."""
+    """On spread-18 algorithm 3 is already optimal, and the bound proves it."""
     ahead = {row.name for row in study.inexact if row.winners == ("optimal",)}
     assert ahead == {"mixed-scales", "spread-50", "single-outlier"}
     tie = next(row for row in study.rows if row.name == "spread-18")
@@ -129,7 +129,7 @@ def test_workers_change_nothing(study: Study) -> None:
 
 
 def test_torch_tensors_give_the_same_figures() -> None:
-    """What `--device cuda` does, on a device that is always there."""
+    """The same path as `--device cuda`, on a device that every machine has."""
     import torch
 
     for name in ("conv", "spread-18"):

@@ -1,4 +1,4 @@
-"""The scenarios are what their names say, and the same every time."""
+"""The scenarios agree with their names, and they are the same in every run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of backends. To add one: a folder with a class that has the Protocol's methods, and a line here."""
+"""The table of backends. To add one, write a folder with a class that implements `Backend`, and a line here."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from halfbyte.errors import BackendError, unknown_name
 from halfbyte.request import Request
 
 BACKENDS: dict[str, Backend[Any]] = {"gpu": Gpu(), "cpu": Cpu(), "reference": Reference()}
-"""In the order in which "auto" asks them."""
+"""All backends, in the order in which "auto" asks them."""
 
 ALIASES = {"triton": "gpu"}
 """Older names that are still accepted."""
@@ -21,10 +21,10 @@ __all__ = ["ALIASES", "BACKENDS", "Backend", "Parts", "Reason", "Request", "choo
 
 
 def choose_backend(name: str, request: Request, *, decoding: bool = False) -> Backend[Any]:
-    """The backend of that name, or for "auto" the first of the table that serves the request.
+    """The backend of that name; for "auto", the first backend of the table that serves the request.
 
-    A backend asked for by name that cannot serve raises its reason: there is no silent fallback. "auto" leaves tensors
-    on the CPU to the backends that take numpy arrays.
+    If the caller names a backend that cannot serve the request, it raises the reason: there is no silent fallback.
+    "auto" gives tensors on the CPU to the backends that take numpy arrays.
     """
     on_device = request.device not in ("numpy", "cpu")
     if name == "auto":

@@ -1,4 +1,4 @@
-"""The largest magnitude of an array, by the compiled kernel where there is one."""
+"""The largest magnitude of an array, by the compiled kernel if it is installed."""
 
 from __future__ import annotations
 

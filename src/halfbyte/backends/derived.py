@@ -1,7 +1,7 @@
-"""What kernels need of a method's arrays, derived once per method: scaled weights, Hessian triangles and their bounds.
+"""Arrays that kernels derive from a method, computed once per method: scaled weights, Hessian triangles, their bounds.
 
-Methods that hold arrays are equal to themselves alone, so no method ever gets what was derived from another one. What
-is kept goes when the method goes.
+The results are cached under the method. A method that holds arrays is equal only to itself, so no method can get the
+results of another one. The cached results are freed together with the method.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from halfbyte.codec.bits import F32, I32
 from halfbyte.methods import Hessian, Optimal
 
 ROUNDING = 4e-6
-"""Share of Σ|h·r·r| that float32 sums over sixteen elements stay within; kernels take twice that for 32."""
+"""Bound on the rounding error of a float32 sum over sixteen elements, as a share of Σ|h·r·r|. For 32: twice this."""
 
 
 @dataclass(frozen=True)
 class Quadratics:
-    """The matrices of a Hessian as kernels take them, scaled so that the largest entry lies in [1, 2)."""
+    """The matrices of a Hessian in the form for kernels, scaled so that the largest entry is in [1, 2)."""
 
     triangles: F32
     """(columns, n·(n + 1)/2): upper triangles row by row, doubled off the diagonal."""
@@ -32,7 +32,10 @@ _QUADRATICS: weakref.WeakKeyDictionary[Hessian, Quadratics] = weakref.WeakKeyDic
 
 
 def quadratics(method: Hessian) -> Quadratics:
-    """What the kernels need of a Hessian. Tensors come in chunks, matrices do not: it is kept as long as the method."""
+    """The matrices of a Hessian in the form for kernels.
+
+    One method serves many chunks of a tensor, so the result is cached for as long as the method lives.
+    """
     if method not in _QUADRATICS:
         scaled = np.ldexp(method.matrices, -exponent_of_largest(np.abs(method.matrices))).astype(np.float32)
         _QUADRATICS[method] = Quadratics(triangles(scaled), quadratic_bounds(scaled))
@@ -40,7 +43,7 @@ def quadratics(method: Hessian) -> Quadratics:
 
 
 def scaled_weights(method: Optimal, width: int) -> F32 | None:
-    """Weights for every column of a matrix padded to `width`, the largest in [1, 2); None where the method has none."""
+    """One weight per column of a matrix padded to `width`, the largest in [1, 2). None if the method has no weights."""
     given = method.channel_weights
     if given is None:
         return None
@@ -57,13 +60,17 @@ def triangles(matrices: F32) -> F32:
 
 
 def quadratic_bounds(matrices: F32) -> F32:
-    """For each matrix H: bounds on the root of its largest eigenvalue, on what rᵀHr may be off, on its smallest one.
+    """Three bounds for each matrix H, with which kernels leave out scales that cannot win.
 
-    With them kernels leave out scales that cannot win. The second, times `ROUNDING` and ‖r‖², bounds how far a float32
-    sum of rᵀHr may lie from the true form of a semidefinite matrix: for that it is at least the trace. Few activations
-    give a matrix whose smallest eigenvalue is zero but for roundings. If it is −d, then H + d·I is semidefinite, its
-    largest eigenvalue is larger by d, and rᵀHr is smaller than its form by d·‖r‖², which counts among what the form may
-    be off. Far below zero nothing is left out: the root is −1.
+    1. An upper bound on the square root of the largest eigenvalue.
+    2. A number that, times `ROUNDING` and ‖r‖², bounds the difference between a float32 sum of rᵀHr and the exact form
+       of a semidefinite matrix. For that it is at least the trace.
+    3. A bound on the smallest eigenvalue.
+
+    If there are few activations, the smallest eigenvalue of H is zero except for roundings, so it can be a negative
+    number −d. Then H + d·I is semidefinite, and its largest eigenvalue is larger by d. rᵀHr is smaller than the form of
+    H + d·I by d·‖r‖², and this difference is part of the second bound. If the smallest eigenvalue is far below zero, no
+    scale is left out: the first bound is −1.
     """
     size, exact = matrices.shape[-1], matrices.astype(np.float64)
     values = np.linalg.eigvalsh(exact)
@@ -77,5 +84,5 @@ def quadratic_bounds(matrices: F32) -> F32:
 
 
 def exponent_of_largest(values: F32) -> I32:
-    """floor(log2) of the largest entry; 0 where none is positive."""
+    """floor(log2) of the largest entry; 0 if no entry is positive."""
     return np.asarray(np.frexp(np.float32(values.max() if values.max() > 0 else 1))[1] - 1, np.int32)

@@ -1,8 +1,8 @@
-"""Numbers by which kernels know dtypes, formulas and choices. Python, C++, Triton and CUDA mean the same by them.
+"""The numbers of dtypes, formulas and choices in kernels. They are the same in Python, C++, Triton and CUDA.
 
-The place in a list is the number. Triton's constants are made from these lists (gpu/triton/numbers.py); tests compare
-them with what is written out in C++ and CUDA, and see that every formula has its branch in Triton. A new formula goes
-to the end of its list, and into the kernels that are to serve it.
+The number is the index in a list. Triton's constants are made from these lists (gpu/triton/numbers.py); tests compare
+the lists with what C++ and CUDA write out, and check that every formula has its branch in Triton. To add a formula,
+append it to its list and to the kernels that should serve it.
 """
 
 from __future__ import annotations

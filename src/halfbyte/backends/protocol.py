@@ -1,4 +1,4 @@
-"""What a backend is: something that computes a request. It decides nothing."""
+"""What a backend is: it computes a request and makes no choices of its own."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ class Parts(Generic[A]):
 
 
 class Backend(Protocol[A]):
-    """The plug point for engines. All of them return the same bits."""
+    """The interface that every backend implements. All backends return the same bits."""
 
     name: str
     takes_tensors: bool
-    """Whether it takes torch tensors where they lie, without waiting for their device; otherwise numpy arrays."""
+    """True if it takes torch tensors on their device, and never waits for it. False if it takes numpy arrays."""
 
     def supports(self, request: Request) -> str | None:
         """None if this backend has a kernel for the request, else the reason why not."""
 
     def supports_decoding(self, request: Request) -> str | None:
-        """The same for dequantize."""
+        """None if this backend can decode the request, else the reason why not."""
 
     def quantize(self, x: A, request: Request, amax: A | None = None, out: tuple[A, A] | None = None) -> Parts[A]:
-        """Quantize a (rows, K) matrix of the request's dtype, the contract's Hadamard transform included.
+        """Quantize a (rows, K) matrix of the request's dtype. This includes the contract's Hadamard transform.
 
-        amax: float32, one for the tensor or one per row, in place of the operand's own. out: contiguous (rows, K) codes
-        and scales that may be written into; the caller looks whether they are what came back.
+        amax: float32, one for the tensor or one per row, used instead of the operand's own. out: contiguous (rows, K)
+        codes and scales that the backend may write into. The caller must check whether these arrays were returned.
         """
 
     def dequantize(
@@ -51,6 +51,6 @@ class Backend(Protocol[A]):
     ) -> A:
         """Decode a (rows, K) matrix by the contract's formula in float32, rounded once to another dtype.
 
-        dtype: numpy's or torch's, as the arrays are. out: where the values may go; the caller looks whether it is what
-        came back.
+        dtype: of numpy or torch, the same kind as the arrays. out: an array that the backend may write the values into.
+        The caller must check whether this array was returned.
         """

@@ -1,4 +1,4 @@
-"""The command: parse, call the library, print. No numerics here. One command a file."""
+"""The `halfbyte` command: parse, call the library, print. No numerics here. One command per file."""
 
 from halfbyte.cli import conform, contracts, convert, inspect, study, verify
 from halfbyte.cli.app import app

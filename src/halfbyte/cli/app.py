@@ -1,4 +1,4 @@
-"""The application that every command joins, and where it prints."""
+"""The application that all commands belong to, and its output."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ app = typer.Typer(
 
 
 def out(markup: bool = True) -> Console:
-    """Standard output. Made when needed, so that the width is that of the moment.
+    """Standard output. It is created for each use, so that it has the current width of the terminal.
 
-    markup: False where tables show names and patterns of others, whose brackets are to be printed, not obeyed.
+    markup: False for text from files, such as names and patterns, whose brackets must be printed as they are.
     """
     return Console(highlight=False, markup=markup, emoji=markup)
 
@@ -34,7 +34,7 @@ def err() -> Console:
 
 
 def write_json(command: str, path: Path, content: Mapping[str, object]) -> None:
-    """Write what --json asks for; a file that cannot be written ends the command with 2."""
+    """Write the file of --json. If the file cannot be written, the command ends with exit code 2."""
     try:
         path.write_text(json.dumps(content, indent=1) + "\n")
     except OSError as error:

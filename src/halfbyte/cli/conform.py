@@ -1,4 +1,4 @@
-"""`halfbyte conform`: golden vectors against the public API."""
+"""`halfbyte conform`: compare the public API with golden vectors."""
 
 from __future__ import annotations
 
@@ -23,16 +23,22 @@ def conform(
         Path,
         typer.Argument(metavar="DIR", help="A directory of vectors (index.json and .safetensors), or a zip of one."),
     ],
-    backend: Annotated[str, typer.Option(help=f"Which engine computes: auto, {', '.join(BACKENDS)}.")] = "auto",
+    backend: Annotated[str, typer.Option(help=f"The backend that computes: auto, {', '.join(BACKENDS)}.")] = "auto",
     allow_pending: Annotated[
-        bool, typer.Option("--allow-pending", help="Exit 0 although cases wait for a feature, if none differs.")
+        bool,
+        typer.Option(
+            "--allow-pending", help="Exit with 0 if no case differs, even if some cases need a feature that is missing."
+        ),
     ] = False,
-    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the same as JSON.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Also write the results to this file as JSON.")
+    ] = None,
     show: Annotated[int, typer.Option(help="How many differing cases to print in full.", min=0)] = 10,
 ) -> None:
     """Run golden vectors through the public API and compare every output tensor bit for bit.
 
-    Exit code 0: every case agrees (with --allow-pending: none differs). 1: some do not. 2: the vectors cannot be read.
+    Exit code 0: every case agrees (with --allow-pending: no case differs). 1: some cases do not agree. 2: the vectors
+    cannot be read.
     """
     try:
         if backend not in ("auto", *BACKENDS, *ALIASES):

@@ -1,4 +1,4 @@
-"""`halfbyte contracts`: whose bytes there are, and by which formulas."""
+"""`halfbyte contracts`: which projects halfbyte reproduces, and their formulas."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from halfbyte.errors import unknown_name
 
 @app.command()
 def contracts(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One contract, with its formulas.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Show this contract with its formulas.")] = None,
 ) -> None:
-    """List the contracts, or show one: whose bytes it gives, its options, its formulas in rounding order."""
+    """List the contracts, or show one: the project whose bytes it gives, its options, and its formulas."""
     if name is None:
         table = Table()
         table.add_column("contract", no_wrap=True)

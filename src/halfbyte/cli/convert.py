@@ -1,4 +1,4 @@
-"""`halfbyte convert`: a checkpoint to FP4, streaming and resumable."""
+"""`halfbyte convert`: convert a checkpoint to FP4, streaming and resumable."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ SEVERAL = ("--keep", "--include", "--extra-high-precision-layers-hf")
 
 
 class Convert(TyperCommand):
-    """Options that take patterns take several: `--keep a b c` says `--keep a --keep b --keep c`.
+    """An option for patterns takes several of them: `--keep a b c` means `--keep a --keep b --keep c`.
 
-    That holds after SRC and DST; before them, where a pattern and a path look alike, an option takes one.
+    This is so after SRC and DST. Before them a pattern could be mistaken for a path, so an option takes only one.
     """
 
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
@@ -38,7 +38,7 @@ class Convert(TyperCommand):
 
 
 def expand(args: list[str]) -> list[str]:
-    """The arguments with every further pattern of an option under its own option."""
+    """The arguments, with the option repeated before each of its further patterns."""
     result: list[str] = []
     option = None
     positional = 0
@@ -63,7 +63,7 @@ FLAGS = ("--experts-only", "--dry-run", "--overwrite", "--quiet", "-q", "--json-
 
 
 def memory_size(text: str) -> int:
-    """Bytes of a size such as 2GB, 512MiB or 1e9.
+    """The number of bytes in a text such as 2GB, 512MiB or 1e9.
 
     >>> memory_size("2GB"), memory_size("1.5GiB")
     (2000000000, 1610612736)
@@ -74,7 +74,7 @@ def memory_size(text: str) -> int:
     except (ValueError, OverflowError):
         size = 0
     if size < 1:
-        raise InputError(f"--max-memory {text!r} is no size; examples: 2GB, 512MiB")
+        raise InputError(f"--max-memory {text!r} is not a size; examples: 2GB, 512MiB")
     return size
 
 
@@ -92,7 +92,9 @@ def convert(
     layout: Annotated[str | None, typer.Option(help=f"{LAYOUT_NAMES}. Default: the format's usual one.")] = None,
     contract: Annotated[
         str | None,
-        typer.Option(help="Whose bytes (halfbyte contracts lists them). Default: modelopt, or ocp for MXFP4."),
+        typer.Option(
+            help="Whose bytes to write (`halfbyte contracts` lists the names). Default: modelopt, or ocp for MXFP4."
+        ),
     ] = None,
     activations: Annotated[
         str | None,
@@ -101,10 +103,12 @@ def convert(
             help="none: weights alone (W4A16). unit: W4A4, input scale 1.0. FILE: W4A4, JSON of module: input amax.",
         ),
     ] = None,
-    experts_only: Annotated[bool, typer.Option("--experts-only", help="Quantize nothing but experts.")] = False,
+    experts_only: Annotated[bool, typer.Option("--experts-only", help="Quantize only experts.")] = False,
     include: Annotated[
         list[str] | None,
-        typer.Option(metavar="PATTERN…", help="Quantize exactly these modules, whatever the family's table keeps."),
+        typer.Option(
+            metavar="PATTERN…", help="Quantize exactly these modules, even those that the model family usually keeps."
+        ),
     ] = None,
     keep: Annotated[
         list[str] | None,
@@ -112,31 +116,37 @@ def convert(
             "--keep",
             "--extra-high-precision-layers-hf",
             metavar="PATTERN…",
-            help="Leave these unquantized. With * ? [ a pattern fits whole names, without any part of a name.",
+            help="Do not quantize these. A pattern with * ? [ must match the whole name, other text any part of it.",
         ),
     ] = None,
     keep_first: Annotated[
-        int, typer.Option("--keep-first", "--num-layers-at-start-in-bf16", min=0, help="Leave the first N layers.")
+        int,
+        typer.Option(
+            "--keep-first", "--num-layers-at-start-in-bf16", min=0, help="Do not quantize the first N layers."
+        ),
     ] = 0,
     keep_last: Annotated[
-        int, typer.Option("--keep-last", "--num-layers-at-end-in-bf16", min=0, help="Leave the last N layers.")
+        int,
+        typer.Option("--keep-last", "--num-layers-at-end-in-bf16", min=0, help="Do not quantize the last N layers."),
     ] = 0,
     device: Annotated[str, typer.Option(metavar="auto|cpu|cuda[:i]", help="Where to compute.")] = "auto",
-    workers: Annotated[int | None, typer.Option(min=1, help="Threads. Default: the processors there are.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Number of threads. Default: the number of processors.")
+    ] = None,
     max_memory: Annotated[str, typer.Option(metavar="SIZE", help="Memory for buffers, such as 2GB.")] = "2GB",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and write nothing.")] = False,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace what an earlier conversion wrote to DST.")
+        bool, typer.Option("--overwrite", help="Replace the files that an earlier conversion wrote to DST.")
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
     json_log: Annotated[
-        bool, typer.Option("--json-log", help="One JSON object per line on standard output, for machines.")
+        bool, typer.Option("--json-log", help="Print one JSON object per line on standard output, for programs.")
     ] = False,
 ) -> None:
-    """Turn a Hugging Face checkpoint into an FP4 one: no model code, bounded memory, nothing lost when it is killed.
+    """Convert a Hugging Face checkpoint to FP4, without model code and in bounded memory.
 
-    The same command again continues where an earlier one stopped. Exit code 0: DST is whole. 1: stopped by an error
-    while working; finished shards are kept. 2: refused before anything was written. 130: stopped by Ctrl-C.
+    If a conversion stops, the same command continues from there. Exit code 0: DST is complete. 1: an error stopped the
+    work; finished shards are kept. 2: refused before anything was written. 130: stopped by Ctrl-C.
     """
     reporter: Reporter = JsonLog() if json_log else Quiet() if quiet else Screen()
     began: list[Event] = []
@@ -161,7 +171,7 @@ def convert(
         raise typer.Exit(1 if began else 2) from error
     except KeyboardInterrupt as error:
         reporter.error(
-            "stopped. Finished shards are kept; the same command continues from there, --overwrite begins anew"
+            "stopped. Finished shards are kept; the same command continues from there, --overwrite starts again"
         )
         raise typer.Exit(130) from error
 
@@ -169,7 +179,7 @@ def convert(
 def _run(
     plan: Plan, destination: Path, resources: Resources, overwrite: bool, reporter: Reporter, began: list[Event]
 ) -> tuple[Outcome, float]:
-    """Run, and note the event with which work begins: what fails before it was refused."""
+    """Run the plan, and note when the work begins: an error before that is a refusal."""
     start = time.perf_counter()
 
     def report(event: Event) -> None:

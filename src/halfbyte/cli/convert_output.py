@@ -1,4 +1,4 @@
-"""What `halfbyte convert` says: the plan as a table, a progress bar, or one JSON object per line."""
+"""The output of `halfbyte convert`: the plan as a table, a progress bar, or one JSON object per line."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from halfbyte.checkpoint.execute.tasks import Sizes
 from halfbyte.cli.app import err, out
 
 SHOWN = 12
-"""Lines of a list that are printed before it is cut."""
+"""The number of lines of a list that are printed; the rest is left out."""
 
 
 class Reporter(Protocol):
-    """Where a conversion reports to."""
+    """What a conversion reports its progress to."""
 
     def plan(self, plan: Plan, resources: Resources, cut: tuple[Sizes, int]) -> None: ...
     def event(self, event: Event) -> None: ...
@@ -44,7 +44,7 @@ class Reporter(Protocol):
 
 
 class Quiet:
-    """Errors only."""
+    """Print only errors."""
 
     def plan(self, plan: Plan, resources: Resources, cut: tuple[Sizes, int]) -> None:
         pass
@@ -68,7 +68,7 @@ class Quiet:
 
 
 class JsonLog(Quiet):
-    """One JSON object per line; progress once per second."""
+    """Print one JSON object per line, and progress once per second."""
 
     def __init__(self) -> None:
         self._last = 0.0
@@ -98,7 +98,7 @@ class JsonLog(Quiet):
 
 
 class Screen(Quiet):
-    """Tables and a progress bar."""
+    """Print tables and a progress bar."""
 
     def __init__(self) -> None:
         columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn())
@@ -146,7 +146,7 @@ class Screen(Quiet):
 
 
 def size(count: float) -> str:
-    """Bytes for people.
+    """A number of bytes as text for people.
 
     >>> size(2_500_000_000), size(900)
     ('2.5 GB', '900 B')
@@ -158,7 +158,7 @@ def size(count: float) -> str:
 
 
 def print_plan(plan: Plan, resources: Resources, cut: tuple[Sizes, int]) -> None:
-    """The plan as tables: what becomes of the tensors, what is kept and why, what is shared, memory and bytes."""
+    """Print the plan as tables: what happens to the tensors, what is kept and why, what is shared, memory and bytes."""
     console = out(markup=False)
     sizes, workers = cut
     choices = plan.choices

@@ -1,4 +1,4 @@
-"""`halfbyte inspect`: what a safetensors file or directory holds."""
+"""`halfbyte inspect`: show the contents of a safetensors file or directory."""
 
 from __future__ import annotations
 
@@ -16,13 +16,17 @@ from halfbyte.verify import summarize
 @app.command()
 def inspect(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="A .safetensors file, or a checkpoint directory.")],
-    match: Annotated[str, typer.Option(help="Only tensors whose name contains this.")] = "",
-    every: Annotated[bool, typer.Option("--all", help="One line for each tensor, layers and experts apart.")] = False,
-    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the same as JSON.")] = None,
+    match: Annotated[str, typer.Option(help="Show only tensors whose name contains this text.")] = "",
+    every: Annotated[
+        bool, typer.Option("--all", help="Show one line per tensor, without grouping layers and experts.")
+    ] = False,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Also write the summary to this file as JSON.")
+    ] = None,
 ) -> None:
-    """Show names, dtypes, shapes and sizes, read from headers alone. Layers and experts that look alike share a line.
+    """Show names, dtypes, shapes and sizes. Only headers are read. Layers and experts of equal form share a line.
 
-    Exit code 0: read. 2: not a safetensors file or checkpoint, or a damaged one.
+    Exit code 0: the headers were read. 2: PATH is not a safetensors file or checkpoint, or it is damaged.
     """
     try:
         summary = summarize(path, every, match)
@@ -49,7 +53,7 @@ def inspect(
 
 
 def size_text(size: int) -> str:
-    """Bytes in the unit that leaves one to three digits before the point."""
+    """A number of bytes, in the unit that gives one to three digits before the point."""
     if size < 1000:
         return f"{size} B"
     value = float(size)

@@ -1,4 +1,4 @@
-"""`halfbyte study`: what each cast from MXFP4 to NVFP4 loses, and what each quantization method buys."""
+"""`halfbyte study`: compare the errors of the casts from MXFP4 to NVFP4, or of the quantization methods."""
 
 from __future__ import annotations
 
@@ -29,21 +29,26 @@ from halfbyte.study.scenarios import SCENARIOS
 from halfbyte.study.weights import read_statistics, read_weights
 
 DETAILED = 3
-"""Up to so many scenarios, every algorithm gets a line of its own."""
+"""If at most this many scenarios are studied, every algorithm gets a separate line."""
 
 
 @app.command()
 def study(
-    scenario: Annotated[list[str] | None, typer.Option(help="One scenario; may be given again.")] = None,
+    scenario: Annotated[list[str] | None, typer.Option(help="Study this scenario; may be given several times.")] = None,
     methods: Annotated[bool, typer.Option("--methods", help="Study quantization methods instead of casts.")] = False,
     weights: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="With --methods: a safetensors file or directory.")
+        Path | None,
+        typer.Option(metavar="PATH", help="With --methods: study the weights in this safetensors file or directory."),
     ] = None,
     statistics: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="With --weights: activations or Hessians under the weights' names."),
+        typer.Option(
+            metavar="FILE", help="With --weights: a file with activations or Hessians, under the names of the weights."
+        ),
     ] = None,
-    sample: Annotated[int, typer.Option(help="With --methods: about how many elements of a tensor.", min=16)] = SAMPLE,
+    sample: Annotated[
+        int, typer.Option(help="With --methods: about how many elements of each tensor to measure.", min=16)
+    ] = SAMPLE,
     device: Annotated[str, typer.Option(help=f"Where to compute: {', '.join(DEVICES)}.")] = "cpu",
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the figures as JSON.")] = None,
     csv_file: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write the figures as CSV.")] = None,
@@ -53,7 +58,7 @@ def study(
 ) -> None:
     """Compare the casts from MXFP4 to NVFP4 on 27 kinds of tensors, or with --methods the ways to quantize to NVFP4.
 
-    Exit code 0: done. 2: a scenario, device or file that is not there.
+    Exit code 0: done. 2: a scenario, device or file does not exist.
     """
     try:
         chosen = [get_scenario(name).name for name in scenario] if scenario else list(SCENARIOS)
@@ -80,7 +85,7 @@ def study(
 
 
 class _Advance:
-    """Called once a finished scenario or tensor."""
+    """Called after each finished scenario or tensor."""
 
     def __init__(self, progress: Progress, total: int | None) -> None:
         self._progress, self._task = progress, progress.add_task("study", total=total)

@@ -1,4 +1,4 @@
-"""`halfbyte verify`: is this checkpoint what its source and its readers need it to be?"""
+"""`halfbyte verify`: check that a checkpoint agrees with its source and that servers can read it."""
 
 from __future__ import annotations
 
@@ -20,20 +20,27 @@ def verify(
     path: Annotated[Path, typer.Argument(metavar="DST", help="The checkpoint directory to check.")],
     against: Annotated[
         Path | None,
-        typer.Option(metavar="SRC", help="The checkpoint it was made from: every tensor is decoded and compared."),
+        typer.Option(
+            metavar="SRC", help="The checkpoint that DST was converted from: decode every tensor and compare."
+        ),
     ] = None,
     limit: Annotated[
-        float, typer.Option("--max-error", help="Relative error from which a quantized weight counts as wrong.", min=0)
+        float,
+        typer.Option(
+            "--max-error", help="A quantized weight with more than this relative error counts as wrong.", min=0
+        ),
     ] = library.LIMIT,
     headers_only: Annotated[
-        bool, typer.Option("--headers-only", help="Look at headers and tensor scales only, not at block scales.")
+        bool, typer.Option("--headers-only", help="Read only headers and tensor scales, not block scales.")
     ] = False,
-    show: Annotated[int, typer.Option(help="How many problems, and how many weights, to print.", min=0)] = 20,
-    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write everything as JSON.")] = None,
+    show: Annotated[int, typer.Option(help="The largest number of problems, and of weights, to print.", min=0)] = 20,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Also write everything to this file as JSON.")
+    ] = None,
 ) -> None:
     """Check names, dtypes, shapes, shared scales, config and exclude lists; with --against, every value.
 
-    Exit code 0: clean, though there may be warnings. 1: problems. 2: DST or SRC cannot be read.
+    Exit code 0: no errors, but there may be warnings. 1: errors were found. 2: DST or SRC cannot be read.
     """
     columns = (TextColumn("verify"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     try:

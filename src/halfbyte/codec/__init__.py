@@ -1,1 +1,1 @@
-"""Numbers to codes and back: elements, packing, blocks. Plain numpy, no choice of scales."""
+"""Encode numbers as codes and decode them: elements, packing, blocks. Plain numpy; no scale is chosen here."""

@@ -24,7 +24,7 @@ FLOAT32_MAX = np.float32(np.finfo(np.float32).max)
 
 
 def dtype_name(dtype: object) -> str:
-    """Short name (fp32, fp16, bf16) of a dtype that can be quantized; everything else is refused."""
+    """Short name (fp32, fp16, bf16) of a dtype that can be quantized. Any other dtype raises."""
     for name, known in DTYPES.items():
         if dtype == known:
             return name
@@ -68,9 +68,9 @@ def from_bits(bits: I32) -> F32:
 
 
 def log2_float32(x: F32) -> F32:
-    """log2 rounded to float32, so that it reaches an integer a few units in the last place early.
+    """log2 rounded to float32. Within a few units in the last place of a power of two it is already an integer.
 
-    The exponent rules of several peers take ceil or floor of it; a test on the mantissa bits is not equivalent.
+    The exponent rules of several peers take its ceiling or floor. A test of the mantissa bits would not be equivalent.
     """
     return np.log2(x.astype(np.float64)).astype(np.float32)
 
@@ -83,8 +83,8 @@ def power_of_two(exponent: I32) -> F32:
 def drop_mantissa_after_quarter(x: F32, name: str) -> F32:
     """Add a quarter of the mantissa's range to the bits of a positive number, then clear the mantissa.
 
-    On the bits of the dtype of that short name: from 1.75·2**k on the result is 2**(k + 1), and the top binade carries
-    into Inf.
+    This works on the bits of the dtype with that short name. From 1.75·2**k on the result is 2**(k + 1); in the top
+    binade the carry gives Inf.
     """
     dtype = DTYPES[name]
     integer = np.dtype(f"i{dtype.itemsize}")

@@ -1,4 +1,4 @@
-"""Rows to blocks and back. The block axis is the last; every axis before it counts as rows."""
+"""Split rows into blocks and join them again. Blocks run along the last axis; all axes before it count as rows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def split(x: npt.NDArray[T], block: int, tile_rows: int = 1) -> npt.NDArray[T]:
 
 
 def join(blocks: npt.NDArray[T], shape: tuple[int, ...]) -> npt.NDArray[T]:
-    """(rows, blocks, block) back to `shape`, padding cropped: the inverse of `split`."""
+    """(rows, blocks, block) back to `shape`, without the padding: the inverse of `split`."""
     rows, width = int(np.prod(shape[:-1])), shape[-1]
     return blocks.reshape(blocks.shape[0], -1)[:rows, :width].reshape(shape)
 

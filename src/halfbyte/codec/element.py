@@ -1,4 +1,4 @@
-"""Elements to codes and back, for any ElementFormat. Slow and obvious: a search among the format's own values."""
+"""Encode and decode single elements of any ElementFormat. Slow and obvious: a search among the format's values."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Tie = Literal["even", "down", "up"]
 
 @np.errstate(invalid="ignore")
 def encode_magnitude(magnitude: F32, element: ElementFormat, tie: Tie = "even") -> U8:
-    """Code of the value nearest to a non-negative number; the largest finite code above the range, Inf included.
+    """Code of the value nearest to a non-negative number. Numbers above the range, and Inf, get the largest code.
 
-    `tie`: what happens exactly half-way between two values: "even" (the even code), "down" (the smaller value) or
-    "up". NaN gives the largest finite code: callers decide about NaN before.
+    `tie`: which value wins exactly half-way between two: "even" (the even code), "down" (the smaller value) or "up".
+    NaN gives the largest finite code, so callers must handle NaN before.
     """
     values = element.magnitudes.astype(np.float64)
     middles = (values[:-1] + values[1:]) / 2  # exact: neighbours of one format, in float64
@@ -31,7 +31,7 @@ def encode_magnitude(magnitude: F32, element: ElementFormat, tie: Tie = "even") 
         case "up":
             code = upper
         case "even":
-            code = np.where(lower % 2 == 0, lower, upper)  # where they are equal there was no tie
+            code = np.where(lower % 2 == 0, lower, upper)  # without a tie both are equal
     return code.astype(np.uint8)
 
 
@@ -39,9 +39,9 @@ def encode_magnitude(magnitude: F32, element: ElementFormat, tie: Tie = "even") 
 def encode(x: F32, element: ElementFormat, *, tie: Tie = "even", saturate: bool = True) -> U8:
     """Code of the nearest value, with the sign bit of x (so -0.0 keeps its sign).
 
-    NaN gives the format's NaN code, and is refused where the format has none. Beyond the largest value, Inf
-    included: the largest code, or NaN with `saturate=False` once rounding would leave the range. A format without
-    sign and zero (E8M0) gives NaN for what is not positive.
+    NaN gives the format's NaN code; if the format has none, NaN raises. Numbers beyond the largest value, and Inf, get
+    the largest code. With `saturate=False` they get NaN if rounding would leave the range. A format without sign and
+    zero (E8M0) gives NaN for every number that is not positive.
 
     >>> from halfbyte.formats import E2M1
     >>> encode(np.float32([0.75, -5, 100]), E2M1).tolist()

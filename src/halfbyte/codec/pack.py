@@ -1,4 +1,4 @@
-"""Codes to bytes: two 4-bit codes a byte, the even element in the low nibble; 8-bit codes as they are."""
+"""Pack codes into bytes: two 4-bit codes per byte, the even element in the low nibble. 8-bit codes stay as they are."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from halfbyte.formats.spec import BlockFormat
 
 
 def packed_width(width: int, format: BlockFormat) -> int:
-    """Bytes that a row of `width` codes takes; an odd row of 4-bit codes ends in half a byte."""
+    """Bytes per row of `width` codes, rounded up: an odd row of 4-bit codes uses half of its last byte."""
     return -(-width // format.codes_per_byte)
 
 

@@ -1,4 +1,4 @@
-"""The contracts: functions that make them, by peer. To add one: a file in `peers/`, and a line in CONTRACTS.
+"""The contracts: one function per peer creates them. To add one, write a file in `peers/` and a line in CONTRACTS.
 
 >>> torchao(scaling_mode="rceil")
 torchao(scaling_mode='rceil')
@@ -70,7 +70,7 @@ __all__ = [
 
 
 def get_contract(contract: str | Contract | None, format: BlockFormat) -> Contract:
-    """A contract by name with its default options, an instance as it is, or the format's default."""
+    """The contract of a name with its default options, a given instance, or the format's default for None."""
     if isinstance(contract, Contract):
         return contract
     name = DEFAULTS[format.has_global] if contract is None else contract

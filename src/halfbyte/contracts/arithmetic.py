@@ -1,7 +1,7 @@
 """What a contract computes around its formulas, in numpy: tensor-level numbers, scale bytes, the error of 4over6.
 
-Every module that needs a contract's numbers (backends, casts, conversions, conformance) takes them from here, so that
-each of these facts stands once.
+Every module that needs the numbers of a contract (backends, casts, conversions, conformance) takes them from here, so
+that each fact has one place.
 """
 
 from __future__ import annotations
@@ -19,23 +19,26 @@ from halfbyte.methods import FourSix, Method
 
 
 def statistics_dtype(rule: NVFP4Rule | MXRule, dtype: str) -> str:
-    """Short name of the dtype in which the contract holds minima and maxima of an operand of that dtype."""
+    """Short name of the dtype in which the contract holds minima and maxima, for an operand of dtype `dtype`."""
     return dtype if rule.statistics == "input" else "fp32"
 
 
 def block_amax(blocks: F32, tile_rows: int = 1) -> F32:
-    """Largest magnitude of each block, or of each tile repeated on its rows: (rows, blocks, 1). NaN wins."""
+    """Largest magnitude of each block, or of each tile, repeated on its rows: (rows, blocks, 1).
+
+    If a block holds a NaN, the result is NaN.
+    """
     if tile_rows == 1:
         return np.asarray(np.abs(blocks).max(axis=-1, keepdims=True))
     return repeat_rows(np.abs(over_tiles(blocks, tile_rows)).max(axis=(-2, -1)), tile_rows)
 
 
 def tensor_scale(amax: F32, rule: NVFP4Rule, method: Method, dtype: str) -> TensorScale:
-    """Slot 1: the tensor-level numbers that belong to an amax, or to an array of them; they keep its shape.
+    """Slot 1: the tensor-level numbers for an amax or an array of amaxes; the results have the same shape.
 
-    `rule`: the one that serves the method (`NVFP4Rule.for_method`). `dtype`: short name of the operand's.
+    `rule`: the rule that serves the method (`NVFP4Rule.for_method`). `dtype`: short name of the operand's dtype.
     """
-    amax = np.where(np.isnan(amax), np.float32(np.nan), amax).astype(np.float32)  # one NaN, whatever its payload was
+    amax = np.where(np.isnan(amax), np.float32(np.nan), amax).astype(np.float32)  # every NaN gets the same bits
     statistics, top = statistics_dtype(rule, dtype), rule.anchor(method)
     factor = (
         rule.factor(amax, top, statistics) if rule.constant_factor is None else np.full_like(amax, rule.constant_factor)
@@ -44,7 +47,7 @@ def tensor_scale(amax: F32, rule: NVFP4Rule, method: Method, dtype: str) -> Tens
 
 
 def stored_scale(rule: NVFP4Rule, t: TensorScale) -> tuple[F32 | None, F32]:
-    """What the contract stores beside the blocks, flat (None: nothing), and what code × scale is multiplied by."""
+    """The number that the contract stores with the blocks, flat (None: nothing), and the multiplier of code × scale."""
     if rule.stored is None:
         return None, np.ones(1, np.float32)
     stored = rule.stored(t).reshape(-1)
@@ -68,7 +71,7 @@ def zero_scale_byte(rule: NVFP4Rule, t: TensorScale) -> int:
 
 
 def first_scale_byte(rule: NVFP4Rule) -> int:
-    """The smallest scale that an exact search tries: the smallest positive one that the contract itself may write."""
+    """The first byte that an exact search tries: the smallest positive scale that the contract itself can write."""
     return int(np.searchsorted(E4M3.magnitudes, max(rule.scale_byte.smallest, E4M3.smallest)))
 
 

@@ -1,8 +1,8 @@
-"""The exponent rules of the MX contracts: block amax v to (E8M0 byte, the float32 scale that elements meet).
+"""The exponent rules of the MX contracts: from a block amax v to the E8M0 byte and the float32 scale for the elements.
 
-The two differ at the edges: a peer may divide by a scale that its byte cannot hold, and read the byte otherwise. The
-first line of each docstring is the rule. `statistics` is the dtype of v, `element` the element format (its largest
-exponent is 2 for E2M1, 8 for E4M3).
+At the ends of the range the two can differ: a peer may divide by a scale that the byte cannot represent, and decode the
+byte as another scale. The first line of each docstring is the rule. `statistics` is the dtype of v. `element` is the
+element format; its largest exponent, emax, is 2 for E2M1 and 8 for E4M3.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def _with_nan(byte: I32, v: F32) -> U8:
 def ocp_floor(v: F32, statistics: str, element: ElementFormat) -> Scale:
     """floor(log2 v) − emax, exact, within 0…254; NaN 255
 
-    OCP Microscaling v1.0, section 6.3. Inf counts as the largest exponent; zero and what lies below gives byte 0.
+    OCP Microscaling v1.0, section 6.3. Inf counts as the largest exponent. Zero, and amaxes below the range, give byte
+    0.
     """
     exponent = np.frexp(v.astype(np.float64))[1] - 1
     byte = np.clip(exponent - element.max_exponent + 127, 0, 254)
@@ -56,7 +57,7 @@ def ceil_log2_clamped(v: F32, statistics: str, element: ElementFormat) -> Scale:
 
 
 def ceil_log2_or_none(v: F32, statistics: str, element: ElementFormat) -> Scale:
-    """ceil(max(log2(v/max), −127)); Inf and NaN blocks byte 0 beside a NaN scale"""
+    """ceil(max(log2(v/max), −127)); Inf and NaN blocks: byte 0, and elements use a NaN scale"""
     finite = np.isfinite(v)
     exponent = np.maximum(_ceil_log2_of_share(np.where(finite, v, 0).astype(np.float32), element.max), -127)
     byte = np.where(finite, exponent + 127, 0).astype(np.uint8)
@@ -81,10 +82,10 @@ def ceil_bits_of_four(v: F32, statistics: str, element: ElementFormat) -> Scale:
 
 
 def round_up_quarter(v: F32, statistics: str, element: ElementFormat) -> Scale:
-    """even rule: 0.25 of a mantissa added to v's bits, floor(log2) − 2, in the statistics' dtype
+    """even rule: a quarter of the mantissa's range added to v's bits, floor(log2) − 2, in the statistics' dtype
 
-    A scale that underflows in that dtype becomes 1 (byte 127). If the addition carries v to Inf the scale is Inf beside
-    byte 127.
+    A scale that underflows in that dtype becomes 1 (byte 127). If the addition carries v to Inf, the scale is Inf and
+    the byte 127.
     """
     power = drop_mantissa_after_quarter(v, statistics)
     exponent = np.floor(log2_float32(power)) - 2 + 127
@@ -99,7 +100,7 @@ def round_up_quarter(v: F32, statistics: str, element: ElementFormat) -> Scale:
 
 
 def _biased(field: I32, v: F32, element: ElementFormat) -> Scale:
-    """Byte from an exponent field, and the scale that elements are divided by: no smaller than 2**-126."""
+    """The byte for an exponent field, and the scale that elements are divided by, which is at least 2**-126."""
     byte = np.where(np.isnan(v), 255, np.clip(field - element.max_exponent, 0, 255)).astype(np.uint8)
     return byte, np.maximum(from_bits(byte.astype(np.int32) << 23), np.float32(2.0**-126))
 
@@ -110,7 +111,7 @@ def floor_field(v: F32, statistics: str, element: ElementFormat) -> Scale:
 
 
 def even_field(v: F32, statistics: str, element: ElementFormat) -> Scale:
-    """even: half a last element place added to v's bits, then floor; divides by at least 2^-126"""
+    """even: half a unit in the element's last place added to v's bits, then floor; divides by at least 2^-126"""
     bumped = from_bits(v.view(np.int32) + (1 << (23 - element.mantissa_bits - 1)))
     return _biased(exponent_field(bumped), v, element)
 
@@ -121,7 +122,7 @@ def ceil_field(v: F32, statistics: str, element: ElementFormat) -> Scale:
 
 
 def rceil_log2(v: F32, statistics: str, element: ElementFormat) -> Scale:
-    """rceil: ceil(log2(v/max)), within ±127; byte 0 meets a scale of 1"""
+    """rceil: ceil(log2(v/max)), within ±127; with byte 0, elements use a scale of 1"""
     stored, scale = ceil_log2_clamped(v, statistics, element)
     return stored, np.where(stored == 0, np.float32(1), scale).astype(np.float32)
 

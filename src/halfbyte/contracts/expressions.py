@@ -1,7 +1,9 @@
 """The float32 expressions of the NVFP4 contracts. The first line of each docstring is the formula, in rounding order.
 
-Notation: A tensor amax, v block amax, c = 6·448 (or what stands for it), S decoded block scale, q element value,
-sixth = 1/6 rounded to float32, FMAX the largest float32. Parentheses show the order; every operation rounds once.
+Notation: A is the tensor amax, v the block amax, S the decoded block scale, q the value of an element's code. c is
+Q·448 or Q·256, where Q (6 or 4) is the value that a block amax is scaled to. enc and g are the tensor factor when it
+encodes; s2 and p are the tensor factor when it decodes. sixth is 1/6 rounded to float32, FMAX the largest float32. In
+`static_scale`, a is v, G is A, and N is c/6. Parentheses show the order; every operation rounds once.
 """
 
 from __future__ import annotations

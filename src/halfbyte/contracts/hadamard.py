@@ -1,7 +1,7 @@
-"""The random Hadamard transform of groups of sixteen, as the training recipes apply it before quantizing.
+"""The random Hadamard transform of groups of sixteen. Training recipes apply it before they quantize.
 
-y_j = Σ_i x_i · sign_i · H_ij / 4, H the Sylvester matrix. The products are exact (±1/4), the sum is taken in index
-order in float32, and 16-bit operands get one rounding at the end.
+y_j = Σ_i x_i · sign_i · H_ij / 4, where H is the Sylvester matrix. The products are exact (the factors are ±1/4). The
+sum runs in index order in float32, and 16-bit operands are rounded once at the end.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SIGNS = np.array([1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1], dty
 
 
 def sylvester(order: int) -> F32:
-    """The Sylvester Hadamard matrix, entries ±1: entry (i, j) is − where i & j has an odd number of bits."""
+    """The Sylvester Hadamard matrix: entry (i, j) is -1 if i & j has an odd number of one bits, else +1."""
     index = np.arange(order)
     parity = np.bitwise_count(index[:, None] & index[None, :]) % 2
     return np.where(parity, -1, 1).astype(np.float32)
@@ -28,9 +28,9 @@ def rotation(random_signs: bool) -> F32:
     return SIGNS[:, None] * matrix if random_signs else matrix
 
 
-@np.errstate(all="ignore")  # NaN and Inf go their way; 16-bit results may overflow to Inf
+@np.errstate(all="ignore")  # NaN and Inf propagate; 16-bit results may overflow to Inf
 def rotate(x: F32, dtype: str, random_signs: bool) -> F32:
-    """Transform groups of 16 along the last axis, rounded to the dtype of that short name."""
+    """Transform groups of 16 along the last axis and round to the dtype of that short name."""
     matrix = rotation(random_signs)
     groups = x.reshape(*x.shape[:-1], -1, GROUP)
     total = np.zeros_like(groups)

@@ -1,4 +1,4 @@
-"""Small checks that the contract functions share for their options."""
+"""Checks of options, shared by the functions that create contracts."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ P = ParamSpec("P")
 
 
 def check_choice(rule: str, holds: bool) -> None:
-    """Raise with the rule where a combination of options has no meaning."""
+    """Raise an error with the text `rule` unless it holds: the combination of options has no meaning."""
     if not holds:
         raise UnsupportedError(rule)
 
 
 def check_name(kind: str, name: object, known: Iterable[object]) -> None:
-    """Raise with the known names where an option's value is none of them; None stands for no choice."""
+    """Raise an error that lists the known names unless `name` is one of them. None means that nothing was chosen."""
     if name is not None and name not in (listed := list(known)):
         raise unknown_name(kind, name, listed)
 
 
 def error_name(mode: str) -> BlockError:
-    """A peer's spelling of an error measure (MAE, MSE) as ours."""
+    """Our name of an error measure, from a peer's spelling (MAE, MSE)."""
     check_name("4over6 error mode", str(mode).upper(), ("MAE", "MSE"))
     return cast(BlockError, mode.lower())
 
@@ -60,7 +60,7 @@ def encode_factor(value: object) -> np.float32 | None:
 
 
 def listing_options(make: Callable[P, Contract]) -> Callable[P, Contract]:
-    """Make a contract function refuse an option that it does not have by naming those that it has."""
+    """Decorate a contract function: an unknown option raises an error that lists the known ones."""
 
     @functools.wraps(make)
     def checked(*arguments: P.args, **options: P.kwargs) -> Contract:

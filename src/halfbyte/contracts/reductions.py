@@ -18,8 +18,8 @@ def sequential(errors: F32) -> F32:
 def eight_lanes(errors: F32) -> F32:
     """eight lanes (PyTorch's CPU reduction), then the lanes in order
 
-    Lane l adds elements l, l+8, …; from 32 elements on, every fourth vector goes to one of four partial sums, which are
-    added in order before the lanes are.
+    Lane l adds the elements l, l+8, … With 32 elements or more, there are four partial sums; vector i goes to partial
+    sum i mod 4. The partial sums are added in order before the lanes are.
     """
     vectors = errors.reshape(*errors.shape[:-1], -1, 8)
     count = vectors.shape[-2]

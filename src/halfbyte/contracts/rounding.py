@@ -1,4 +1,4 @@
-"""From y to a code under a contract's `Rounding`: ties, sign of zero, NaN, overflow."""
+"""Round y to a code as a contract's `Rounding` says: ties, sign of zero, NaN, overflow."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from halfbyte.formats.spec import ElementFormat
 
 
 def round_elements(x: F32, y: F32, element: ElementFormat, rounding: Rounding) -> tuple[U8, F32]:
-    """Codes for y, and the value that each code stands for while errors are measured.
+    """Codes for y, and the value of each code for measuring errors.
 
-    x is what y was made from; it matters only for rules that look at its zeros.
+    y was computed from x. x matters only for rules that treat zeros of x in a special way.
     """
     nan = np.isnan(y)
     magnitude = np.abs(np.where(nan, np.float32(0), y)).astype(np.float32)
@@ -39,10 +39,10 @@ def round_elements(x: F32, y: F32, element: ElementFormat, rounding: Rounding) -
 
 
 def _round_without_end(magnitude: F32) -> tuple[U8, F32]:
-    """Round on the E2M1 grid continued beyond 6 in steps of 2, and cut the code from the rounded float's bits.
+    """Round on the E2M1 grid, continued beyond 6 in steps of 2, and take the code from the bits of the rounded float.
 
-    From 1 on the code is 2·(exponent + 1) + the top mantissa bit, so 8 and 10 give code 8, which reads as -0.0: this is
-    what fouroversix stores when a scale was rounded down far enough.
+    From 1 on the code is 2·(exponent + 1) + the top mantissa bit. So 8 and 10 give code 8, which decodes to -0.0.
+    fouroversix stores this code when a scale was rounded down far enough.
     """
     below_two = np.rint(magnitude * 2) / 2
     below_four = np.rint(magnitude)

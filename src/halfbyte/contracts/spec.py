@@ -1,16 +1,17 @@
-"""What a contract is: every choice that moves a bit, as data; where the order of roundings differs, a named function.
+"""What a contract is: every choice that changes a bit, as data. Where peers round in another order, a named function.
 
-A `Contract` holds one rule a format. The rule for NVFP4 has six slots, run in this order by every backend:
+A `Contract` holds one rule per format. The rule for NVFP4 has six slots. Every backend runs them in this order:
 
-1. `factor`: the tensor's amax A becomes the contract's tensor-level number.
-2. `pre_scale`: the block's amax v and that number give the block scale before it is rounded.
-3. `scale_byte`: rounding to E4M3, smallest scale, what a zero becomes. S is its value.
-4. `element`: x, S and the tensor-level number give y, which should lie in [-6, 6].
-5. `rounding`: y to a code: ties, sign of zero, NaN, overflow.
-6. `stored` and `decode`: what is written beside the blocks, and how the peer reads it back.
+1. `factor`: computes the tensor-level number of the contract from the tensor's amax A.
+2. `pre_scale`: computes the block scale, before rounding, from the block's amax v and the tensor-level number.
+3. `scale_byte`: rounds the block scale to E4M3; says what the smallest scale is and what a zero becomes. S is the
+   decoded byte.
+4. `element`: computes y, which should be in [-6, 6], from x, S and the tensor-level number.
+5. `rounding`: rounds y to a code: ties, sign of zero, NaN, overflow.
+6. `stored` and `decode`: the number that is stored with the blocks, and how the peer decodes.
 
-Functions in slots work on float32 arrays, one rounding an operation, in the order of their formula, which is the first
-line of their docstring (`docs/contracts.md` is made from those lines).
+The functions in slots work on float32 arrays, with one rounding per operation. The first line of their docstring is
+their formula, which shows the order of the operations. `docs/contracts.md` is generated from these lines.
 """
 
 from __future__ import annotations
@@ -41,13 +42,13 @@ class TensorScale:
     """The tensor-level numbers of one quantization, shaped to broadcast over (rows, blocks, block)."""
 
     amax: F32
-    """A: one for the tensor, or one a row."""
+    """A: one number for the tensor, or one per row."""
     factor: F32
-    """What the contract's `factor` made of A; 1 for single-level contracts."""
+    """The result of the contract's `factor` for A; 1 for single-level contracts."""
     largest: np.float32
-    """Q: the element value that a block's amax is scaled to, 6 as a rule."""
+    """Q: the element value that a block's amax is scaled to, usually 6."""
     top: np.float32
-    """c: the number that A is scaled to, Q times e4m3_max (6·448 as a rule)."""
+    """c: the number that A is scaled to, Q times e4m3_max (usually 6·448)."""
     statistics: str
     """Short name of the dtype in which the peer holds its minima and maxima."""
 
@@ -58,13 +59,13 @@ class Rounding:
 
     tie: Tie = "even"
     sign: Literal["y < 0", "sign bit", "y <= 0"] = "y < 0"
-    """When the sign bit of the code is set. "y < 0": -0.0 becomes code 0, a negative that rounds to zero code 8."""
+    """When the sign bit of the code is set. With "y < 0", -0.0 gives code 0, and y < 0 that rounds to zero code 8."""
     nan_code: int = 0
-    """Code for y = NaN, before the sign; an element format with a NaN of its own (E4M3) uses that."""
+    """Code for y = NaN, before the sign. An element format that has a NaN (E4M3) uses its NaN code instead."""
     zero_input: bool = False
-    """An x of 0 or NaN is code 0 whatever y is (peers that multiply by sign(x))."""
+    """If True, an x of 0 or NaN gives code 0, whatever y is (for peers that multiply by sign(x))."""
     wraps: bool = False
-    """No saturation: y beyond 6 is rounded on a grid that goes on, and the code is cut from the float's bits."""
+    """If True, y does not saturate: beyond 6 the grid continues, and the code is taken from the float's bits."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class ScaleByte:
     for_zero: float | None = None
     """A scale that is exactly 0 is replaced by this before rounding."""
     for_zero_byte: int | None = None
-    """A byte that came out as 0 is replaced by this."""
+    """A byte that is 0 after rounding is replaced by this."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class FourSixRule:
 
     pre_scale: Callable[[F32, TensorScale], F32]
     exact_error: Callable[[F32, F32, F32, TensorScale], F32]
-    """d from (q, S, x, tensor scale) on decoded values."""
+    """The difference d, on decoded values, from (q, S, x, tensor scale)."""
     fast_error: Callable[[F32, F32, F32, TensorScale], F32] | None
     block_sum: Callable[[F32], F32]
     """Sum over the last axis, in the contract's order."""
@@ -95,12 +96,12 @@ class FourSixRule:
     e4m3_maxes: tuple[int, ...]
     errors: tuple[str, ...] = ("mae", "mse")
     exact_row_error: Callable[[F32, F32, F32, TensorScale], F32] | None = None
-    """The exact error under row scaling, where it differs."""
+    """The exact error under row scaling, if it differs from `exact_error`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NVFP4Rule:
-    """NVFP4 under one contract: the six slots, and the searches it defines."""
+    """NVFP4 under one contract: the six slots, and the searches that the contract defines."""
 
     factor: Callable[[F32, np.float32, str], F32]
     pre_scale: Callable[[F32, TensorScale], F32]
@@ -112,7 +113,7 @@ class NVFP4Rule:
     decode: Callable[[F32, F32, F32, np.float32], F32]
     """Values from (q, S, stored scale, top), in the order of the contract's roundings."""
     multiplier: Callable[[F32, np.float32], F32]
-    """What code × scale is multiplied by, from (stored scale, top)."""
+    """The number that code × scale is multiplied by, from (stored scale, top)."""
     element_max: int = 6
     e4m3_max: int = 448
     statistics: Literal["input", "fp32"] = "fp32"
@@ -120,26 +121,26 @@ class NVFP4Rule:
     row_scaling: bool = False
     four_six: FourSixRule | None = None
     block_search: Callable[[F32, F32, TensorScale, Method], F32] | None = None
-    """Replaces the block amaxes (x, v, tensor scale, method) by better ones before `pre_scale` (Model-Optimizer)."""
+    """Better block amaxes from (x, v, tensor scale, method), used instead of v in `pre_scale` (Model-Optimizer)."""
     searches: tuple[Method, ...] = ()
-    """The methods `block_search` defines."""
+    """The methods that `block_search` serves."""
     search_rule: NVFP4Rule | None = None
-    """The rule that takes over when one of its searches is asked for (Model-Optimizer's static weights)."""
+    """Another rule, used when the caller asks for one of its `searches` (Model-Optimizer's static weights)."""
     scale_search: ScaleSearch | None = None
-    """Takes the place of the exact searches of Optimal and Hessian; codes still come from `element` and `rounding`."""
+    """Used instead of the exact searches of Optimal and Hessian. Codes still come from `element` and `rounding`."""
     negative_zero: bool = True
     """Whether code 8 decodes to -0.0; otherwise to +0.0."""
     constant_factor: np.float32 | None = None
-    """A tensor-level number given by the caller, in place of `factor`."""
+    """A tensor-level number given by the caller, used instead of `factor`."""
 
     def for_method(self, method: Method) -> NVFP4Rule:
-        """The rule that serves a method: this one, or the one that holds its search."""
+        """The rule that serves a method: this rule, or `search_rule` if it has the method's search."""
         if self.search_rule is not None and method in self.search_rule.searches:
             return self.search_rule
         return self
 
     def anchor(self, method: Method) -> np.float32:
-        """The number that the tensor's amax is scaled to under that method."""
+        """The number c that the tensor's amax is scaled to under that method."""
         e4m3_max = self.e4m3_max
         if isinstance(method, FourSix):
             e4m3_max = method.e4m3_max
@@ -151,7 +152,7 @@ class MXRule:
     """A block format with power-of-two scales under one contract."""
 
     scale: Callable[[F32, str, ElementFormat], tuple[U8, F32]]
-    """Block amaxes, statistics' dtype and element format to (E8M0 bytes, the float32 scale that elements meet)."""
+    """(E8M0 bytes, float32 scales for the elements) from (block amaxes, dtype of the statistics, element format)."""
     element: Callable[[F32, F32], F32]
     rounding: Rounding
     decode: Callable[[F32, U8], F32]
@@ -159,18 +160,18 @@ class MXRule:
     rounds_quotient: bool = False
     """Whether y is rounded to the dtype of the statistics before it becomes a code."""
     nearest: Callable[[F32, F32], U8] | None = None
-    """Takes (x, scale) straight to codes, in place of `element` and `rounding` (gguf)."""
+    """Codes directly from (x, scale), used instead of `element` and `rounding` (gguf)."""
     negative_zero: bool = True
     blocks: tuple[int, ...] | None = None
-    """The only block lengths this contract has; None: whatever the format allows."""
+    """The only block lengths that this contract has; None: all that the format allows."""
 
     def quotient(self, x: F32, scale: F32, statistics: str) -> F32:
-        """y: the element formula, rounded once more where the peer computes it in 16 bits."""
+        """y by the element formula. It is rounded once more if the peer computes y in 16 bits."""
         y = self.element(x, scale)
         return round_to(y, statistics) if self.rounds_quotient else y
 
     scale_search: ScaleSearch | None = None
-    """Takes the place of the exact searches of Optimal and Hessian; codes still come from `element` and `rounding`."""
+    """Used instead of the exact searches of Optimal and Hessian. Codes still come from `element` and `rounding`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,18 +187,18 @@ Rule = NVFP4Rule | MXRule | DecodeRule
 
 @dataclass(frozen=True, kw_only=True)
 class CastRule:
-    """How a peer turns MXFP4 into NVFP4: through bfloat16, or with its amaxes in closed form."""
+    """How a peer casts MXFP4 to NVFP4: through bfloat16, or with amaxes computed from the exponents."""
 
     factor: Callable[[int], F32] | None = None
     """The tensor-level number from k_max; None: decode to bfloat16 and quantize by the contract's NVFP4 rule."""
     block_amax: Callable[[F32, U8], F32] | None = None
-    """The amax that a block's scale is made from: (largest element value of each block, E8M0 bytes)."""
+    """The amaxes that block scales are computed from: a function of (largest element value per block, E8M0 bytes)."""
     k_max: int | None = None
-    """The largest exponent of all tensors that share the scale; None: that of the tensor, bytes of 0 left out."""
+    """The largest exponent of all tensors that share the scale. None: that of the tensor, without bytes of 0."""
 
 
 def defined_methods(rule: Rule) -> list[Method]:
-    """The methods that a rule defines, with the options it uses when they are asked for by name."""
+    """The methods that a rule defines, with the options that apply when a caller gives only the name."""
     if isinstance(rule, DecodeRule):
         return []
     methods: list[Method] = [kind() for kind in METHODS.values() if kind.everywhere and not kind.needs]
@@ -210,35 +211,35 @@ def defined_methods(rule: Rule) -> list[Method]:
 
 @dataclass(frozen=True)
 class Transform:
-    """What happens to the operand before it is quantized."""
+    """Changes to the operand before it is quantized."""
 
     columnwise: bool = False
     """Quantize the transpose of the (rows, last axis) matrix."""
     hadamard: bool = False
     """Multiply groups of 16 along the block axis by the random Hadamard matrix."""
     random_signs: bool = True
-    """With the peers' fixed sign vector; otherwise all signs are +."""
+    """If True, use the peers' fixed sign vector; otherwise all signs are +."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contract:
-    """Which bytes an encoder must pick. Made by the functions of `halfbyte.contracts`, compared by value."""
+    """Which bytes an encoder must pick. The functions of `halfbyte.contracts` create it; it compares by value."""
 
     name: str
     source: str
     """The project and version whose bytes these are."""
     rules: Mapping[str, Rule] = field(hash=False)
     ragged: Literal["pad", "refuse"] = "refuse"
-    """A last axis that is not whole blocks: padded with zeros (and cropped again), or refused."""
+    """What to do if the last axis is not a multiple of the block: pad with zeros (and crop again), or refuse."""
     transform: Transform = Transform()
     method: Method | Literal["hessian"] = Amax()
-    """Used when the caller names no method; likewise `tile` and `scaling`. "hessian": the caller has to give one."""
+    """The method if the caller names none; the same for `tile` and `scaling`. "hessian": the caller must give one."""
     tile: Tile | None = None
     scaling: Scaling = "tensor"
     cast: CastRule | None = None
-    """The peer's own way from MXFP4 to NVFP4, where this variant is one."""
+    """The peer's own cast from MXFP4 to NVFP4, if this contract is one of the cast variants."""
     options: tuple[tuple[str, object], ...] = ()
-    """The options that this variant was made with."""
+    """The options of this contract that differ from the defaults."""
 
     def __repr__(self) -> str:
         return f"{self.name}({', '.join(f'{key}={value!r}' for key, value in self.options)})"

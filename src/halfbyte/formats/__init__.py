@@ -1,4 +1,4 @@
-"""The table of block formats. To add one: a file with a literal, and a line here."""
+"""The table of block formats. To add a format, write a file with one literal and add a line here."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["E2M1", "E4M3", "E8M0", "ELEMENTS", "FORMATS", "BlockFormat", "Elemen
 
 
 def get_format(name: str | BlockFormat, block: int | None = None) -> BlockFormat:
-    """Look a block format up by name, with the block length it should have (None: the format's own).
+    """Return the block format of a name, with the given block length (None: the format's default length).
 
     >>> get_format("nvfp4").block
     16

@@ -1,11 +1,11 @@
 """MXFP8: w = e4m3 * 2**(e8m0 - 127).
 
-| part | type | one for |
+| part | type | one per |
 |---|---|---|
-| element | E4M3, 8 bits, largest value 448 | each weight |
+| element | E4M3, 8 bits, largest value 448 | weight |
 | block scale | E8M0, a power of two from 2**-127 to 2**127 | 32 weights of a row |
 
-8.25 bits a weight.
+8.25 bits per weight.
 """
 
 from halfbyte.formats.elements import E4M3, E8M0

@@ -13,7 +13,7 @@ from halfbyte.errors import UnsupportedError
 
 @dataclass(frozen=True, kw_only=True)
 class ElementFormat:
-    """A small float given by its fields. Everything else (values, maximum, codes) is derived."""
+    """A small float, described by its bit fields. Everything else (values, maximum, codes) is derived from them."""
 
     name: str
     exponent_bits: int
@@ -23,7 +23,7 @@ class ElementFormat:
     signed: bool = True
     """The sign is the top bit."""
     has_subnormals: bool = True
-    """Exponent field 0 holds zero and the subnormals; without them it is one more binade and there is no zero."""
+    """If True, exponent field 0 holds zero and the subnormals. If False, it is one more binade and there is no zero."""
     has_nan: bool = False
     """The largest magnitude code is NaN. No format here has infinities."""
 
@@ -42,7 +42,7 @@ class ElementFormat:
 
     @property
     def nan_code(self) -> int | None:
-        """The NaN code that we write: sign bit clear."""
+        """The NaN code that halfbyte writes: the one with a clear sign bit."""
         return (1 << self.magnitude_bits) - 1 if self.has_nan else None
 
     @functools.cached_property
@@ -53,7 +53,7 @@ class ElementFormat:
         subnormal = (field == 0) & self.has_subnormals
         significand = np.where(subnormal, 0, 1 << self.mantissa_bits) + mantissa
         exponent = np.where(subnormal, 1, field) - self.bias - self.mantissa_bits
-        # ldexp in float64, because 2**-127 (E8M0 code 0) is a float32 subnormal: exact either way, but only once.
+        # 2**-127 (E8M0 code 0) is a float32 subnormal. ldexp in float64 avoids it; the one cast to float32 is exact.
         values: npt.NDArray[np.float32] = np.ldexp(significand.astype(np.float64), exponent).astype(np.float32)
         return values
 
@@ -81,13 +81,13 @@ class ElementFormat:
 
     @property
     def max_exponent(self) -> int:
-        """floor(log2(max)): what the OCP scale rule subtracts."""
+        """floor(log2(max)), which the OCP scale rule subtracts."""
         return int(np.frexp(self.max)[1]) - 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlockFormat:
-    """Blocks of elements that share a scale; NVFP4 adds one FP32 scale a tensor."""
+    """Blocks of elements that share a scale. NVFP4 adds one float32 scale per tensor."""
 
     name: str
     element: ElementFormat
@@ -97,10 +97,10 @@ class BlockFormat:
     has_global: bool
     """Whether a float32 scale for the whole tensor (or row) multiplies the block scales."""
     blocks: tuple[int, ...]
-    """The block lengths that may be asked for."""
+    """The block lengths that a caller may ask for."""
 
     def __post_init__(self) -> None:
-        """Refuse what has no place in bytes: codes are stored two or one to a byte, scales one."""
+        """Refuse formats that do not pack: a byte holds two codes or one code, and one scale."""
         if not 4 <= self.element.bits <= 8:
             raise UnsupportedError(
                 f"format {self.name}: elements of {self.element.bits} bits do not pack; codes of 4 bits are stored two "
@@ -120,5 +120,5 @@ class BlockFormat:
 
     @property
     def bits_per_element(self) -> float:
-        """Storage for one element, block scale included, global scale left out."""
+        """Bits per element, with its share of the block scale but without the global scale."""
         return 8 / self.codes_per_byte + 8 / self.block

@@ -1,6 +1,6 @@
-"""How a block's scale is chosen. A method is data; contracts say with which arithmetic, backends compute.
+"""How the scale of a block is chosen. A method is only data: the contract defines the arithmetic, a backend computes.
 
-To add one: a file with a frozen dataclass, and a line in METHODS.
+To add a method, write a file with a frozen dataclass and add a line to METHODS.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = [
 
 
 def check_method_name(name: str) -> type[Method]:
-    """The method class of that name; an unknown name raises with the known ones."""
+    """The method class of that name. An unknown name raises an error that lists the known ones."""
     if name not in METHODS:
         raise unknown_name("method", name, METHODS)
     return METHODS[name]

@@ -1,4 +1,4 @@
-"""The plain method: the block's largest magnitude meets the largest code."""
+"""The plain method: the largest magnitude of a block gets the largest code."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from halfbyte.methods.spec import Method
 
 @dataclass(frozen=True)
 class Amax(Method):
-    """Scale each block so that its largest magnitude lands on the format's largest element."""
+    """Scale each block so that its largest magnitude becomes the format's largest element."""
 
     name: ClassVar[str] = "amax"
     everywhere: ClassVar[bool] = True

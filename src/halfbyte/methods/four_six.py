@@ -1,7 +1,7 @@
-"""Four over six: each block is scaled so that its largest magnitude lands on 6, or on 4, whichever errs less.
+"""Four over six: scale each block so that its largest magnitude becomes 6, or 4, whichever gives the smaller error.
 
-Between 4 and 6 E2M1 has no value, so a block with much of its weight at 5/6 of its maximum does better on the scale
-that is 1.5 times larger, where 4 is the top.
+E2M1 has no value between 4 and 6. If many numbers of a block are near 5/6 of its largest magnitude, a scale 1.5 times
+as large, which maps the largest magnitude to 4, gives a smaller error.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ BlockError = Literal["mae", "mse", "abs_max"]
 
 @dataclass(frozen=True)
 class FourSix(Method):
-    """Choose between mapping a block's amax to 6 and to 4 by the smaller error; a tie keeps 6.
+    """Map the amax of a block to 6 or to 4, whichever gives the smaller error; a tie keeps 6.
 
     `error`: mean absolute ("mae"), mean squared ("mse") or largest ("abs_max"; only fouroversix has it).
     `e4m3_max`: the E4M3 value that the tensor's amax is scaled to. 448 is the format's largest; 256 leaves room to
     multiply every block scale by 1.5.
-    `fast_error`: measure the error in the scaled domain (one product an element) instead of on decoded values.
+    `fast_error`: measure the error in the scaled domain (one product per element) instead of on decoded values.
     """
 
     error: BlockError = "mae"

@@ -1,4 +1,4 @@
-"""The best scale for what a layer computes: the error of its output, through a Hessian, decides."""
+"""The best scale for the output of a layer: a Hessian gives the error of the output, and the least error wins."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ CODES = ("nearest", "descent")
 
 @dataclass(frozen=True, eq=False)
 class Hessian(Method):
-    """The scale that minimises rᵀHr, r the rounding error of a block, among all that the format has.
+    """The scale of the format that minimises rᵀHr, where r is the rounding error of a block.
 
-    `h`: shape (K/block, block, block), one symmetric matrix for each block of columns; `hessian_from_activations` makes
-    it from a layer's inputs. `codes`: "nearest" keeps the nearest codes; "descent" then moves single codes by one step
-    while rᵀHr falls, so it is never worse. All-zero blocks, and blocks with NaN or Inf, keep the scale of `amax`.
-    The array is copied; what a backend derives from it is kept with this object, so use one object for many tensors.
+    `h`: shape (K/block, block, block), one symmetric matrix per block of columns. `hessian_from_activations` computes
+    it from the inputs of a layer. `codes`: "nearest" keeps the nearest codes; "descent" then moves single codes by one
+    step while rᵀHr falls, so it is never worse in the float32 arithmetic of the objective. All-zero blocks, and blocks
+    with NaN or Inf, keep the scale of `amax`.
+
+    The array is copied. Backends derive numbers from it and keep them with this object, so use one object for many
+    tensors.
     """
 
     h: object
@@ -61,7 +64,7 @@ class Hessian(Method):
 def hessian_from_activations(
     x: npt.NDArray[np.generic] | Iterable[npt.NDArray[np.generic]], block: int = 16
 ) -> npt.NDArray[np.float32]:
-    """XᵀX for each block of columns: (K/block, block, block), from activations (tokens, K) or chunks of them.
+    """XᵀX of each block of columns, shape (K/block, block, block), from activations (tokens, K) or chunks of them.
 
     Sums run in float64, chunk by chunk in the order given; the result is rounded to float32 once.
     """

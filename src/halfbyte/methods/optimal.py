@@ -1,4 +1,4 @@
-"""The best scale a block can have: every representable one is tried, by definition."""
+"""The best scale of a block: by definition, every scale that the format can represent is tried."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def checked_weights(weights: object, what: str) -> npt.NDArray[np.float32]:
 
 @dataclass(frozen=True, eq=False)
 class Optimal(Method):
-    """The scale with the least squared error among all that the format has; the smaller of equals.
+    """The scale of the format with the least squared error. If two are equal, the smaller scale wins.
 
-    `weights`: one non-negative weight for each position of the last axis (a diagonal Hessian, an importance matrix):
-    then the weighted squared error is minimised. All-zero blocks, and blocks with NaN or Inf, keep the scale of `amax`.
-    The weights are copied.
+    `weights`: one non-negative weight per position of the last axis (a diagonal Hessian, an importance matrix). With
+    weights, the weighted squared error is minimised. All-zero blocks, and blocks with NaN or Inf, keep the scale of
+    `amax`. The weights are copied.
     """
 
     weights: object = None

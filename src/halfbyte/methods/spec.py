@@ -1,4 +1,4 @@
-"""The common shape of a method."""
+"""The parent class of all methods."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import numpy.typing as npt
 
 @dataclass(frozen=True, eq=False)
 class Method:
-    """A way to choose block scales, with its options. Knows no arithmetic and no backend.
+    """A way to choose block scales, with its options. It contains no arithmetic and knows no backend.
 
-    Methods with plain options compare by value; those that hold arrays are equal to themselves alone, because backends
-    keep what they derive from the arrays by method.
+    Methods with plain options compare by value. A method that holds arrays is equal only to itself, because backends
+    cache what they derive from the arrays under the method as key.
     """
 
     name: ClassVar[str]
@@ -32,7 +32,7 @@ class Method:
 
 
 def frozen_copy(array: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """A copy that nobody can change: what is derived from it stays right."""
+    """A read-only copy, so that everything derived from it stays valid."""
     copy = np.array(array)
     copy.setflags(write=False)
     return copy

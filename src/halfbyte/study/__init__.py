@@ -1,4 +1,4 @@
-"""The studies: what each cast loses on 27 kinds of tensors, and what each quantization method buys."""
+"""The studies: the errors of the casts on 27 kinds of tensors, and of the quantization methods."""
 
 from halfbyte.study.methods import MethodRow, run_methods
 from halfbyte.study.run import Study, run_study

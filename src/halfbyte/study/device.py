@@ -1,4 +1,4 @@
-"""Where the study computes: numpy arrays on the CPU, or torch tensors on a GPU, which quantize and decode there."""
+"""Where the study computes: with numpy arrays on the CPU, or with torch tensors on a GPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DEVICES = ("cpu", "cuda")
 
 
 def on_device(device: str) -> Callable[[npt.NDArray[np.generic]], Array]:
-    """A function that puts an array on a device; refused at once where the device is not there."""
+    """A function that puts an array on a device. Raises at once if the device is missing."""
     if device not in DEVICES:
         raise unknown_name("device", device, DEVICES)
     if device == "cpu":

@@ -20,7 +20,7 @@ CSV_HEADER = (
 
 
 def study_json(study: Study) -> dict[str, Json]:
-    """Everything the study measured; error maps where they were made."""
+    """Everything that the study measured, with the error maps if they were computed."""
     wins: dict[str, Json] = {name: study.wins(name) for name in ALGORITHMS}
     exact: dict[str, Json] = {name: study.exact(name) for name in COLUMNS}
     return {
@@ -93,7 +93,7 @@ def methods_json(rows: Sequence[MethodRow]) -> dict[str, Json]:
 
 
 def methods_csv(rows: Sequence[MethodRow]) -> str:
-    """One line a tensor and column."""
+    """One line per tensor and column."""
     text = io.StringIO()
     lines = csv.writer(text, lineterminator="\n")
     lines.writerow(["tensor", "shape", "rows_measured", "method", "relative_error", "relative_output_error"])
@@ -106,7 +106,7 @@ def methods_csv(rows: Sequence[MethodRow]) -> str:
 
 
 def study_csv(study: Study) -> str:
-    """One line a scenario and algorithm."""
+    """One line per scenario and algorithm."""
     text = io.StringIO()
     lines = csv.writer(text, lineterminator="\n")
     lines.writerow(CSV_HEADER)

@@ -1,4 +1,4 @@
-"""What block scales could do if they were real numbers, and what any code of the same bits could do."""
+"""Two limits: the error with block scales that are real numbers, and the error of any code with the same bits."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ CHUNK = 4096
 
 
 def ideal_squared_errors(blocks: npt.NDArray[np.floating]) -> F64:
-    """The least squared error of each row over all positive real scales, codes nearest.
+    """The least squared error of each row over all positive real scales, with nearest codes.
 
-    As the scale s falls from infinity, an element's code rises by one each time s passes |x|/middle. Between two such
-    events the codes q are fixed and the best scale for them is Σq|x| / Σq², with the error Σx² − (Σq|x|)²/Σq². The
-    optimum is one of these, so the least of them is it: all 7 events an element are tried, in order.
+    Let the scale s fall from infinity. The code of an element rises by one each time s passes |x| divided by the
+    midpoint of two neighbouring values. Between two such events the codes q are fixed, and the best scale for them is
+    Σq|x| / Σq², with the error Σx² − (Σq|x|)²/Σq². The optimum is one of these, so their minimum is the optimum. All 7
+    events per element are tried, in order.
     """
     return np.concatenate(
         [_chunk(np.abs(blocks[start : start + CHUNK]).astype(np.float64)) for start in range(0, len(blocks), CHUNK)]
@@ -38,8 +39,8 @@ def _chunk(x: F64) -> F64:
 
 
 def shannon_bound(bits: float) -> float:
-    """Relative RMS error below which no code of so many bits a number can go on independent normal numbers: 2^-bits.
+    """2^-bits: no code with `bits` bits per number has a smaller relative RMS error on independent normal numbers.
 
-    Other data of the same variance can be coded better than normal numbers, never worse.
+    Other data of the same variance can always be coded at least as well as normal numbers.
     """
     return float(2.0**-bits)

@@ -1,4 +1,4 @@
-"""The method study: the relative error of every NVFP4 method, against a scale that is not quantized and the bound."""
+"""The method study: the relative error of every NVFP4 method, compared with real-valued scales and Shannon's bound."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Matrix = npt.NDArray[np.generic]
 BLOCK = 16
 CONTRACT = "transformer_engine"
 SAMPLE = 1 << 20
-"""Elements of a tensor that are measured; rows of larger ones are left out evenly."""
+"""The number of elements to measure per tensor. Of larger tensors, evenly spaced rows are measured."""
 
 METHODS: dict[str, Method] = {
     "amax": Amax(),
@@ -43,11 +43,11 @@ class MethodRow:
     name: str
     shape: tuple[int, ...]
     rows: int
-    """Rows that were measured: all, or evenly spaced ones of a large tensor."""
+    """The number of rows that were measured: all, or evenly spaced rows of a large tensor."""
     errors: dict[str, float]
-    """Relative root mean square error by column name; hessian only where statistics were given."""
+    """Relative root mean square error by column name. The column hessian exists only if statistics were given."""
     output_errors: dict[str, float] = field(default_factory=dict)
-    """The same for the layer's output, sqrt(rᵀHr / xᵀHx) block by block, where statistics were given."""
+    """The relative error of the layer's output, sqrt(rᵀHr / xᵀHx) with sums over blocks, if statistics were given."""
 
 
 def run_methods(
@@ -76,7 +76,7 @@ def measure_tensor(
     """Relative errors of one tensor. The global amax is always that of the whole tensor."""
     matrix = x.reshape(-1, x.shape[-1])
     if matrix.shape[1] % BLOCK:
-        raise InputError(f"{name} of shape {x.shape}: the last axis is no multiple of {BLOCK}; leave the tensor out")
+        raise InputError(f"{name} of shape {x.shape}: the last axis is not a multiple of {BLOCK}; leave the tensor out")
     amax = float(np.abs(widen(matrix)).max())
     if not np.isfinite(amax) or amax == 0:
         raise InputError(f"{name} of shape {x.shape} holds NaN or Inf, or only zeros: there is no error to measure")
@@ -98,7 +98,7 @@ def measure_tensor(
 
 
 def _sampled(matrix: Matrix, sample: int) -> Matrix:
-    """Evenly spaced rows of about so many elements; a single long row is cut to whole blocks."""
+    """Evenly spaced rows with about `sample` elements in all. A single long row is cut to whole blocks."""
     rows, width = matrix.shape
     step = max(-(-rows * width // sample), 1)
     if rows == 1:
@@ -107,7 +107,7 @@ def _sampled(matrix: Matrix, sample: int) -> Matrix:
 
 
 def _hessian(name: str, statistics: Matrix, width: int) -> F32:
-    """Hessians as they are, or made from activations."""
+    """The given Hessians, or Hessians computed from the given activations."""
     if statistics.ndim == 3:
         h = widen(statistics)
     else:

@@ -1,4 +1,4 @@
-"""The study as one HTML page with its plots inside."""
+"""The study as one HTML page that contains its plots."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ figure { display: inline-block; margin: .5rem 1rem .5rem 0 } figcaption { font-s
 
 
 def study_page(study: Study) -> str:
-    """A page that needs nothing but itself."""
+    """The page of the cast study. It needs no other files."""
     errors = {row.name: {name: row.outcomes[name].mse for name in COLUMNS} for row in study.rows}
     sections = [
         "<h1>MXFP4 to NVFP4</h1>",
@@ -32,7 +32,7 @@ def study_page(study: Study) -> str:
         "<h2>All figures</h2>",
         _table(study),
         "<h2>Block exponents</h2>",
-        "<p>Blue: inside the window of 18 powers of two below the largest. Red: outside, not kept as they are.</p>",
+        "<p>Blue: inside the window of the 18 largest powers of two. Red: outside; these blocks are changed.</p>",
         *(_histogram(row) for row in study.rows),
     ]
     maps = [_maps(row) for row in study.inexact]
@@ -50,7 +50,7 @@ def methods_page(rows: Sequence[MethodRow]) -> str:
     """The method study: relative errors of every tensor on a log axis."""
     errors = {row.name: row.errors for row in rows}
     return _page([
-        "<h1>What each method buys</h1>",
+        "<h1>The error of each method</h1>",
         "<p>Relative root mean square error of NVFP4; the ideal scale is a real number for each block of 16, the "
         "Shannon bound holds for independent normal numbers.</p>",
         f'<div class="wide">{plots.dots(errors, "relative error by tensor and method")}</div>',
@@ -73,10 +73,10 @@ def summary(study: Study) -> str:
 
 
 def findings(study: Study) -> list[str]:
-    """What the figures say, one sentence each."""
+    """What the figures show, as a list of sentences."""
     found = [
         f"hybrid is worse than requantize on {loss.scenario}: ratio {loss.ratio:.4f}." for loss in study.losses
-    ] or ["hybrid is nowhere worse than requantize."]
+    ] or ["hybrid is never worse than requantize."]
     for row in study.inexact:
         best = row.outcomes["optimal"].squared_error
         others = {name: row.outcomes[name].squared_error for name in ALGORITHMS if name != "optimal"}
@@ -107,7 +107,7 @@ def _table(study: Study) -> str:
 
 
 def winner(row: Row) -> str:
-    """Who has the least error, in words."""
+    """The algorithms with the least error, as text."""
     if len(row.winners) == 1:
         return row.winners[0]
     return ("exact: " if row.outcomes["optimal"].squared_error == 0 else "tie: ") + ", ".join(row.winners)

@@ -1,4 +1,4 @@
-"""Small plots as SVG text, and heat maps as PNG: no library, no script, a page that opens anywhere."""
+"""Small plots as SVG text, and heat maps as PNG. They need no library and no script, so the page opens anywhere."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ COLOURS = {
     "ideal scale": "#4b5563",
     "Shannon bound": "#111827",
 }
-"""By algorithm and by method."""
+"""The colour of each algorithm and each method."""
 
 EXACT = "exact"
 INK, FAINT = "#1f2937", "#e5e7eb"
 
 
 def svg(width: float, height: float, body: Sequence[str], title: str) -> str:
-    """An SVG element with a title for readers that do not see it."""
+    """An SVG element with a title for people who cannot see it."""
     inside = "".join(body)
     return (
         f'<svg viewBox="0 0 {width:g} {height:g}" width="{width:g}" height="{height:g}" role="img" '
@@ -55,7 +55,7 @@ def rectangle(x: float, y: float, width: float, height: float, colour: str, hint
 
 
 def dots(rows: Mapping[str, Mapping[str, float]], title: str) -> str:
-    """One line a name, one dot a series, on a log axis; zeros stand in a column of their own at the left."""
+    """One line per name with one dot per series, on a log axis. Zeros have a separate column at the left."""
     positive = [value for series in rows.values() for value in series.values() if 0 < value < math.inf]
     low = math.floor(math.log10(min(positive))) if positive else -1
     high = math.ceil(math.log10(max(positive))) if positive else 0

@@ -1,4 +1,4 @@
-"""The cast study: every scenario quantized to MXFP4 as Model-Optimizer does, then cast to NVFP4 by every algorithm."""
+"""The cast study: quantize every scenario to MXFP4 as Model-Optimizer does, and cast it to NVFP4 by every algorithm."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ F64 = npt.NDArray[np.float64]
 
 ALGORITHMS = ("requantize", "verbatim", "hybrid", "optimal")
 PEER = "modelopt"
-"""Model-Optimizer's own closed-form cast, shown beside the algorithms; it takes no part in who wins."""
+"""Model-Optimizer's own closed-form cast. It is shown next to the algorithms but cannot win."""
 
 COLUMNS = ("requantize", "verbatim", "hybrid", PEER, "optimal")
 MAP_SHAPE = (24, 48)
@@ -39,7 +39,7 @@ class Outcome:
     label: str
     requantized: int
     error_map: list[list[float]] = field(default_factory=list)
-    """Root mean square error over patches of the tensor, as a share of the tensor's own; empty where exact."""
+    """Root mean square error of each patch, as a share of the tensor's root mean square; empty if the cast is exact."""
 
 
 @dataclass(frozen=True)
@@ -53,16 +53,16 @@ class Row:
     k_max: int | None
     spread: int | None
     m: int | None
-    """k_max - 8, the closed form."""
+    """k_max - 8, as in the closed form."""
     blocks: int
     zero: int
     outside: int
-    """Blocks that are not zero and lie outside the window of that m."""
+    """The number of blocks that are not zero and are outside the window of this m."""
     exponents: dict[int, int]
     """How many blocks that are not zero have each exponent."""
     outcomes: dict[str, Outcome]
     bound: float
-    """Squared error that no choice of scales and codes can be below."""
+    """A lower bound on the squared error of any choice of scales and codes."""
 
     @property
     def winners(self) -> tuple[str, ...]:
@@ -72,7 +72,7 @@ class Row:
 
     @property
     def exact(self) -> tuple[str, ...]:
-        """The columns that lose nothing here."""
+        """The columns whose cast is exact on this scenario."""
         return tuple(name for name in COLUMNS if self.outcomes[name].label != "lossy")
 
 
@@ -92,21 +92,21 @@ class Study:
     rows: tuple[Row, ...]
 
     def exact(self, algorithm: str) -> int:
-        """Scenarios in which an algorithm loses nothing."""
+        """The number of scenarios on which an algorithm is exact."""
         return sum(algorithm in row.exact for row in self.rows)
 
     def wins(self, algorithm: str) -> int:
-        """Scenarios in which an algorithm alone has the least error."""
+        """The number of scenarios in which this algorithm alone has the least error."""
         return sum(row.winners == (algorithm,) for row in self.rows)
 
     @property
     def ties(self) -> int:
-        """Scenarios in which several algorithms have the least error."""
+        """The number of scenarios in which several algorithms share the least error."""
         return sum(len(row.winners) > 1 for row in self.rows)
 
     @property
     def losses(self) -> list[Loss]:
-        """Where algorithm 3 is worse than algorithm 1."""
+        """The scenarios in which algorithm 3 is worse than algorithm 1."""
         found = []
         for row in self.rows:
             first, third = row.outcomes["requantize"].squared_error, row.outcomes["hybrid"].squared_error
@@ -116,7 +116,7 @@ class Study:
 
     @property
     def inexact(self) -> list[Row]:
-        """Scenarios that no choice of scales and codes leaves as they are."""
+        """The scenarios for which no choice of scales and codes keeps every value."""
         return [row for row in self.rows if row.outcomes["optimal"].label == "lossy"]
 
 
@@ -127,7 +127,7 @@ def run_study(
     workers: int | None = None,
     progress: Callable[[Row], None] = lambda row: None,
 ) -> Study:
-    """Run scenarios (all, or those named); `maps` adds the error maps. The numbers do not depend on workers."""
+    """Run all scenarios, or the named ones. `maps` adds the error maps. `workers` does not change the numbers."""
     chosen = [SCENARIOS[name] for name in (names or SCENARIOS)]
     check = on_device(device)
 
@@ -137,7 +137,7 @@ def run_study(
         return row
 
     count = workers or min(os.cpu_count() or 1, 2)
-    with ThreadPoolExecutor(count) as pool:  # the largest first; results in the order asked for
+    with ThreadPoolExecutor(count) as pool:  # the largest scenario runs first; results keep the requested order
         order = sorted(chosen, key=lambda scenario: -int(np.prod(scenario.shape)))
         done = {scenario.name: pool.submit(run, scenario) for scenario in order}
         return Study(tuple(done[scenario.name].result() for scenario in chosen))

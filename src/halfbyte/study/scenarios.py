@@ -1,4 +1,4 @@
-"""The scenarios of the study: what tensors may look like to a format with block scales. Own generators, fixed seeds."""
+"""The scenarios of the study: tensors that are easy or hard for a format with block scales, made with fixed seeds."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Scenario:
     make: Make
 
     def tensor(self) -> F32:
-        """The tensor in float32, its last axes joined where the last alone is shorter than a block."""
+        """The tensor in float32. If the last axis is shorter than a block, the last axes are joined."""
         rng = np.random.default_rng([zlib.crc32(self.name.encode()), 4])
         values = self.make(rng, self.shape).astype(np.float32)
         return values if values.shape[-1] >= BLOCK else values.reshape(values.shape[0], -1)
@@ -50,7 +50,7 @@ def blocks_of_spread(spread: int) -> Make:
         x = rng.standard_normal((int(np.prod(shape)) // BLOCK, BLOCK))
         exponents = rng.integers(0, spread + 1, len(x))
         exponents[:2] = 0, spread
-        amax = 3.1 + 2.8 * rng.random(len(x))  # an amax in (3, 6] puts the block's exponent on the wanted one
+        amax = 3.1 + 2.8 * rng.random(len(x))  # an amax in (3, 6] gives the wanted block exponent
         x *= (amax / np.abs(x).max(axis=1) * 2.0 ** (exponents - spread // 2))[:, None]
         return np.asarray(x.reshape(shape))
 
@@ -110,7 +110,7 @@ def single_outlier(rng: Generator, shape: tuple[int, ...]) -> npt.NDArray[np.flo
 
 
 def saturating(rng: Generator, shape: tuple[int, ...]) -> npt.NDArray[np.floating]:
-    """Clipped at ±6, where a third of the values lie."""
+    """Values clipped at ±6; a third of the values are clipped."""
     return np.clip(6 * rng.standard_normal(shape), -6, 6)
 
 
@@ -123,7 +123,7 @@ def constant(rng: Generator, shape: tuple[int, ...]) -> npt.NDArray[np.floating]
 
 
 def embedding(rng: Generator, shape: tuple[int, ...]) -> npt.NDArray[np.floating]:
-    """Rows of uneven length, as frequent and rare tokens have them."""
+    """Rows with different norms, like the embeddings of frequent and rare tokens."""
     return rng.standard_normal(shape) * 0.05 * np.exp(0.5 * rng.standard_normal((shape[0], 1)))
 
 

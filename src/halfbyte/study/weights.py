@@ -27,12 +27,12 @@ def safetensors_files(path: Path) -> list[Path]:
 
 
 def is_weight(info: TensorInfo) -> bool:
-    """Matrices and stacks of floats whose rows are whole blocks."""
+    """Whether a tensor is a matrix, or a stack of matrices, of floats whose rows are whole blocks."""
     return info.dtype in DTYPES and len(info.shape) >= 2 and info.bytes > 0 and info.shape[-1] % BLOCK == 0
 
 
 def read_weights(path: Path) -> Iterator[tuple[str, npt.NDArray[np.generic]]]:
-    """Name and values of every weight; what is no float matrix of whole blocks is passed over."""
+    """Name and values of every weight. Tensors that are not float matrices of whole blocks are skipped."""
     for file in safetensors_files(path):
         for info in read_header(file).tensors.values():
             if is_weight(info):

@@ -36,7 +36,7 @@ def test_every_input_is_rotated_to_the_bits_of_the_reference(random_signs: bool,
 @each_isa
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_every_sum_is_rounded_as_numpy_rounds(dtype: str, isa: str) -> None:
-    """One large element beside a small one: sums on, and one unit beside, every middle between 16-bit numbers."""
+    """One large and one small element, so that sums fall on, or one unit next to, midpoints of 16-bit numbers."""
     size = 1 << 16
     x = np.zeros((size // 16, 16), DTYPES[dtype])
     words = np.arange(size, dtype=np.uint16).view(DTYPES[dtype])

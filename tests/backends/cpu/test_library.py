@@ -1,4 +1,4 @@
-"""The library around its kernels: threads, strides, build flags, instruction sets, a library that is missing."""
+"""The compiled library apart from its kernels: threads, strides, build flags, instruction sets, a missing library."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ SPLIT = [case for case in served_cases() if case.method in ("amax", "mae 448", "
 
 @pytest.mark.parametrize("case", SPLIT, ids=str)
 def test_threads_never_change_a_bit(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On ranges of a few blocks, so that every range has a rest, and irregular blocks lie in several."""
+    """Ranges have only a few blocks, so that every range has a remainder and several ranges have irregular blocks."""
     monkeypatch.setattr(cpu_library, "RANGE_BYTES", 64)
     for name in ("block scales", "nonfinite") if case.method == "amax" else ("block scales",):
         x = make_input(name, "bf16")
@@ -108,7 +108,7 @@ def test_a_bad_number_of_threads_as_an_argument(bad: Any) -> None:
         hb.quantize(gaussian(2, 16), "nvfp4", backend="cpu", threads=bad)
 
 
-# --- where an array lies ---
+# --- addresses and strides ---
 
 
 def laid_out(kind: str, x: Any) -> Any:
@@ -210,7 +210,7 @@ def test_strided_codes_and_scales_decode_alike(part: str) -> None:
     ("part", "dtype"), [("codes", "i8"), ("scales", "u4"), ("scales", ml_dtypes.float8_e4m3fn), ("stored_scale", "f8")]
 )
 def test_parts_of_another_dtype_are_refused_or_read_right(part: str, dtype: Any) -> None:
-    """A kernel that takes eight bytes for one would read other numbers, or beyond the end."""
+    """A kernel that reads eight bytes instead of one would get wrong numbers, or read beyond the end."""
     q = hb.quantize(gaussian(8, 64), "nvfp4", backend="reference")
     parts: dict[str, Any] = {name: to_numpy(getattr(q, name)) for name in ("codes", "scales", "stored_scale")}
     given = parts[part]
@@ -255,7 +255,7 @@ def test_products_are_rounded_before_they_are_added() -> None:
 
 
 def objective(x: F32, weights: F32, scale: F32, *, fused: bool) -> F32:
-    """Weighted squared error of blocks (n, 16) under one scale each, with one rounding a step or two."""
+    """Weighted squared error of blocks (n, 16) with one scale each; each step rounds once (fused) or twice."""
     grid = np.array(E2M1_VALUES, np.float32)
     middles = (grid[1:] + grid[:-1]) / 2
     q = np.copysign(grid[np.searchsorted(middles, np.abs(x / scale[:, None]))], x).astype(np.float32)
@@ -271,7 +271,7 @@ def objective(x: F32, weights: F32, scale: F32, *, fused: bool) -> F32:
 
 
 def balanced_weights(x: F32, one: F32, two: F32) -> tuple[F32, Any]:
-    """Weights under which two scales err alike, but for a few roundings, and the blocks for which there are such."""
+    """Weights for which two scales have the same error except for rounding, and the blocks that have such weights."""
     weights = np.random.default_rng(4).uniform(0.5, 1, x.shape).astype(np.float32)
     largest, others = np.zeros_like(weights), weights.copy()
     largest[:, 0], others[:, 0] = 1, 0
@@ -286,9 +286,9 @@ def balanced_weights(x: F32, one: F32, two: F32) -> tuple[F32, Any]:
 
 @pytest.mark.parametrize("isa", [name for name, number in ISAS.items() if number <= library().hb_best_isa()])
 def test_no_kernel_contracts(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights that balance two scales to the last bit: fused arithmetic would pick the other one for some blocks.
+    """With weights that balance two scales to the last bit, fused arithmetic would pick another scale in some blocks.
 
-    hb_multiply_add is built without FMA instructions, so only the kernels themselves can show this.
+    hb_multiply_add is compiled without FMA instructions, so only the kernels themselves can show a contraction.
     """
     monkeypatch.setenv("HALFBYTE_ISA", isa)
     x = gaussian(4000, 16)

@@ -1,4 +1,4 @@
-"""One multiplier for contracts that divide or send ties down: the same codes for every input of the dtype."""
+"""The multipliers of contracts that divide or round ties down give the same codes for every input of the dtype."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_the_codes_of_every_magnitude(contract: str, amax: float, dtype: str) ->
 
 
 def test_one_multiplier_for_every_octave() -> None:
-    """From byte 16 on a significand's multipliers are one number times powers of two: the kernel shifts exponents."""
+    """From byte 16 on, the multipliers of a significand differ by powers of two: the kernel shifts exponents."""
     rule, t = numbers("qwantize", 0.7)
     tables = build_nvfp4_tables(rule, t, "bf16")
     assert tables is not None
@@ -63,7 +63,7 @@ def test_one_multiplier_for_every_octave() -> None:
 
 
 def test_exact_ties_may_have_none() -> None:
-    """With a factor of 1 quotients hit the ties exactly, some of which go up and some down: no product does both."""
+    """With a factor of 1, quotients fall exactly on ties. Some ties go up and some down, which no product can do."""
     rule, t = numbers("modelopt", 2688.0)
     assert float(t.factor) == 1.0
     tables = build_nvfp4_tables(rule, t, "bf16")

@@ -1,6 +1,6 @@
-"""The peers' own searches, and those that share the general kernel, against the reference: bit for bit, near ties too.
+"""The peers' own searches, and the searches of the general kernel, equal the reference bit for bit, also near ties.
 
-What the reference tries scale by scale is slow, so contracts that go the same way through the kernels take turns.
+The reference is slow, because it tries every scale. So contracts that use the same kernel code share the inputs.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ __all__ = ["isa"]  # the fixture
 Codes = Literal["nearest", "descent"]
 
 FULL = ("transformer_engine()", "fouroversix()", "qwantize()")
-"""Contracts that multiply, that wrap, that divide and send ties down: with every objective."""
+"""A contract that multiplies, one that wraps, one that divides and rounds ties down: tested with every objective."""
 ONE_OF_EACH = (*FULL, "modelopt()", "ocp()", "gguf()")
 QUADRATIC = ("hessian", "descent")
 
 
 def general_cases() -> Iterator[tuple[Case, str]]:
-    """Cases of the general kernel with a dtype: all dtypes for a few, one for most."""
+    """Cases of the general kernel, each with a dtype. A few cases get all dtypes, most get one."""
     for number, case in enumerate(every_case() + peer_cases()):
         name = repr(case.contract)
         if case.method in QUADRATIC and name not in ONE_OF_EACH:
@@ -116,7 +116,7 @@ def test_near_ties_are_decided_as_the_reference_decides(name: str, peer: str, bl
 
 
 def odd_hessians(block: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
-    """None at all, the identity, one that is not positive, one of rank one."""
+    """Hessians: zero, the identity, one that is not positive, and one of rank one."""
     random = np.random.default_rng(block).normal(size=(block, block))
     matrices = [0 * random, np.eye(block), random + random.T, np.outer(random[0], random[0])]
     return np.asarray(matrices, np.float32)
@@ -160,7 +160,7 @@ def test_columns_without_any_weight(format: str, block: int, scaling: Scaling, i
 
 
 def test_two_hessians_at_a_time_are_two() -> None:
-    """What is made of a Hessian is kept while it lives; another one must not get it."""
+    """Numbers derived from a Hessian are cached while it lives. Another Hessian must not get them."""
     x = np.random.default_rng(5).normal(size=(16, 64)).astype(np.float32)
     first, second = (hb.Hessian(hb.hessian_from_activations(x[::step] ** 3)) for step in (1, -2))
     assert first != second
@@ -170,7 +170,7 @@ def test_two_hessians_at_a_time_are_two() -> None:
         assert_same_bits(got.codes, wanted.codes)
 
 
-# --- what the quick sweep stands on ---
+# --- what the quick sweep relies on ---
 
 
 def tables_for(amax: float, method: hb.Sweep) -> tuple[np.ndarray[tuple[int, ...], np.dtype[np.float32]], int, int]:
@@ -184,7 +184,7 @@ def tables_for(amax: float, method: hb.Sweep) -> tuple[np.ndarray[tuple[int, ...
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_scales_of_the_sweep_are_e4m3_values_times_one_number(fused: bool) -> None:
-    """For every amax that weights have; the kernel's margin allows four units in the last place."""
+    """This must hold for every amax that weights can have. The kernel allows four units in the last place."""
     for amax in np.exp2(np.random.default_rng(3).uniform(-20, 20, 300)):
         scale, ascending, regular = tables_for(float(amax), hb.Sweep(fused=fused))
         assert (ascending, regular) == (1, 1)
@@ -192,7 +192,7 @@ def test_scales_of_the_sweep_are_e4m3_values_times_one_number(fused: bool) -> No
 
 
 def test_a_sweep_of_a_tiny_tensor_is_not_taken_for_a_regular_one() -> None:
-    """Model-Optimizer puts 1 for a share of the amax below 2**-24: most scales are then 0."""
+    """If amax/6 is below 2**-24, Model-Optimizer uses 1 instead, and most scales become 0."""
     scale, ascending, regular = tables_for(2.0**-30, hb.Sweep())
     assert (scale == 0).any()
     assert (ascending, regular) == (0, 0)
@@ -208,7 +208,7 @@ def test_a_sweep_of_a_tiny_tensor_is_not_taken_for_a_regular_one() -> None:
 @each_isa
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_codes_beyond_seven_wrap_as_in_the_reference(dtype: str, isa: str) -> None:
-    """A given amax far too small puts every element beyond the largest code, up to every octave there is."""
+    """With a given amax that is far too small, every element is beyond the largest code, by any number of octaves."""
     generator = np.random.default_rng(12)
     x = (generator.normal(size=(32, 64)) * np.exp2(generator.integers(-6, 6, (32, 64)))).astype(DTYPES[dtype])
     seen = set()

@@ -34,23 +34,23 @@ CASES = {
 
 
 def with_signs(bits: Matrix) -> Matrix:
-    """bfloat16 of magnitude bits; every other one is negative."""
+    """bfloat16 numbers from magnitude bits; every second number is negative."""
     signs = np.where(np.arange(bits.size).reshape(bits.shape) % 2, 0x8000, 0)
     return (bits | signs).astype(np.uint16).view(ml_dtypes.bfloat16)
 
 
 @functools.cache
 def operand(block: int, largest: int) -> Matrix:
-    """A block for every amax up to `largest`, and blocks of all magnitudes below some amaxes.
+    """A block for every amax up to `largest`, and blocks with all magnitudes below some amaxes.
 
-    Sixteen blocks are scaled at once where all their amaxes allow it: so they come in order, and again shuffled.
+    The kernel scales sixteen blocks at once if all their amaxes allow it. So the blocks come in order and shuffled.
     """
     generator = np.random.default_rng(block)
     amaxes = np.arange(largest)
     blocks = generator.integers(0, amaxes[:, None] + 1, (largest, block))
     blocks[np.arange(largest), generator.integers(0, block, largest)] = amaxes
     parts = [blocks, blocks[generator.permutation(largest)]]
-    for amax in range(block, largest, 131):  # another place in the binade each time
+    for amax in range(block, largest, 131):  # each time at another place in the binade
         low = max(0, amax - 1400)  # ten binades and more: below them every code is zero
         span = np.resize(np.arange(low, amax + 1), (-(-(amax + 1 - low) // (block - 1)), block - 1))
         parts.append(np.concatenate([np.full((len(span), 1), amax), span], axis=1))
@@ -77,7 +77,7 @@ def test_every_amax_and_what_it_leads_to(name: str, isa: str, monkeypatch: pytes
 
 @pytest.mark.parametrize("name", ["transformer_engine()", "modelopt()", "compressed_tensors()", "vllm()"])
 def test_steps_describe_fourteen_binades_of_scales(name: str) -> None:
-    """So that the kernel which takes sixteen amaxes at once is the one that serves."""
+    """Otherwise the kernel that takes sixteen amaxes at once would not run."""
     _, _, tables = nvfp4(name, "bf16", 3.71875)
     first, last, offset, shift = steps = as_array(tables.steps, np.uint16)[8:].astype(np.int64)
     ahead = as_array(tables.steps, np.uint8)[:16].astype(np.int64)

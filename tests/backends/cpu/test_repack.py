@@ -1,4 +1,4 @@
-"""Packing, unpacking and the verbatim cast by kernel: the bytes of the numpy definitions."""
+"""The kernels for packing, unpacking and the verbatim cast give the bytes of the numpy definitions."""
 
 from __future__ import annotations
 

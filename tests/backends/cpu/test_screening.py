@@ -1,7 +1,7 @@
-"""Searches that screen with fused operations and decide with the objective: inputs full of near ties.
+"""Searches that screen with fused operations and decide with the objective, on inputs with many near ties.
 
-Sparse blocks, small integers and repeated values have scales whose errors are equal or nearly so; without the margin of
-the screening about one block in a hundred of these would get another scale.
+In sparse blocks, small integers and repeated values, several scales have equal or nearly equal errors. Without the
+margin of the screening, about one in a hundred of these blocks would get another scale.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ def test_near_ties_are_decided_as_the_reference_decides(name: str, method: str, 
 
 
 AMAXES = {"its own": 1.0, "smaller": 0.2, "larger": 40.0, "so large that scales are subnormal": 1e5}
-"""As a multiple of the tensor's: blocks at the largest scale, beyond it, far below it, and where scales end."""
+"""Multiples of the tensor's amax: block scales reach the largest one, exceed it, or are far below it."""
 
 
 @each_isa
 @pytest.mark.parametrize("amax", AMAXES)
 @pytest.mark.parametrize("name", ["transformer_engine", "modelopt", "compressed_tensors", "torchao"])
 def test_squared_errors_by_look_up_lead_to_the_scales_of_the_reference(name: str, amax: str, isa: str) -> None:
-    """Every octave of amaxes and magnitudes, and numbers that no row describes: zeros, subnormal numbers."""
+    """Every octave of amaxes and magnitudes, and numbers without a row in the table: zeros and subnormals."""
     generator = np.random.default_rng(5)
     scale = 2.0 ** generator.uniform(-9, 0, (SHAPE[0], SHAPE[1] // 16, 1))
     x = (generator.standard_t(4, (SHAPE[0], SHAPE[1] // 16, 16)) * scale).reshape(SHAPE).astype(DTYPES["bf16"])
@@ -68,7 +68,7 @@ def test_squared_errors_by_look_up_lead_to_the_scales_of_the_reference(name: str
 @pytest.mark.parametrize("format", ["nvfp4", "mxfp4"])
 @pytest.mark.parametrize("label", ["weighted", "hessian", "descent"])
 def test_methods_that_live_side_by_side_keep_their_own_numbers(label: str, format: str) -> None:
-    """Backends keep what they derive from a method's arrays, by method."""
+    """Backends cache what they derive from the arrays of a method, separately for each method."""
     x = DATA["repeated"].astype(np.float32)[:4]
     block = hb.get_format(format).block
     generator = np.random.default_rng(3)

@@ -1,4 +1,4 @@
-"""The tables that drive the plain kernels, against the contracts' own functions on every 16-bit magnitude."""
+"""The tables of the plain kernels, compared with the contracts' own functions on every 16-bit magnitude."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def nvfp4(name: str, dtype: str, amax: float) -> tuple[NVFP4Rule, TensorScale, T
 
 
 def thresholds(tables: Tables, dtype: str) -> npt.NDArray[np.int64]:
-    """(byte, 8) thresholds; 16-bit ones stand in both halves of a word."""
+    """(byte, 8) thresholds. 16-bit thresholds are in both halves of a word."""
     words = as_array(tables.threshold, np.int32).reshape(256, 8)
     if dtype == "fp32":
         return words.astype(np.int64)
@@ -105,7 +105,7 @@ def test_scale_byte_of_every_amax(name: str, dtype: str, amax: float) -> None:
 @pytest.mark.parametrize("name", NVFP4)
 @np.errstate(all="ignore")
 def test_scale_byte_of_float32_amaxes(name: str) -> None:
-    """On and beside the first amax of every byte, and at random."""
+    """The first amax of every byte, its neighbours, and random amaxes."""
     rule, t, tables = nvfp4(name, "fp32", 3.7)
     starts = as_array(tables.starts, np.uint32)[1:127].astype(np.int64)
     drawn = np.random.default_rng(0).integers(0, INFINITY["fp32"], 20000)
@@ -150,7 +150,7 @@ def test_factors_that_are_not_finite_are_refused() -> None:
         assert build_nvfp4_tables(rule, broken, "bf16") is None
 
 
-# --- MX: found by asking the contract ---
+# --- MX: computed by calling the contract ---
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])

@@ -1,1 +1,1 @@
-"""The compiled CPU backend: C++ kernels, and the tables that they look up."""
+"""The compiled CPU backend: C++ kernels, and the tables that they use."""

@@ -1,7 +1,8 @@
-"""The compiled CPU backend. The bits are the reference's, by tables made from the contract's own formulas.
+"""The compiled CPU backend. It gives the bits of the reference, because its tables come from the contract's formulas.
 
-Blocks that no table describes (NaN, Inf, a contract's odd corners) are listed by the kernel and quantized by the
-reference; so are whole tensors whose numbers leave the range in which a kernel's shortcut is exact.
+Some blocks are described by no table (NaN, Inf, special cases of a contract). The kernel lists them, and the reference
+quantizes them. The reference also quantizes whole tensors whose numbers are outside the range in which a kernel's
+shortcuts are exact.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ NVFP4_KERNELS: dict[Kernel, Callable[[NVFP4Call], bool]] = {
     Kernel.STATIC_SEARCH: peer_searches.static,
     Kernel.QWANTIZE_SEARCH: peer_searches.nvfp4_by_qwantize,
 }
-"""Each fills codes and scales, or returns False where the tensor's numbers are beyond it."""
+"""Each function fills codes and scales, or returns False if the tensor's numbers are outside its range."""
 
 MX_KERNELS: dict[Kernel, Callable[[MXCall], None]] = {
     Kernel.MX_BLOCKS: mx.blocks,
@@ -65,7 +66,7 @@ class Cpu:
     def quantize(
         self, x: npt.NDArray[Any], request: Request, amax: F32 | None = None, out: tuple[U8, U8] | None = None
     ) -> Parts[npt.NDArray[Any]]:
-        """Quantize a (rows, K) matrix; strided or unaligned input is copied first."""
+        """Quantize a (rows, K) matrix. Strided or unaligned input is copied first."""
         kernel, rule = choose(request), request.rule
         if isinstance(kernel, Reason):
             raise TypeError(f"{kernel}: `supports` was not asked")
@@ -90,7 +91,7 @@ class Cpu:
         dtype: Any,
         out: npt.NDArray[Any] | None = None,
     ) -> npt.NDArray[Any]:
-        """Decode a (rows, K) matrix by a table of the contract's own values, straight to the output dtype."""
+        """Decode a (rows, K) matrix with a table of the contract's values, which are already in the output dtype."""
         stored = parts.stored_scale
         if (stored is not None and stored.size > 1) or shape[1] % request.format.block:
             return Reference().dequantize(parts, shape, request, dtype)
@@ -110,8 +111,8 @@ def _quantize_nvfp4(
     outputs: tuple[U8, U8],
     kernel: Callable[[NVFP4Call], bool],
 ) -> Parts[npt.NDArray[Any]]:
-    """Tensor-level numbers, then the kernel; the reference where the numbers are beyond it."""
-    largest: float | None = None  # of the tensor itself, where the amax pass has found it
+    """Compute the tensor-level numbers and run the kernel, or the reference if the numbers are outside its range."""
+    largest: float | None = None  # the tensor's own largest magnitude, if the amax pass found it
     if amax is None:
         amax = plain.tensor_amax(x, request.dtype, request.scaling == "row", request.threads)
         largest = float(amax.max())  # NaN wins
@@ -126,14 +127,14 @@ def _quantize_nvfp4(
 
 
 def _whole(x: npt.NDArray[Any], request: Request) -> npt.NDArray[Any]:
-    """The matrix contiguous and padded with zeros to whole blocks and tiles."""
+    """The matrix, made contiguous and padded with zeros to whole blocks and tiles."""
     rows, width = x.shape
     below, right = -rows % request.tile[0], -width % request.format.block
     return np.pad(x, ((0, below), (0, right))) if below or right else np.require(x, requirements=["C", "A"])
 
 
 def _outputs(x: npt.NDArray[Any], request: Request, out: tuple[U8, U8] | None) -> tuple[U8, U8]:
-    """The arrays to write into: those given, if they fit the (perhaps padded) operand, or new ones."""
+    """The arrays to write into: the given ones if they fit the (possibly padded) operand, else new ones."""
     code_shape = (x.shape[0], x.shape[1] // request.format.codes_per_byte)
     scale_shape = (x.shape[0], x.shape[1] // request.format.block)
     if out is not None and (out[0].shape, out[1].shape) == (code_shape, scale_shape):
@@ -142,7 +143,7 @@ def _outputs(x: npt.NDArray[Any], request: Request, out: tuple[U8, U8] | None) -
 
 
 def _crop(parts: Parts[npt.NDArray[Any]], shape: tuple[int, ...], request: Request) -> Parts[npt.NDArray[Any]]:
-    """Parts of a padded matrix, cropped to the operand's own shape; an odd row ends in a zero nibble."""
+    """Parts of a padded matrix, cropped to the shape of the operand. An odd row ends in a zero nibble."""
     rows, width = shape
     codes = np.ascontiguousarray(parts.codes[:rows, : ceil_div(width, request.format.codes_per_byte)])
     if width % request.format.codes_per_byte:

@@ -1,4 +1,4 @@
-"""One quantization on its way through the kernels: operand, results, and the numbers of its contract."""
+"""One call of the kernels: the operand, the results, and the numbers of the contract."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from halfbyte.contracts.spec import TensorScale
 from halfbyte.request import Request
 
 Listed = npt.NDArray[np.int64]
-"""Numbers of blocks that no table describes."""
+"""Indices of blocks that no table describes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class Call:
 
     @property
     def dtype(self) -> int:
-        """The number by which the kernels know the operand's dtype."""
+        """The number of the operand's dtype in the kernels."""
         return DTYPE_NUMBERS[self.request.dtype]
 
     @property
@@ -60,15 +60,15 @@ class Call:
         return self.block // self.request.format.codes_per_byte
 
     def over_blocks(self, run: Callable[[int, int], Any]) -> list[Any]:
-        """Call run(first block, block after the last) on ranges that cover the matrix, on threads."""
+        """Call run(first block, last block + 1) on threads, with ranges that cover the matrix."""
         return over_ranges(run, self.scales.size, self.block_bytes, self.request.threads)
 
     def over_rows(self, run: Callable[[int, int], Any], rows: int = 1) -> list[Any]:
-        """The same over rows, or over groups of that many rows."""
+        """Like `over_blocks`, but over rows, or over groups of `rows` rows."""
         return over_ranges(run, self.x.shape[0] // rows, rows * self.row_bytes, self.request.threads)
 
     def patch_blocks(self, listed: Listed) -> None:
-        """The listed blocks by the reference."""
+        """Quantize the listed blocks with the reference."""
         if listed.size == 0:
             return
         parts = quantize_matrix(self.x.reshape(-1, self.block)[listed], self.request, self.amax)
@@ -76,7 +76,10 @@ class Call:
         self.scales.reshape(-1)[listed] = parts.scales[:, 0]
 
     def patch_rows(self, listed: Listed) -> None:
-        """Rows with listed blocks by the reference: weights and Hessians belong to columns, so whole rows go."""
+        """Quantize all rows that have listed blocks with the reference.
+
+        Weights and Hessians belong to columns, so the reference needs whole rows.
+        """
         if listed.size == 0:
             return
         touched = np.unique(listed // self.columns)
@@ -91,9 +94,9 @@ class NVFP4Call(Call):
     rule: NVFP4Rule
     t: TensorScale
     multiplier: F32
-    """What code × scale is multiplied by: one for the tensor, or one per row."""
+    """The multiplier of code × scale: one for the tensor, or one per row."""
     largest: float | None = None
-    """The matrix's own largest magnitude, where it is known already."""
+    """The largest magnitude of the matrix itself, if it is known already."""
 
     @property
     def by_row(self) -> bool:
@@ -101,7 +104,7 @@ class NVFP4Call(Call):
 
     @property
     def one_scale(self) -> TensorScale:
-        """The tensor-level numbers as scalars, where there is one for the whole tensor."""
+        """The tensor-level numbers as scalars, for a call with one tensor scale."""
         t = self.t
         return TensorScale(t.amax.reshape(()), t.factor.reshape(()), t.largest, t.top, t.statistics)
 

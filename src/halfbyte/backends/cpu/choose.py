@@ -1,8 +1,8 @@
-"""Which kernel serves a request: an explicit list. What is not listed gets a reason, never a guess.
+"""Which kernel serves a request: an explicit list. A request that is not in the list gets a reason, never a guess.
 
-A kernel computes a contract's formulas by numbers and tables of its own, so it serves the formulas, roundings, blocks
-and methods that it was written for. The lists here say which those are; tests draw formats, contracts and methods at
-random and hold every answer to the reference's bytes.
+A kernel replaces the formulas of a contract by its own numbers and tables. So it can serve only the formulas,
+roundings, blocks and methods that it was written for, and the lists here name them. Tests invent formats, contracts and
+methods at random and compare every answer with the bytes of the reference.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from halfbyte.request import Request
 
 
 class Kernel(Enum):
-    """What runs: each has a function in the module that is named after it."""
+    """The kernels. Each has a function in the module of the same name."""
 
     PLAIN_BLOCKS = "plain.blocks"
     PLAIN_TILES = "plain.tiles"
@@ -51,7 +51,7 @@ class Kernel(Enum):
 
 @dataclass(frozen=True)
 class Formulas:
-    """Slots that belong together: any of them may be combined with any other of the same kind of tensor scale."""
+    """The formulas of one kind of tensor scale. A kernel takes any combination of formulas of the same kind."""
 
     factors: tuple[object, ...]
     pre_scales: tuple[object, ...]
@@ -88,7 +88,7 @@ ENCODING = Formulas(
         (expressions.store_reciprocal_or_zero, expressions.as_stored),
     ),
 )
-"""The tensor-level number is c/A, with which elements are encoded."""
+"""The tensor-level number is c/A and encodes elements."""
 
 DECODING = Formulas(
     factors=(expressions.quotient,),
@@ -96,7 +96,7 @@ DECODING = Formulas(
     elements=(expressions.over_scale_product, expressions.times_reciprocal_over_scale),
     stored=((expressions.store_factor, expressions.as_stored),),
 )
-"""The tensor-level number is A/c, with which elements are decoded."""
+"""The tensor-level number is A/c and decodes elements."""
 
 SINGLE_LEVEL = Formulas(
     factors=(expressions.no_factor,),
@@ -125,7 +125,7 @@ MX_SCALES: tuple[object, ...] = (
     exponents.floor_log2_wrapping,
     ceil_bits_of_factor,
 )
-"""Exponent rules of which the tables know that each bucket of amaxes holds at most one step."""
+"""Exponent rules for which the tables hold: each bucket of amaxes contains at most one change of the byte."""
 POWERS_OF_TWO: tuple[object, ...] = (
     exponents.ocp_floor,
     exponents.floor_field,
@@ -133,7 +133,7 @@ POWERS_OF_TWO: tuple[object, ...] = (
     exponents.ceil_field,
     exponents.rceil_log2,
 )
-"""Those whose scale is a power of two for every byte, never 0: what the E4M3 kernel multiplies by one over."""
+"""Exponent rules whose scale is a power of two for every byte, never 0. The E4M3 kernel multiplies by 1/scale."""
 MX_ELEMENTS: tuple[object, ...] = (
     exponents.over,
     exponents.times_reciprocal,
@@ -141,11 +141,11 @@ MX_ELEMENTS: tuple[object, ...] = (
     exponents.over_or_zero,
 )
 SATURATING = Rounding(sign="sign bit")
-"""What the E4M3 kernel does: nearest even, the sign of x itself. NaN codes are the element format's."""
+"""The rounding of the E4M3 kernel: nearest even, with the sign of x itself. NaN gets the element format's NaN code."""
 
 
 def choose(request: Request) -> Kernel | Reason:
-    """The kernel that quantizes a request, or why there is none."""
+    """The kernel that quantizes a request, or the reason why there is none."""
     if load_library() is None:
         return Reason("the compiled kernels are not installed")
     if request.dtype not in DTYPE_NUMBERS:
@@ -159,7 +159,7 @@ def choose(request: Request) -> Kernel | Reason:
 
 
 def choose_decoder(request: Request) -> Reason | None:
-    """Why no kernel decodes a request; None if one does. Values come from a table that the contract itself fills."""
+    """The reason why no kernel decodes a request; None if one does. The contract itself fills the table of values."""
     if load_library() is None:
         return Reason("the compiled kernels are not installed")
     format = request.format
@@ -174,7 +174,7 @@ def choose_decoder(request: Request) -> Reason | None:
 
 
 def _unserved_nvfp4(request: Request, rule: NVFP4Rule) -> Reason | None:
-    """What no NVFP4 kernel serves, whatever the method."""
+    """The reason why no NVFP4 kernel serves the request under any method; None if one may."""
     if request.format.element != E2M1 or request.format.scale != E4M3 or request.format.block not in (16, 32):
         return Reason(f"its kernels take e2m1 under e4m3 scales in blocks of 16 or 32, not {_words(request)}")
     if request.tile not in ((1, request.format.block), (16, 16)) or request.scaling not in ("tensor", "row"):
@@ -194,14 +194,14 @@ def _unserved_formulas(rule: NVFP4Rule) -> Reason | None:
         return _unknown("way of storing the tensor scale", rule.stored or rule.multiplier)
     given = rule.constant_factor is not None
     if given and (kind is not ENCODING or rule.stored is not expressions.store_factor):
-        return Reason("a tensor-level number of the caller's own is compiled for contracts that store an encode factor")
+        return Reason("a global_scale given by the caller is compiled only for contracts that store an encode factor")
     return None
 
 
 def _unserved_numbers(rule: NVFP4Rule) -> Reason | None:
     policy, rounding = rule.scale_byte, rule.rounding
     if rule.element_max not in ELEMENT_MAXES or rule.e4m3_max not in E4M3_MAXES:
-        return Reason(f"no kernel was written for a tensor's amax at {rule.element_max} times {rule.e4m3_max}")
+        return Reason(f"no kernel was written for tensor amaxes scaled to {rule.element_max} times {rule.e4m3_max}")
     if rule.statistics not in ("input", "fp32"):
         return Reason(f"no kernel was written for statistics in {rule.statistics!r}")
     zeros = policy.for_zero in FOR_ZERO and policy.for_zero_byte in FOR_ZERO_BYTE
@@ -217,11 +217,11 @@ def _unserved_numbers(rule: NVFP4Rule) -> Reason | None:
 
 def _choose_nvfp4(request: Request, rule: NVFP4Rule) -> Kernel | Reason:
     method, kind = request.method, type(request.method)
-    takes_four_six = isinstance(method, FourSix) and rule.four_six is not None  # it comes before a peer's own search
+    takes_four_six = isinstance(method, FourSix) and rule.four_six is not None  # 4over6 goes before a peer's own search
     if rule.block_search is not None and method in rule.searches and not takes_four_six:
         return _choose_static(request, rule)
     if request.scaling == "row" and not _is_transformer_engine(rule):
-        return Reason("row scaling is compiled for TransformerEngine's formulas only")
+        return Reason("row scaling is compiled only for TransformerEngine's formulas")
     if kind is FourSix:
         return _choose_four_six(request, rule)
     if kind is Optimal or kind is Hessian:
@@ -263,7 +263,7 @@ def _choose_four_six(request: Request, rule: NVFP4Rule) -> Kernel | Reason:
         )
         if not (formulas and sums and rule.scale_byte == ScaleByte() and rule.element_max == 6):
             return Reason("4over6 with codes that wrap is compiled for fouroversix's own formulas and sums")
-        return Kernel.FOUR_SIX_ORDERED if request.scaling == "tensor" else Reason("it has no row scaling with them")
+        return Kernel.FOUR_SIX_ORDERED if request.scaling == "tensor" else Reason("codes that wrap have no row scaling")
     formulas = (
         rule.factor is expressions.clamped_ratio
         and four_six.pre_scale is expressions.divided_then_factor
@@ -277,7 +277,9 @@ def _choose_four_six(request: Request, rule: NVFP4Rule) -> Kernel | Reason:
         return Reason("4over6 is compiled for TransformerEngine's formulas, with absolute or squared errors")
     if tiled:
         fits = four_six.tile_sum is reductions.rows_then_tree and request.format.block == 16
-        return Kernel.FOUR_SIX_TILES if fits else Reason("4over6 on tiles is compiled for sums of rows, then a tree")
+        return (
+            Kernel.FOUR_SIX_TILES if fits else Reason("4over6 on tiles is compiled only for sums of rows, then a tree")
+        )
     if four_six.block_sum is not reductions.sequential:
         return _unknown("order of 4over6's sums", four_six.block_sum)
     if request.format.block != 16:
@@ -301,7 +303,7 @@ def _choose_exact(request: Request, rule: NVFP4Rule) -> Kernel | Reason:
 
 
 def _is_transformer_engine(rule: NVFP4Rule) -> bool:
-    """What the kernels with one global scale per row compute."""
+    """True if the rule has the formulas of the kernels for one global scale per row."""
     return (
         rule.factor is expressions.clamped_ratio
         and rule.pre_scale is expressions.folded_sixth
@@ -313,7 +315,7 @@ def _is_transformer_engine(rule: NVFP4Rule) -> bool:
 
 
 def _unserved_scale_search(request: Request, rule: NVFP4Rule | MXRule, search: Callable[..., object]) -> Reason | None:
-    """Why a peer's own scale search has no kernel; None if it has."""
+    """The reason why a peer's own scale search has no kernel; None if it has one."""
     method = request.method
     if rule.scale_search is not search:
         return _unknown("search", rule.scale_search)
@@ -332,7 +334,7 @@ def _unserved_scale_search(request: Request, rule: NVFP4Rule | MXRule, search: C
 
 
 def _unserved_mx(request: Request, rule: MXRule) -> Reason | None:
-    """What no MX kernel serves, whatever the method."""
+    """The reason why no MX kernel serves the request under any method; None if one may."""
     format, rounding = request.format, rule.rounding
     narrow = format.element == E2M1 and format.block in (16, 32)
     wide = format.element == E4M3 and format.block == 32
@@ -356,7 +358,7 @@ def _unserved_mx(request: Request, rule: MXRule) -> Reason | None:
     plain = rule.element in (exponents.over, exponents.times_reciprocal) and rule.nearest is None
     rounds = (rounding.tie, rounding.sign, rounding.zero_input) == (SATURATING.tie, SATURATING.sign, False)
     if not (plain and rounds) or rule.rounds_quotient or scale not in POWERS_OF_TWO:
-        return Reason("e4m3 elements are compiled for x over a power of two, nearest even, with the sign bit of x")
+        return Reason("e4m3 elements are compiled only for x / power of two, nearest even, with the sign bit of x")
     return None
 
 

@@ -1,4 +1,4 @@
-"""Codes for scale bytes that a search has chosen: by the contract's tables, or by arithmetic where rows differ."""
+"""Codes for the scale bytes that a search chose: by the contract's tables, or by arithmetic if each row has a scale."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from halfbyte.codec.bits import F32, U8
 
 
 def emit_codes(call: Call, tables: Tables) -> None:
-    """E2M1 codes by the tables of the contract and the tensor."""
+    """Write E2M1 codes with the tables of the contract and the tensor."""
     library, isa = native()
 
     def emit(start: int, stop: int) -> None:
@@ -27,7 +27,7 @@ def emit_codes(call: Call, tables: Tables) -> None:
 
 
 def wrap_codes(call: NVFP4Call) -> None:
-    """The codes of a contract whose rounding wraps, where an element lies beyond 7 under the chosen scale."""
+    """Write the codes of elements beyond 7 under the chosen scale, for a contract whose rounding wraps."""
     library, isa = native()
     constants = np.zeros(256, np.float32)
     constants[:127] = element_constants(call.rule, call.one_scale)[1]
@@ -42,10 +42,10 @@ def wrap_codes(call: NVFP4Call) -> None:
 
 
 def row_codes(call: NVFP4Call, fixed: bool) -> None:
-    """Codes of rows with their own global scale; scale bytes too, unless they are there already (`fixed`).
+    """Write the codes of rows with one global scale per row, and their scale bytes unless they are `fixed`.
 
-    The kernel takes blocks of 16. A block of 32 is two of them: its byte is the larger of theirs, because bytes never
-    fall as the amax grows.
+    The kernel takes blocks of 16. A block of 32 counts as two of them. Its byte is the larger of the two bytes, because
+    a larger amax never gives a smaller byte.
     """
     halves = call.block // 16
     if halves == 1:

@@ -1,4 +1,4 @@
-"""Decoding: a table of the contract's own values for every scale byte and code, which the kernel looks up."""
+"""Decoding: the contract fills a table with the value of every scale byte and code, and the kernel looks them up."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ALL_BYTES = np.arange(256, dtype=np.uint8)
 def decode_table(
     contract: Contract, format: BlockFormat, stored: F32 | None, top: np.float32, dtype: np.dtype[np.generic]
 ) -> npt.NDArray[np.generic]:
-    """Values of every (scale byte, code), 256 rows, rounded to the output dtype: the contract's own formula."""
+    """Values of every (scale byte, code) by the contract's formula, rounded to the output dtype; 256 rows."""
     rule = contract.rule(format)
     q = decode(np.arange(1 << format.element.bits, dtype=np.uint8), format.element)[None, :]
     if not rule.negative_zero:

@@ -1,4 +1,4 @@
-"""The exact searches of NVFP4: the scale of least squared, weighted or Hessian error among all that the format has."""
+"""The exact searches of NVFP4: the scale of the format with the least squared, weighted or Hessian error."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from halfbyte.methods import Hessian, Optimal
 
 
 def blocks(call: NVFP4Call) -> bool:
-    """Blocks of 16; zero blocks get the contract's own byte. Where no table stands for the rule, the general search."""
+    """Blocks of 16. Zero blocks get the contract's own byte. Rules without a table take the general search."""
     tables = build_nvfp4_tables(call.rule, call.one_scale, call.request.dtype)
     if tables is None or not own_amax_in_range(call):
         return False
@@ -48,7 +48,7 @@ def blocks(call: NVFP4Call) -> bool:
 
 
 def rows(call: NVFP4Call) -> bool:
-    """Blocks of 16 with one global scale per row; each row's tables are made in the library."""
+    """Blocks of 16 with one global scale per row. The library builds the tables of each row."""
     if not own_amax_in_range(call):
         return False
     library, isa = native()
@@ -69,7 +69,7 @@ def rows(call: NVFP4Call) -> bool:
 
 
 def general(call: NVFP4Call) -> bool:
-    """Every other block length, rounding and objective, on the kernel that takes them all."""
+    """All other block lengths, roundings and objectives, with the general kernel."""
     if not own_amax_in_range(call):
         return False
     tables = None if call.by_row else build_nvfp4_tables(call.rule, call.one_scale, call.request.dtype)

@@ -1,4 +1,4 @@
-"""4over6: a kernel picks the scale bytes by the errors of both scales; codes come with them, or from the tables."""
+"""4over6: a kernel picks scale bytes by the errors of both scales. It also writes the codes, or the tables do."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from halfbyte.methods import FourSix
 
 
 def blocks(call: NVFP4Call) -> bool:
-    """Blocks of 16. The kernel finds the largest magnitude on its way: its range is checked behind it."""
+    """Blocks of 16. The kernel finds the largest magnitude as it goes, so the range is checked afterwards."""
     if call.largest is not None and not in_range(call.largest, call):
         return False
     tables = build_nvfp4_tables(call.rule, call.one_scale, call.request.dtype)
@@ -36,7 +36,7 @@ def rows(call: NVFP4Call) -> bool:
 
 
 def tiles(call: NVFP4Call) -> bool:
-    """Tiles of 16x16, the errors of each row added first."""
+    """Tiles of 16x16. The errors of each row are added first."""
     tables = build_nvfp4_tables(call.rule, call.one_scale, call.request.dtype)
     if tables is None or not own_amax_in_range(call):
         return False
@@ -91,7 +91,7 @@ def ordered(call: NVFP4Call) -> bool:
 
 
 def _chosen_bytes(call: NVFP4Call, tables: Tables | None) -> float:
-    """Scale bytes of blocks of 16, with codes where tables are given. Returns the largest magnitude that was met."""
+    """Write the scale bytes of blocks of 16, and the codes if tables are given. Returns the largest magnitude."""
     library, isa = native()
     kind, metric = _error_and_metric(call)
     numbers, columns = _numbers(call), call.columns
@@ -109,7 +109,7 @@ def _chosen_bytes(call: NVFP4Call, tables: Tables | None) -> float:
 
 
 def _error_and_metric(call: NVFP4Call) -> tuple[int, int]:
-    """The numbers by which the kernels know the error formula, and what is added of it."""
+    """The kernel's numbers of the error formula and of the measure that is added (absolute or squared)."""
     four_six, method = call.rule.four_six, call.request.method
     if four_six is None or not isinstance(method, FourSix):
         raise TypeError(f"{call.request.contract} has no 4over6")

@@ -1,7 +1,7 @@
-"""The exact searches that have no kernel of their own, on one that takes any element, block, row scale and objective.
+"""Exact searches without a specialised kernel: one general kernel takes any element, block, row scale and objective.
 
-native/ has the kernel: it evaluates the objective of reference/search.py itself; which scales it need not try is proved
-there.
+The kernel is in native/. It evaluates the objective of reference/search.py itself. Its comments prove which scales it
+need not try.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from halfbyte.formats.spec import ElementFormat
 from halfbyte.methods import Hessian, Optimal
 
 ELEMENTS = ["even", "down", "wraps", "e4m3", "first nearest"]
-"""Ways to an element in the order of native/searches.h: E2M1 with ties to even, down, unsaturated; E4M3; gguf's own."""
+"""Ways to round an element, in the order of native/searches.h: E2M1 (ties to even, down, wrapping), E4M3, gguf's."""
 
 
 class Search:
-    """The kernel's request, and the arrays that its pointers lie in."""
+    """The structure that the kernel takes, and the arrays that its pointers point to."""
 
     def __init__(self, call: Call) -> None:
         method = call.request.method
@@ -47,13 +47,13 @@ class Search:
             self.point("numbers", weights)
 
     def point(self, name: str, array: npt.NDArray[Any]) -> None:
-        """Let a field point to an array of float32, which is held as long as the search."""
+        """Set a field to the address of a float32 array, and keep the array alive as long as the search."""
         held = np.ascontiguousarray(array, np.float32)
         self.held.append(held)
         setattr(self.native, name, held.ctypes.data)
 
     def fill_bytes(self, call: Call) -> Listed:
-        """Fill the scale bytes of a call; the numbers of the blocks that were left out."""
+        """Fill the scale bytes of a call. Returns the indices of the blocks that were left out."""
         library, isa = native()
         columns = call.columns
         irregular = np.empty(call.scales.size, np.int64)
@@ -88,7 +88,7 @@ class Search:
 
 @np.errstate(all="ignore")
 def nvfp4_search(call: NVFP4Call) -> Search:
-    """A contract's numbers for E4M3 scales, for one tensor or for each row."""
+    """The search for E4M3 scales, with the numbers of the contract for the tensor or for each row."""
     search, rule, t = Search(call), call.rule, call.t
     by_row = TensorScale(t.amax.reshape(-1, 1), t.factor.reshape(-1, 1), t.largest, t.top, t.statistics)
     divides, constants = element_constants(rule, by_row)
@@ -111,7 +111,7 @@ def nvfp4_search(call: NVFP4Call) -> Search:
 
 @np.errstate(all="ignore")
 def mx_search(call: MXCall, element_name: str) -> Search:
-    """Powers of two; k belongs to the block. Codes come from `tables_mx.search_tables`."""
+    """The search for power-of-two scales. Each block has its own k; codes come from `tables_mx.search_tables`."""
     search, element = Search(call), call.request.format.element
     own = search.native
     own.element = ELEMENTS.index(element_name)
@@ -127,7 +127,7 @@ def mx_search(call: MXCall, element_name: str) -> Search:
 
 @functools.cache
 def grid_of(element: ElementFormat) -> Grid:
-    """The finite values of an element format in ascending order, one zero, with their codes."""
+    """The finite values of an element format with their codes, in ascending order, with only one zero."""
     values = element.values
     finite = np.isfinite(values)
     steps = np.unique(values[finite] + np.float32(0))

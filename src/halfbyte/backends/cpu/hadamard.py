@@ -1,4 +1,4 @@
-"""The random Hadamard transform on the compiled kernels, before any backend quantizes."""
+"""The random Hadamard transform by the compiled kernels. It runs before the tensor is quantized."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from halfbyte.contracts.hadamard import GROUP, rotation
 
 
 def rotate_matrix(x: npt.NDArray[Any], dtype: str, random_signs: bool, threads: int | None = None) -> npt.NDArray[Any]:
-    """(contracts.hadamard.rotate) of a (rows, K) matrix, K a multiple of 16, rounded to its own dtype."""
+    """`contracts.hadamard.rotate` for a (rows, K) matrix, rounded to its own dtype. K is a multiple of 16."""
     library, isa = native()
     source = np.require(x, requirements=["C", "A"])
     out, matrix = np.empty(source.shape, source.dtype), np.ascontiguousarray(rotation(random_signs))

@@ -1,4 +1,4 @@
-"""The compiled kernels: found, loaded with ctypes, run on threads over ranges. No numerics here."""
+"""Find the compiled kernels, load them with ctypes, and run them on threads over ranges. No numerics here."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from halfbyte.errors import InputError, unknown_name
 ISAS = {"portable": 0, "avx2": 1, "avx512": 2}
 
 RANGE_BYTES = 1 << 18
-"""Least input of a thread's range: below this a second thread costs more than it saves."""
+"""The smallest input, in bytes, that is worth a thread: below this a second thread costs more than it saves."""
 
 
 def library_path() -> Path | None:
-    """Where the compiled library lies: in the package, or where an editable install puts it."""
+    """The path of the compiled library: in the package, or where an editable install puts it."""
     suffix = {"darwin": ".dylib", "win32": ".dll"}.get(sys.platform, ".so")
     folders = [Path(__file__).parent, Path(sysconfig.get_path("platlib")) / "halfbyte" / "backends" / "cpu"]
     found = [folder / f"libhalfbyte_cpu{suffix}" for folder in folders]
@@ -35,7 +35,7 @@ def library_path() -> Path | None:
 
 @functools.cache
 def load_library() -> ctypes.CDLL | None:
-    """The compiled library, or None with one clear warning where the package was installed without a compiler."""
+    """The compiled library, or None with one clear warning if the package was installed without a compiler."""
     path = library_path()
     if path is None:
         warnings.warn(
@@ -74,7 +74,7 @@ def choose_isa(library: ctypes.CDLL) -> int:
 
 
 def native() -> tuple[ctypes.CDLL, int]:
-    """The library and the instruction set to use, for callers that know there is one (`supports` asked)."""
+    """The library and the instruction set to use. Callers must have asked `supports` before."""
     library = load_library()
     if library is None:
         raise ImportError("the compiled kernels are not installed")
@@ -87,7 +87,10 @@ def _pool(workers: int) -> ThreadPoolExecutor:
 
 
 def over_ranges(run: Callable[[int, int], Any], count: int, bytes_each: int, threads: int | None) -> list[Any]:
-    """Call run(start, stop) on ranges that cover count items, on threads; results in order. ctypes releases the GIL."""
+    """Call run(start, stop) on threads, with ranges that cover `count` items. Returns the results in order.
+
+    The threads run at the same time, because ctypes releases the GIL.
+    """
     workers = min(thread_count(threads), max(1, count * bytes_each // RANGE_BYTES), count)
     if workers <= 1:
         return [run(0, count)]
@@ -96,7 +99,7 @@ def over_ranges(run: Callable[[int, int], Any], count: int, bytes_each: int, thr
 
 
 def pointer(array: npt.NDArray[Any], offset: int = 0) -> ctypes.c_void_p:
-    """Address of a contiguous array, plus bytes. Strided arrays have no business here."""
+    """Address of a contiguous array plus `offset` bytes. A strided array raises."""
     if not array.flags.c_contiguous:
         raise TypeError("only contiguous arrays go to a kernel")
     return ctypes.c_void_p(array.ctypes.data + offset)

@@ -1,9 +1,10 @@
-"""One multiplier a scale byte that stands for a contract's element formula in the exact search.
+"""For each scale byte, a multiplier m such that round(x·m) equals the contract's code. The exact search uses it.
 
-The search kernel computes y = x·m and rounds to the nearest even code. A contract that divides, or that sends ties
-down, has the same codes as some m near its own quotient, as long as no input lies between the two: sixteen-bit inputs
-are sparse, so such an m nearly always exists. It is not assumed but checked, threshold by threshold: codes are monotone
-in x, so they agree on every input if they agree on both sides of every threshold.
+The search kernel computes y = x·m and rounds to the nearest even code. Some contracts divide instead, or round ties
+down. Their thresholds between codes differ slightly from those of m, but the codes are the same if no input is between
+the two thresholds. Sixteen-bit inputs are sparse, so such an m nearly always exists near the quotient. This module
+checks m at every threshold: codes are monotone in x, so they agree on every input if they agree on both sides of every
+threshold.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from halfbyte.codec.element import encode_magnitude
 from halfbyte.formats import E2M1
 
 STEPS = (0, -1, 1, -2, 2, -3, 3)
-"""Units in the last place around the nearest quotient, in the order in which they are tried."""
+"""Offsets from the nearest quotient in units in the last place, in the order in which they are tried."""
 
 
 @np.errstate(all="ignore")
 def fit_multipliers(tables: Tables, near: F32, prescale: float, dtype: str) -> F32 | None:
-    """m for each of 127 bytes, so that x·prescale·m rounds to the code of the tables for every x.
+    """m for each of 127 bytes, such that x·prescale·m rounds to the code of the tables for every x.
 
-    None if a byte has none, as for float32. near: about the right m.
+    None if some byte has no such m; this is always so for float32. near: the first guess of m.
     """
     if dtype == "fp32":
         return None
@@ -37,10 +38,10 @@ def fit_multipliers(tables: Tables, near: F32, prescale: float, dtype: str) -> F
     for step in STEPS:
         tried = (near.view(np.int32) + np.int32(step)).view(np.float32)
         fits = (_codes(below, tried) <= code) & (_codes(above, tried) > code)
-        # A threshold at the end of the dtype has no input above it, one before its start none below.
+        # A threshold at the upper end of the dtype has no input above it; one before its start has no input below it.
         fits |= (last + 1 >= INF_BITS[dtype]) & (_codes(below, tried) <= code)
         every = (fits | (last < 0)).all(axis=1) & np.isfinite(tried) & (tried > 0)
-        # From byte 16 on the kernel takes one m for each significand and shifts its exponent.
+        # From byte 16 on, the kernel uses one m per significand and shifts its exponent.
         every[NORMAL:] = np.resize(_in_every_octave(every[NORMAL:]), 127 - NORMAL)
         found = unset & every
         chosen[found] = tried[found]
@@ -51,7 +52,7 @@ def fit_multipliers(tables: Tables, near: F32, prescale: float, dtype: str) -> F
 
 
 def _in_every_octave(fits: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """For each of eight significands whether it fits wherever it stands."""
+    """For each of the eight significands, whether it fits in every octave."""
     return np.array([fits[significand::8].all() for significand in range(8)])
 
 

@@ -1,4 +1,4 @@
-"""MXFP4 and MXFP8: the contract's exponent by table, or the exact search among all of them."""
+"""MXFP4 and MXFP8: the contract's exponent by table, or an exact search among all exponents."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def by_qwantize(call: MXCall) -> None:
 
 
 def exact(call: MXCall) -> None:
-    """Least squared or weighted error; blocks at the ends of the range by the reference."""
+    """Search for the least squared or weighted error. The reference quantizes blocks at the ends of the range."""
     library, isa = native()
     element, dtype, method = call.request.format.element, call.request.dtype, call.request.method
     tables, number = search_tables(call.rule, element, dtype), element_number(call.rule, element, dtype)
-    zero_byte = zero_block_byte(call.rule, element, dtype)  # it keeps the contract's own; −1: by the reference
+    zero_byte = zero_block_byte(call.rule, element, dtype)  # −1: the reference serves zero blocks
     weights = scaled_weights(method, call.x.shape[1]) if isinstance(method, Optimal) else None
     columns, code_bytes = call.columns, call.codes.shape[1]
     irregular = np.empty(call.scales.size, np.int64)
@@ -60,7 +60,7 @@ def exact(call: MXCall) -> None:
 
 
 def through_hessians(call: MXCall) -> None:
-    """Least rᵀHr, and the descent of the codes; blocks at the ends of the range by the reference."""
+    """Search for the least rᵀHr, then descend on the codes. The reference quantizes blocks at the ends of the range."""
     library, isa = native()
     element, dtype = call.request.format.element, call.request.dtype
     tables, number = search_tables(call.rule, element, dtype), element_number(call.rule, element, dtype)

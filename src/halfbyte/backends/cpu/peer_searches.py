@@ -1,4 +1,4 @@
-"""Searches that one peer defines for itself: Model-Optimizer's for static weights, and qwantize's."""
+"""Searches that belong to one peer: Model-Optimizer's for static weights, and qwantize's."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SCALE_SEARCHES: dict[ScaleSearch, tuple[ElementFormat, int]] = {search_e4m3: (E4
 """qwantize's searches: the format of their scales, and which limit clipping has with a Hessian (native/searches.h)."""
 
 UNITS_OFF = 4 * 2.0**-24
-"""How far the sweep's scales may be from E4M3 values times one number for its quick kernel to be exact."""
+"""The quick kernel is exact while the sweep's scales are within this of E4M3 values times one number (relative)."""
 
 
 # --- Model-Optimizer's static weights ---
@@ -63,7 +63,7 @@ def static(call: NVFP4Call) -> bool:
 
 @np.errstate(all="ignore")
 def sweep_tables(rule: NVFP4Rule, t: TensorScale, method: Sweep) -> SweepTables:
-    """The sweep's 126 scales, the same for every block of the tensor, and the bytes that stand for them."""
+    """The 126 scales of the sweep, which are the same for every block of the tensor, and their bytes."""
     amaxes = np.concatenate(sweep_amaxes(t))
     scale: F32 = amaxes / np.float32(6) if method.fused else searched_scale(amaxes, t)
     tables = SweepTables(ascending=int((scale > 0).all() and (np.diff(scale) >= 0).all() and np.isfinite(scale).all()))
@@ -88,9 +88,9 @@ def nvfp4_by_qwantize(call: NVFP4Call) -> bool:
 
 
 def search_as_qwantize(call: Call, search: ScaleSearch, naive: Tables, tables: Tables) -> None:
-    """qwantize's search from the bytes of its naive scales. Blocks that no table describes go to the reference.
+    """qwantize's search, which starts from the naive bytes. The reference quantizes blocks that no table describes.
 
-    naive: tables of the contract's own bytes. tables: thresholds under every byte that the search may choose.
+    naive: tables for the naive bytes. tables: thresholds of the codes under every byte that the search may choose.
     """
     library, isa = native()
     format, limit = SCALE_SEARCHES[search]

@@ -1,4 +1,4 @@
-"""The plain method: scale bytes from amaxes and codes by table; by arithmetic where each row has its own scale."""
+"""The plain method: tables give the scale bytes and codes; if each row has its own scale, arithmetic gives them."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def tensor_amax(x: npt.NDArray[Any], dtype_name: str, by_row: bool = False, thre
 
 
 def run_tables(call: Call, tables: Tables) -> None:
-    """Every block by table; then the blocks that no table describes by the reference. MX formats come here too."""
+    """Quantize every block by table, then blocks that no table describes by the reference. Also for MX formats."""
     call.patch_blocks(blocks_by_table(call, tables))
 
 
 def blocks_by_table(call: Call, tables: Tables) -> Listed:
-    """Every block by table; the numbers of those that no table describes."""
+    """Quantize every block by table. Returns the indices of blocks that no table describes."""
     library, isa = native()
     irregular = np.empty(call.scales.size, np.int64)
 
@@ -69,7 +69,7 @@ def blocks_by_table(call: Call, tables: Tables) -> Listed:
 
 
 def blocks(call: NVFP4Call) -> bool:
-    """Plain NVFP4. False where the tensor's numbers are not finite and the reference must serve."""
+    """Plain NVFP4. Returns False if the tensor's numbers are not finite; then the reference must quantize."""
     tables = build_nvfp4_tables(call.rule, call.one_scale, call.request.dtype)
     if tables is not None:
         run_tables(call, tables)
@@ -86,7 +86,7 @@ def rows(call: NVFP4Call) -> bool:
 
 @np.errstate(all="ignore")
 def tiles(call: NVFP4Call) -> bool:
-    """Plain 16x16 tiles: each tile's byte stands on its sixteen rows. The kernel finds the largest magnitude itself."""
+    """Plain 16x16 tiles: the byte of a tile is repeated on its sixteen rows. The kernel finds the largest magnitude."""
     if call.largest is not None and not in_range(call.largest, call):
         return False
     tables = build_nvfp4_tables(call.rule, call.one_scale, call.request.dtype)
@@ -104,7 +104,7 @@ def tiles(call: NVFP4Call) -> bool:
         )  # fmt: skip
         return int(irregular)
 
-    if sum(call.over_rows(run, 16)):  # no table describes them: the formula does
+    if sum(call.over_rows(run, 16)):  # some tiles are described by no table: use the formula
         amax = magnitude_values(bits.astype(np.int64), call.request.dtype)
         byte = scale_byte(call.rule.pre_scale(amax, call.one_scale), call.rule.scale_byte)
         call.scales.reshape(tile_rows, 16, columns)[:] = byte[:, None]

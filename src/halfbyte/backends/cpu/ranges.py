@@ -1,4 +1,4 @@
-"""The numbers for which the kernels' shortcuts are exact. Beyond them whole tensors go to the reference."""
+"""The ranges in which the kernels' shortcuts are exact. Outside them the reference quantizes the whole tensor."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from halfbyte.backends.cpu.library import native, over_ranges, pointer
 from halfbyte.backends.cpu.tables_mx import magnitude_values
 
 AMAXES = (2.0**-60, 2.0**60)
-"""Amaxes for which no product of the searches under- or overflows, so that powers of two may be factored out."""
+"""Amaxes for which no product of the searches underflows or overflows, so that powers of two can be factored out."""
 
 MULTIPLIERS = (2.0**-80, 2.0**60)
 LARGEST_OVER_MULTIPLIER = 2.0**50
-"""A caller's own amax or factor may not fit the tensor: beyond these, squared errors would overflow."""
+"""A caller may give an amax or factor that does not fit the tensor. Beyond this ratio squared errors would overflow."""
 
 
 def in_range(largest: float, call: NVFP4Call) -> bool:
-    """Whether the shortcuts are exact for a tensor with that largest magnitude; NaN and Inf never are in range."""
+    """Whether the shortcuts are exact for a tensor with that largest magnitude. NaN and Inf are never in range."""
     amax, multiplier = call.t.amax, call.multiplier
     amaxes = (amax >= AMAXES[0]) & (amax <= AMAXES[1])
     multipliers = (multiplier >= MULTIPLIERS[0]) & (multiplier <= MULTIPLIERS[1])
@@ -28,12 +28,12 @@ def in_range(largest: float, call: NVFP4Call) -> bool:
 
 
 def own_amax_in_range(call: NVFP4Call) -> bool:
-    """The same for the tensor's own largest magnitude, which is looked for where it is not known."""
+    """`in_range` for the tensor's own largest magnitude, which is computed if it is not known yet."""
     return in_range(_largest(call) if call.largest is None else call.largest, call)
 
 
 def _largest(call: NVFP4Call) -> float:
-    """Largest magnitude of the tensor itself, NaN and Inf included."""
+    """Largest magnitude of the tensor itself; NaN and Inf count."""
     library, isa = native()
     x, size = call.x, call.x.dtype.itemsize
 

@@ -1,4 +1,4 @@
-"""Kernels that only move bytes: packing, unpacking, and the verbatim cast of MXFP4 blocks to NVFP4 ones."""
+"""Kernels that only move bytes: packing, unpacking, and the cast of MXFP4 blocks to NVFP4 that keeps the codes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def has_kernels() -> bool:
 
 
 def pack_codes(codes: U8, out: U8 | None = None, threads: int | None = None) -> U8:
-    """4-bit codes, one a byte, to two a byte along the last axis, which must be even. (codec.pack.pack)"""
+    """`codec.pack.pack`: one 4-bit code per byte to two per byte along the last axis, whose length must be even."""
     library, isa = native()
     codes = np.ascontiguousarray(codes)
     shape = (*codes.shape[:-1], codes.shape[-1] // 2)
@@ -30,7 +30,7 @@ def pack_codes(codes: U8, out: U8 | None = None, threads: int | None = None) -> 
 
 
 def unpack_codes(packed: U8, out: U8 | None = None, threads: int | None = None) -> U8:
-    """Two 4-bit codes a byte to one a byte along the last axis. (codec.pack.unpack)"""
+    """`codec.pack.unpack`: two 4-bit codes per byte to one per byte along the last axis."""
     library, isa = native()
     packed = np.ascontiguousarray(packed)
     out = _output(out, (*packed.shape[:-1], packed.shape[-1] * 2))
@@ -45,9 +45,10 @@ def unpack_codes(packed: U8, out: U8 | None = None, threads: int | None = None) 
 def cast_blocks(
     codes: U8, scales: U8, table: U8, out: tuple[U8, U8] | None = None, threads: int | None = None
 ) -> tuple[U8, U8, int]:
-    """MXFP4 codes (blocks, 16) and scales (blocks,) to NVFP4 codes and scales (blocks, 2); how many blocks are zero.
+    """MXFP4 codes (blocks, 16) and scales (blocks,) to NVFP4 codes and scales (blocks, 2).
 
-    table: the E4M3 byte that stands for each E8M0 byte. out: arrays of those shapes to write into.
+    Also returns the number of zero blocks. table: the E4M3 byte for each E8M0 byte. out: arrays of the result's shapes
+    to write into.
     """
     library, isa = native()
     codes, scales, table = (np.ascontiguousarray(part) for part in (codes, scales, table))

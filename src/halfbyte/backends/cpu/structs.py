@@ -1,4 +1,4 @@
-"""The structures that Python and the C++ kernels share. `load_library` compares their sizes, a test their fields."""
+"""The structures that Python and the C++ kernels share. `load_library` compares their sizes; a test compares fields."""
 
 from __future__ import annotations
 
@@ -109,9 +109,9 @@ STRUCTURES: dict[str, type[ctypes.Structure]] = {
     "sweep": SweepTables,
     "peer": PeerSearch,
 }
-"""By the name under which the library tells a structure's size: hb_sizeof_NAME."""
+"""The structures by NAME. The function hb_sizeof_NAME of the library returns the size of a structure."""
 
 
 def as_array(part: Any, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """A ctypes array as a numpy array of the same memory."""
+    """A ctypes array as a numpy array that shares its memory."""
     return np.frombuffer(part, dtype=dtype)

@@ -1,6 +1,6 @@
-"""Tables of an MX rule: scale byte by amax, code by threshold, for every tensor of a dtype.
+"""Tables of an MX rule: the scale byte for each amax, and the thresholds of the codes.
 
-They do not depend on the tensor and are found once, by asking the contract's own functions.
+They serve every tensor of a dtype. They are computed once, by calling the contract's own functions.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from halfbyte.formats import E2M1, E8M0
 from halfbyte.formats.spec import ElementFormat
 
 IRREGULAR = 0xFF
-"""In a table of scale bytes: no byte describes blocks with this amax."""
+"""Marks an amax in a table of scale bytes: the reference quantizes blocks with this amax."""
 ALL_BYTES = np.arange(256, dtype=np.uint8)
 
 ELEMENTS = {
@@ -35,12 +35,12 @@ ELEMENTS = {
         scale=exponents.ocp_floor, element=exponents.over, rounding=Rounding(tie="down"), decode=exponents.decode_e8m0
     ),
 }
-"""The ways to an E2M1 magnitude that the search kernel has, in the order of native/kernels.h: x over a power of two, to
-the nearest code, saturating. E4M3 comes after them."""
+"""How the search kernel can round an E2M1 magnitude, in the order of native/kernels.h. Each divides x by a power of two
+and takes the nearest code, saturating. E4M3 comes after them."""
 
 
 def magnitude_values(bits: npt.NDArray[np.int64], dtype: str) -> F32:
-    """Numbers of magnitude bit patterns in a dtype."""
+    """The float32 values of magnitude bit patterns of a dtype."""
     integer = np.dtype(f"u{DTYPES[dtype].itemsize}")
     return widen(bits.astype(integer).view(DTYPES[dtype]))
 
@@ -63,7 +63,7 @@ def build_mx_tables(rule: MXRule, element: ElementFormat, dtype: str) -> Tables:
 @functools.lru_cache(maxsize=64)
 @np.errstate(all="ignore")
 def search_tables(rule: MXRule, element: ElementFormat, dtype: str) -> Tables:
-    """Where codes begin under every E8M0 scale, whether or not the contract's own exponent rule leads to it."""
+    """Thresholds of the codes under every E8M0 scale, also those that the contract's exponent rule never gives."""
     scale = np.where(np.isfinite(E8M0.values), E8M0.values, 1).astype(np.float32)
     tables = Tables()
     as_array(tables.scale, np.float32)[:] = scale
@@ -74,12 +74,12 @@ def search_tables(rule: MXRule, element: ElementFormat, dtype: str) -> Tables:
 
 @functools.lru_cache(maxsize=64)
 def element_number(rule: MXRule, element: ElementFormat, dtype: str) -> int | None:
-    """Which of the kernel's ways is the contract's, for every scale and every x; None if none is."""
+    """The kernel's rounding that equals the contract's for every scale and every x; None if no rounding does."""
     if rule.rounding.wraps:
         return None
     if element != E2M1:
         return len(ELEMENTS) if rule.rounding.tie == "even" else None
-    # gguf's distances overflow under the largest scales, which the kernel never chooses (native/mx_search.inc).
+    # gguf's distances overflow under the largest scales, which the kernel never chooses (native/searches/mx_exact.inc).
     bytes_ = slice(252 if rule.nearest is not None else 255)
     wanted = _magnitude_thresholds(rule, dtype)[bytes_]
     same = [np.array_equal(_magnitude_thresholds(known, dtype)[bytes_], wanted) for known in ELEMENTS.values()]
@@ -89,7 +89,7 @@ def element_number(rule: MXRule, element: ElementFormat, dtype: str) -> int | No
 @functools.lru_cache(maxsize=64)
 @np.errstate(all="ignore")
 def zero_block_byte(rule: MXRule, element: ElementFormat, dtype: str) -> int:
-    """The byte of an all-zero block; −1 where it is NaN, or its codes are not those that a scale of its value gives."""
+    """The byte of an all-zero block; −1 if it is NaN, or if its codes are not those that the decoded scale gives."""
     statistics, zeros = statistics_dtype(rule, dtype), np.array([0.0, -0.0], np.float32)
     (byte,), scale = rule.scale(np.zeros(1, np.float32), statistics, element)
 
@@ -107,7 +107,7 @@ def _magnitude_thresholds(rule: MXRule, dtype: str) -> npt.NDArray[np.int32]:
 
 
 def _fill_scale_bytes(tables: Tables, rule: MXRule, element: ElementFormat, dtype: str) -> F32:
-    """Scale byte by amax; returns the scale that elements meet for each byte (NaN where no amax leads to it)."""
+    """Fill the scale byte of each amax. Returns the elements' scale for each byte (NaN if no amax gives the byte)."""
     statistics = statistics_dtype(rule, dtype)
 
     def scale_of(bits: npt.NDArray[np.int64]) -> tuple[U8, F32]:
@@ -118,20 +118,20 @@ def _fill_scale_bytes(tables: Tables, rule: MXRule, element: ElementFormat, dtyp
     last = first + (1 << shift) - 1
     byte, scale = scale_of(first)
     last_byte, last_scale = scale_of(last)
-    # A byte stands for one scale; an amax that leads to another scale under the same byte is left to the reference.
+    # The tables have one scale per byte. An amax that gives the same byte with another scale is left to the reference.
     scale_of_byte = np.full(256, np.nan, np.float32)
     for values, scales in ((byte, scale), (last_byte, last_scale)):
         usable = np.isfinite(scales)
         scale_of_byte[values[usable]] = scales[usable]
     regular = (scale == scale_of_byte[byte]) & (byte != 255) & (last_scale == scale_of_byte[last_byte])
     starts = np.full(257, inf_bits(dtype), np.int64)
-    rises = np.flatnonzero(byte[1:] < byte[:-1]).max(initial=-1) + 1  # below it are bytes that wrap
+    rises = np.flatnonzero(byte[1:] < byte[:-1]).max(initial=-1) + 1  # bytes below it wrap
     if not shift:
         starts[:256] = rises + np.searchsorted(byte[rises:], ALL_BYTES)
     else:
         step = last_byte.astype(np.int64) - byte
         regular &= (step == 0) | (step == 1)
-        regular[:rises] = False  # they would stand twice
+        regular[:rises] = False  # each byte may appear only once
         inside = np.flatnonzero(regular & (step == 1))
         starts[last_byte[inside]] = _first_true(
             lambda bits: scale_of(bits)[0] > byte[inside], first[inside], last[inside]
@@ -148,7 +148,7 @@ def _fill_scale_bytes(tables: Tables, rule: MXRule, element: ElementFormat, dtyp
 
 
 def _fill_thresholds(tables: Tables, rule: MXRule, scale_of_byte: F32, dtype: str) -> None:
-    """Where each E2M1 code begins, by bisection on the contract's own rounding."""
+    """Find the threshold of each E2M1 code by bisection on the contract's own rounding."""
     statistics = statistics_dtype(rule, dtype)
     scale = np.where(np.isfinite(scale_of_byte), scale_of_byte, 1).astype(np.float32)[:, None]
 
@@ -159,11 +159,11 @@ def _fill_thresholds(tables: Tables, rule: MXRule, scale_of_byte: F32, dtype: st
         y = rule.quotient(x, scale, statistics)
         return round_elements(x, y, E2M1, rule.rounding)[0].astype(np.int64)
 
-    # No amax leads to a scale below an eighth of it, so a block holds nothing above 8·S; further up gguf's distances
-    # round to one number and its codes begin again at 0.
+    # No amax gives a scale below an eighth of itself, so a block holds nothing above 8·S. Beyond that, gguf's distances
+    # all round to one number, and its codes start again at 0.
     with_scale = np.minimum(scale.astype(np.float64) * 8, float(magnitude_values(np.array(inf_bits(dtype) - 1), dtype)))
     most = with_scale.astype(DTYPES[dtype]).view(f"u{DTYPES[dtype].itemsize}").astype(np.int64)
-    most = np.where(scale == 0, inf_bits(dtype) - 1, most)  # a scale of 0 bounds nothing
+    most = np.where(scale == 0, inf_bits(dtype) - 1, most)  # a scale of 0 gives no bound
     steps = np.arange(1, 8)
     low, high = np.zeros((256, 7), np.int64), np.broadcast_to(most, (256, 7))
     begins = _first_true(lambda bits: (codes(bits, 1) & 7) >= steps, low, high)
@@ -183,7 +183,7 @@ Magnitudes = npt.NDArray[np.int64]
 
 
 def _first_true(holds: Callable[[Magnitudes], npt.NDArray[np.bool_]], low: Magnitudes, high: Magnitudes) -> Magnitudes:
-    """Smallest bits in [low, high] where a predicate that turns true once is true; high + 1 where it never is."""
+    """Smallest bits in [low, high] for which a monotone predicate is true; high + 1 if it is never true."""
     low, high = low.copy(), high + 1
     while (low < high).any():
         middle = (low + high) // 2

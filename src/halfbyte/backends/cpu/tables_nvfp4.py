@@ -1,7 +1,7 @@
-"""Tables of one NVFP4 tensor: scale byte by amax, code by threshold, and the numbers of every scale for a search.
+"""Tables of one NVFP4 tensor: the scale byte for each amax, the thresholds of the codes, and numbers for the searches.
 
-They depend on the tensor's amax and are built in C++ (native/), which asks the contract's formulas where each byte and
-each code begins. Kernels only look them up.
+They depend on the tensor's amax. C++ code (native/) builds them: it evaluates the contract's formulas to find where
+each byte and each code starts. Kernels only look them up.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ DIVISORS: dict[object, Callable[[F32, TensorScale], F32]] = {
     expressions.over_scale_quotient: lambda scale, t: scale / t.factor,
     expressions.over_scale: lambda scale, t: scale,
 }
-"""Element formulas that divide x, with their divisor. The others that kernels serve multiply x by a number that depends
-on S alone."""
+"""Element formulas that divide x, with their divisor. The other formulas that kernels serve multiply x by a number that
+depends only on S."""
 
 LAST_PRE_SCALE = expressions.static_scale
 """The last of PRE_SCALES that has a table: those behind it are 4over6's own."""
 
 SIGN_OF_X = 3
-"""The sign of x itself, unless it is zero (qwantize): it survives where y underflows."""
+"""Take the sign of x itself unless x is zero (qwantize): the sign stays even if y underflows."""
 
 SCALES = decode(np.arange(127, dtype=np.uint8), E4M3)
 """The value of every finite scale byte."""
@@ -42,7 +42,7 @@ SCALES = decode(np.arange(127, dtype=np.uint8), E4M3)
 
 @np.errstate(all="ignore")
 def element_constants(rule: NVFP4Rule, t: TensorScale) -> tuple[bool, F32]:
-    """Whether elements are divided, and what they are divided or multiplied by, for each of 127 scale bytes."""
+    """Whether elements are divided (or multiplied), and the divisor (or multiplier) of each of 127 scale bytes."""
     if rule.element in DIVISORS:
         return True, np.asarray(DIVISORS[rule.element](SCALES, t), np.float32)
     return False, np.asarray(rule.element(np.ones(127, np.float32), SCALES, t), np.float32)
@@ -50,13 +50,13 @@ def element_constants(rule: NVFP4Rule, t: TensorScale) -> tuple[bool, F32]:
 
 @np.errstate(all="ignore")
 def build_nvfp4_tables(rule: NVFP4Rule, t: TensorScale, dtype: str) -> Tables | None:
-    """Tables of one tensor; None where its numbers are not finite and the reference must serve."""
+    """Tables of one tensor. None if its numbers are not finite; then the reference must quantize."""
     library, _ = native()
     divides, constants = element_constants(rule, t)
     policy, rounding = rule.scale_byte, rule.rounding
     for_zero = policy.for_zero
     if rule.pre_scale is expressions.static_scale:
-        for_zero = float(rule.pre_scale(np.zeros((), np.float32), t))  # it replaces a zero share itself
+        for_zero = float(rule.pre_scale(np.zeros((), np.float32), t))  # the formula itself replaces zero
     described = Rule(
         pre_scale=PRE_SCALES.index(rule.pre_scale),
         divides=divides,
@@ -82,9 +82,9 @@ def build_nvfp4_tables(rule: NVFP4Rule, t: TensorScale, dtype: str) -> Tables | 
 def build_search_tables(
     rule: NVFP4Rule, t: TensorScale, multiplier: F32, tables: Tables, dtype: str
 ) -> SearchTables | None:
-    """Numbers of every scale byte for the exact search (reference/search.py), pre-scaled by a power of two.
+    """Numbers of every scale byte for the exact search (reference/search.py), scaled by a power of two.
 
-    tables: those of the same rule and tensor. None where no multiplier stands for the rule's way to a code.
+    tables: the tables of the same rule and tensor. Returns None if no multiplier gives the rule's codes.
     """
     divides, constants = element_constants(rule, t)
     exponent = int(np.frexp(multiplier)[1]) - 1

@@ -1,1 +1,1 @@
-"""The numpy backend: the definition that every other backend equals bit for bit."""
+"""The numpy backend: the definition. Every other backend gives the same bits."""

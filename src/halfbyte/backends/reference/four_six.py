@@ -1,4 +1,4 @@
-"""4over6 in the reference: quantize with both scales, measure, keep the better; a tie, or NaN, keeps 6."""
+"""4over6 in the reference: quantize with both scales, measure both errors, keep the better. A tie or NaN keeps 6."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from halfbyte.request import Request
 
 
 def choose_four_six(blocks: F32, v: F32, t: TensorScale, rule: NVFP4Rule, request: Request) -> tuple[U8, U8]:
-    """Codes and scale bytes of the better of two scales for each block or tile."""
+    """Codes and scale bytes for the better of the two scales of each block or tile."""
     four_six, method = rule.four_six, request.method
     if four_six is None or not isinstance(method, FourSix):
         raise TypeError("choose_four_six needs a rule with 4over6 and its method")
@@ -36,7 +36,7 @@ def choose_four_six(blocks: F32, v: F32, t: TensorScale, rule: NVFP4Rule, reques
 
 
 def _total(size: F32, four_six: FourSixRule, method: FourSix, tile_rows: int) -> F32:
-    """Error of each block, or of each tile repeated on its rows: (rows, blocks, 1)."""
+    """Error of each block, or error of each tile, repeated on its rows: (rows, blocks, 1)."""
     if tile_rows == 1:
         return (maximum if method.error == "abs_max" else four_six.block_sum)(size)[..., None]
     tile_sum = maximum_flat if method.error == "abs_max" else four_six.tile_sum

@@ -1,6 +1,7 @@
-"""The definition: numpy, slow and obvious. Every other backend equals it bit for bit.
+"""The definition: numpy, slow and obvious. Every other backend gives the same bits.
 
-Arrays run as (rows, blocks, block): a block's elements lie along the last axis, per-block numbers have length 1 there.
+Arrays have the shape (rows, blocks, block): the last axis holds the elements of a block. Arrays with one number per
+block have length 1 on that axis.
 """
 
 from __future__ import annotations
@@ -49,10 +50,10 @@ class Reference:
     def quantize(
         self, x: npt.NDArray[Any], request: Request, amax: F32 | None = None, out: tuple[U8, U8] | None = None
     ) -> Parts[npt.NDArray[Any]]:
-        """Quantize a (rows, K) matrix. NaN, Inf and zeros do what the contract says; nothing raises here."""
+        """Quantize a (rows, K) matrix. NaN, Inf and zeros are treated as the contract says; they never raise."""
         transform = request.contract.transform
         if transform.hadamard:
-            with np.errstate(over="ignore"):  # exact: it was rounded to that dtype
+            with np.errstate(over="ignore"):  # exact: the values were rounded to that dtype before
                 x = rotate(widen(x), request.dtype, transform.random_signs).astype(x.dtype)
         return quantize_matrix(x, request, amax)
 
@@ -82,7 +83,7 @@ class Reference:
 
 @np.errstate(all="ignore")
 def quantize_matrix(x: npt.NDArray[Any], request: Request, amax: F32 | None = None) -> Parts[npt.NDArray[Any]]:
-    """Quantize a (rows, K) matrix to which the contract's Hadamard transform was applied already."""
+    """Quantize a (rows, K) matrix after the contract's Hadamard transform."""
     rule = request.rule
     blocks = split(widen(x), request.format.block, request.tile[0])
     stored: F32 | None = None
@@ -158,7 +159,10 @@ def _quantize_mx(blocks: F32, rule: MXRule, request: Request) -> tuple[U8, U8]:
 def _search_as_peer(
     blocks: F32, start: tuple[U8, U8], search: ScaleSearch, encode_with: Encode, method: Method
 ) -> tuple[U8, U8]:
-    """Codes and bytes of the peer's own search. Where it keeps the byte the codes stay too: a NaN scale has no byte."""
+    """Codes and bytes of the peer's own search.
+
+    If the search keeps a byte, the codes stay too, because the byte alone cannot show that the scale was NaN.
+    """
     codes, byte = start
     chosen = search(blocks, byte, method)
     return np.where(chosen == byte, codes, encode_with(chosen)), chosen

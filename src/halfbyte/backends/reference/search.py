@@ -1,20 +1,20 @@
-"""The exact searches in the reference: the scales of the format are tried on every block, in ascending order.
+"""The exact searches in the reference: on every block, the scales of the format are tried in ascending order.
 
-One objective for every backend, so that they agree bit for bit. With g the multiplier of the block scales (1 for MX)
-and k = floor(log2 g) (MX: of the block's amax), everything is first scaled by 2**-k, which is exact and keeps squares
-in range:
+All backends use the same objective, so they agree bit for bit. g is the multiplier of the block scales (1 for MX) and
+k = floor(log2 g) (for MX, k = floor(log2 amax) of the block). Everything is first scaled by 2**-k, which is exact and
+keeps squares in range:
 
     x' = x·2**-k            s' = scale·(g·2**-k)            r_i = q_i·s' − x'_i
     Optimal: Σ r_i·r_i, or Σ w_i·(r_i·r_i), added in index order
     Hessian: Σ_i r_i·(h_ii·r_i + Σ_{j>i} (2·h_ij)·r_j), both sums in index order
 
-q is what the contract's own element formula and rounding give for that scale. All operations are float32, rounded once,
-never fused. Weights and Hessians are scaled by a power of two that brings the largest entry into [1, 2). A candidate
-wins if its error is smaller: the smaller scale of equals.
+q is the value that the contract's own element formula and rounding give for that scale. All operations are float32,
+rounded once, never fused. Weights and Hessians are scaled by a power of two that brings the largest entry into [1, 2).
+A candidate wins only if its error is strictly smaller, so of two equal scales the smaller one wins.
 
-Optimal leaves out scales that a proof excludes (docs/methods.md): where half a scale is a scale too, and 7 times that
-half (464 times for E4M3 elements) reaches the block's amax, the half is at least as good for every element. Hessian
-tries every scale.
+Optimal leaves out scales that a proof excludes (docs/methods.md): if half of a scale is also a scale, and 7 times that
+half (464 times for E4M3 elements) reaches the amax of the block, then the half is at least as good for every element.
+Hessian tries every scale.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ def exponent_of(x: F32) -> I32:
 
 @dataclass(frozen=True)
 class ScaleGrid:
-    """The scales that a search may choose from, with g and k of the module's formula."""
+    """The scales that a search may choose from, with g and k of the formula above."""
 
     first: int
-    """The smallest scale byte that is tried; from there on every finite one is."""
+    """The smallest scale byte that is tried. Every larger finite byte is tried too."""
     format: ElementFormat
     """The format of the scales."""
     multiplier: F32
-    """g, broadcastable to (rows, blocks, 1); so is `exponent`, k."""
+    """g. Both g and `exponent`, which is k, broadcast to (rows, blocks, 1)."""
     exponent: I32
 
 
@@ -62,7 +62,7 @@ def search_scales(
 ) -> tuple[U8, U8]:
     """Codes and scale bytes with the smallest objective, for every block.
 
-    `start`: codes and bytes of the amax method, kept where there is nothing to search.
+    `start`: codes and bytes of the amax method. Blocks that are not searched keep them.
     """
     scale_values, multiplier, exponent = grid.format.values, grid.multiplier, grid.exponent
     halves = half_scales(scale_values) if isinstance(method, Optimal) else {}
@@ -107,13 +107,13 @@ def _objective(method: Method, shape: tuple[int, ...]) -> Callable[[F32], F32]:
 
 
 def half_scales(scale_values: F32) -> dict[int, int]:
-    """Scale codes whose half is a scale too, with the code of that half."""
+    """From each scale code whose half is also a scale to the code of that half."""
     codes = {float(value): code for code, value in enumerate(scale_values) if value > 0}
     return {code: codes[value / 2] for value, code in codes.items() if value / 2 in codes}
 
 
 def _quadratic(r: F32, matrices: F32) -> F32:
-    """rᵀHr of a symmetric H by its upper triangle, inner and outer sum in index order."""
+    """rᵀHr of a symmetric H, computed from its upper triangle; inner and outer sum run in index order."""
     size = r.shape[-1]
     total = np.zeros_like(r[..., 0])
     for i in range(size):
@@ -125,14 +125,15 @@ def _quadratic(r: F32, matrices: F32) -> F32:
 
 
 def descend(codes: U8, scale: F32, scaled: F32, measure: Callable[[F32], F32], element: ElementFormat) -> U8:
-    """Move single codes by one step of the grid while the objective falls: index order, the lower neighbour first.
+    """Move single codes by one step of the grid while the objective falls.
 
-    A pass visits every element once; passes go on until one changes nothing. A zero that is reached is code 0.
+    A pass visits the elements in index order and tries the lower neighbour first. Passes repeat until one changes
+    nothing. A code that moves to zero becomes code 0.
     """
     grid = np.unique(element.values[np.isfinite(element.values)] + np.float32(0))  # ascending, one zero
     grid_codes = np.array([_code_of(value, element) for value in grid], np.uint8)
     position = np.searchsorted(grid, decode(codes, element) + np.float32(0))
-    position = np.minimum(position, grid.size - 1)  # NaN has no place; its block is not searched
+    position = np.minimum(position, grid.size - 1)  # NaN is not on the grid; its block is not searched
     best = measure(grid[position] * scale - scaled)
     moved = np.zeros(codes.shape, bool)
     changed = True

@@ -1,1 +1,1 @@
-"""One contract a file, named after the project whose bytes it reproduces."""
+"""One contract per file. The file is named after the project whose bytes it reproduces."""

@@ -1,8 +1,8 @@
 """compressed-tensors: the packed NVFP4 and MXFP4 compressors of llm-compressor and vLLM.
 
-The dtype of the observed minima and maxima decides the arithmetic: with 16-bit statistics two steps are rounded to that
-dtype. The stored global scale is an encode factor, the reciprocal of everyone else's multiplier. No scale byte is 0:
-zero becomes 0x20 (0.125). A NaN in the tensor gives a global scale of 1, an Inf one of 0.
+The arithmetic depends on the dtype of the observed minima and maxima: with 16-bit statistics, two steps are rounded to
+that dtype. The stored global scale is an encode factor, the reciprocal of a decode multiplier. No scale byte is 0: zero
+becomes 0x20 (0.125). A NaN in the tensor gives a global scale of 1, an Inf gives 0.
 """
 
 from __future__ import annotations
@@ -41,8 +41,10 @@ STATISTICS = ("input dtype", "fp32")
 
 @listing_options
 def compressed_tensors(*, minmax: str = "input dtype", mode: str | None = None) -> Contract:
-    """compressed-tensors. `minmax`: the dtype of the statistics, "input dtype" or "fp32". `mode` only restricts the
-    contract to one format, nvfp4 or mxfp4."""
+    """compressed-tensors. `minmax`: the dtype of the statistics, "input dtype" or "fp32".
+
+    `mode` only restricts the contract to one format, nvfp4 or mxfp4.
+    """
     check_name("minmax of compressed_tensors", minmax, STATISTICS)
     check_name("mode of compressed_tensors", mode, MODES)
     rules: dict[str, NVFP4Rule | MXRule] = {"nvfp4": NVFP4, "mxfp4": MX}

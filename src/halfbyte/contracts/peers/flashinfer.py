@@ -1,8 +1,7 @@
 """FlashInfer's reference functions: its own quantizer, TransformerEngine's, and 4over6.
 
-mode "ref": an encode factor is stored; a block whose scale underflows gets codes 0. mode "te" is TransformerEngine's
-arithmetic. mode "4over6" is TransformerEngine's too, but measures the exact per-tensor error with 1/enc, and stores
-that.
+Mode "ref" stores an encode factor; a block whose scale underflows gets codes 0. Mode "te" uses TransformerEngine's
+arithmetic. Mode "4over6" uses it too, but measures the exact per-tensor error with 1/enc, and stores 1/enc.
 """
 
 from __future__ import annotations
@@ -53,13 +52,13 @@ MODES = {"ref": REF, "te": TE, "4over6": FOUR_SIX}
 
 
 def ceil_bits_of_factor(v: F32, statistics: str, element: ElementFormat, *, factor: np.float32) -> tuple[U8, F32]:
-    """smallest power of two ≥ g·(v·sixth) by the float's bits; elements meet it divided by g"""
+    """smallest power of two ≥ g·(v·sixth) by the float's bits; elements use this power divided by g"""
     share = factor * (v * expressions.SIXTH)
     rounded_up = from_bits((share.view(np.int32) + 0x7FFFFF) & 0x7F800000)
     return exponent_field(rounded_up).astype(np.uint8), rounded_up * (expressions.ONE / factor)
 
 
-@functools.cache  # one rule a factor, so that contracts with the same options are equal
+@functools.cache  # one rule per factor, so that contracts with the same options are equal
 def ue8m0_rule(factor: float) -> MXRule:
     """MXFP4 with an encode factor g."""
     return MXRule(
@@ -81,9 +80,12 @@ def flashinfer(
     err_mode: str = "MAE",
     fast: bool = False,
 ) -> Contract:
-    """FlashInfer's reference functions. `mode`: ref, te or 4over6. `per_token` presets row scaling, `global_scale` is
-    ref's encode factor, `ue8m0` restricts ref to MXFP4 (blocks of 32, power-of-two scales); `e4m3_max`, `err_mode` and
-    `fast` preset the 4over6 method."""
+    """FlashInfer's reference functions.
+
+    `mode`: ref, te or 4over6. `per_token` presets row scaling. `global_scale` is the encode factor of mode ref. `ue8m0`
+    restricts mode ref to MXFP4 (blocks of 32, power-of-two scales). `e4m3_max`, `err_mode` and `fast` preset the 4over6
+    method.
+    """
     check_name("mode of flashinfer", mode, MODES)
     check_choice(
         "global_scale and ue8m0 belong to flashinfer's mode 'ref'", mode == "ref" or not (global_scale or ue8m0)

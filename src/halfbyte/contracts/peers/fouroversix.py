@@ -1,8 +1,8 @@
 """fouroversix (PyTorch backend): the package that introduced 4over6.
 
-Codes are cut from the bits of a value rounded without saturation, so a block whose tiny scale was rounded down by more
-than 1/7 stores -0.0 for its largest elements. A tensor with A below 7.9e-36 overflows and has no defined codes; NaN and
-Inf have none either.
+A value is rounded without saturation, and the code is taken from the bits of the rounded value. So if the tiny scale of
+a block was rounded down by more than 1/7, the largest elements of the block become -0.0. A tensor with A below 7.9e-36
+overflows, and its codes are not defined; nor are those of a tensor with NaN or Inf.
 """
 
 from __future__ import annotations
@@ -65,9 +65,11 @@ def fouroversix(
     dtype: str | None = None,
     dequant: bool = False,
 ) -> Contract:
-    """fouroversix. `rule`: static_6, static_4 (blocks scaled to 4), or mae, mse, abs_max for 4over6. `block_2d` presets
-    16x16 tiles; `transpose` quantizes the transpose, `rht` puts the random Hadamard transform before. `dtype` only
-    restricts the contract to nvfp4 or mxfp4; `dequant` changes no byte."""
+    """fouroversix. `rule`: static_6, static_4 (blocks are scaled to 4), or mae, mse, abs_max for 4over6.
+
+    `block_2d` presets 16x16 tiles. `transpose` quantizes the transpose. `rht` applies the random Hadamard transform
+    first. `dtype` only restricts the contract to nvfp4 or mxfp4. `dequant` changes no byte.
+    """
     check_name("rule of fouroversix", rule, RULES)
     check_name("dtype of fouroversix", dtype, ("nvfp4", "mxfp4"))
     nvfp4, mx = NVFP4, MX

@@ -1,8 +1,8 @@
 """gguf's Python package: MXFP4 both ways, NVFP4 decoding, and its float to E4M3 function.
 
-MXFP4: a block with amax below 2**-125 wraps its exponent and decodes to enormous values; the code is the first index of
-the smallest |half scale · k − x| over doubled values k, so ties go to the smaller magnitude and every zero is code 0.
-The order of nibbles and bytes in a GGUF block is in `halfbyte.layouts.gguf`.
+MXFP4: if the amax of a block is below 2**-125, its exponent wraps and the block decodes to enormous values. The code is
+the first index of the smallest |half scale · k − x| over the doubled values k. So ties go to the smaller magnitude, and
+every zero is code 0. `halfbyte.layouts.gguf` has the order of nibbles and bytes in a GGUF block.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from halfbyte.formats.elements import E2M1, E4M3
 
 DOUBLED = (2 * E2M1.values).astype(np.float32) + np.float32(0)  # 0, 1, 2, 3, 4, 6, 8, 12 and negatives; no -0.0
 
-# E4M3 without NaN and sign, except that 0x7F reads as 0. The sign bit is dropped after that test, so 0xFF is 480.
+# E4M3 without NaN and sign, except that 0x7F decodes to 0. The sign bit is dropped after that test, so 0xFF is 480.
 _magnitudes = np.append(E4M3.magnitudes, np.float32(480))
 SCALE_VALUES = np.concatenate([_magnitudes, _magnitudes])
 SCALE_VALUES[0x7F] = 0
@@ -36,7 +36,10 @@ def decode_scale_halved(q: F32, byte: U8) -> F32:
 
 
 def scale_from_float(x: F32) -> U8:
-    """gguf's float to unsigned E4M3: half-way cases go up, below 2**-6 never up to it, 248 or more, and NaN, is 448."""
+    """gguf's float to unsigned E4M3. Half-way cases round up, but no number below 2**-6 rounds up to 2**-6.
+
+    From 248 on, and for NaN, the result is 448.
+    """
     positive = np.clip(np.nan_to_num(x, nan=448, posinf=448), np.float32(2.0**-149), np.float32(448))
     subnormal = np.minimum(np.floor(positive * np.float32(512) + np.float32(0.5)), 7)
     mantissa, exponent = np.frexp(positive)
@@ -68,7 +71,7 @@ MODES = {
 
 @listing_options
 def gguf(*, mode: str | None = None) -> Contract:
-    """gguf's Python package: MXFP4, and decoding of NVFP4. `mode` only restricts the contract to one of them."""
+    """gguf's Python package: MXFP4 both ways, and decoding of NVFP4. `mode` only restricts the contract to one."""
     check_name("mode of gguf", mode, MODES)
     rules: dict[str, MXRule | DecodeRule] = {
         "mxfp4": MX,

@@ -1,8 +1,8 @@
-"""miles' Hugging Face to NVFP4 converter: TransformerEngine's blocks, a decode multiplier beside them.
+"""miles' converter from Hugging Face to NVFP4: TransformerEngine's blocks, stored with a decode multiplier.
 
-The stored scale is 1/enc with TransformerEngine's enc. That is not A/2688: about 30 % of amaxes differ in the last bit.
-An all-zero tensor stores 2.9387359e-39. The gate and up projections of one expert share one A: give both the larger
-amax as `global_amax`.
+The stored scale is 1/enc with TransformerEngine's enc. This is not A/2688: for about 30 % of amaxes the last bit
+differs. An all-zero tensor stores 2.9387359e-39. The gate and up projections of one expert share one A: give both of
+them the larger amax as `global_amax`.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ ON = ("weights", "all")
 
 @listing_options
 def miles(*, env: Mapping[str, str] | None = None) -> Contract:
-    """miles' converter. `env`: the environment variables that it reads; they preset the method.
+    """miles' converter. `env`: the environment variables that miles reads; they preset the method.
 
-    `NVTE_NVFP4_4OVER6` = weights or all turns 4over6 on, with e4m3_max 256 unless `NVTE_NVFP4_4OVER6_E4M3_USE_256` is
-    set to anything else than weights or all; `NVTE_NVFP4_4OVER6_ERR_MODE` is MAE or MSE.
+    `NVTE_NVFP4_4OVER6` = weights or all turns 4over6 on. Then e4m3_max is 256, unless `NVTE_NVFP4_4OVER6_E4M3_USE_256`
+    is set to something other than weights or all. `NVTE_NVFP4_4OVER6_ERR_MODE` is MAE or MSE.
     """
     given = dict(env or {})
     for variable in given:

@@ -1,8 +1,9 @@
-"""NVIDIA Model-Optimizer: dynamic NVFP4, static weights with its two searches, MXFP4, and its casts from it to NVFP4.
+"""NVIDIA Model-Optimizer: dynamic NVFP4, static weights with two searches, MXFP4, and casts from MXFP4 to NVFP4.
 
-NVFP4: zero blocks carry 0x38 (1.0) and no byte is 0. An all-zero tensor has NaN scales and codes 7; so has y = NaN.
-MXFP4: ties go to the smaller magnitude, and +0.0 becomes code 8. A block with Inf or NaN has byte 0 and codes 8.
-The closed-form cast takes byte 0 for an empty block, whatever its codes are; MXFP4's code 8 becomes 0 in both casts.
+NVFP4: zero blocks have scale byte 0x38 (1.0), and no byte is 0. An all-zero tensor has NaN scales and codes 7; any
+y = NaN gives code 7. MXFP4: ties go to the smaller magnitude, and +0.0 becomes code 8. A block with Inf or NaN has byte
+0 and codes 8. The closed-form cast treats a block with byte 0 as empty, whatever its codes are. In both casts MXFP4's
+code 8 becomes 0.
 """
 
 from __future__ import annotations
@@ -62,10 +63,12 @@ CASTS = {"quantize_mxfp4_to_nvfp4": THROUGH_BF16, "quantize_mxfp4_to_nvfp4_lossl
 
 @listing_options
 def modelopt(*, mode: str = "nvfp4", k_max: int | None = None) -> Contract:
-    """Model-Optimizer. `mode` nvfp4 is the dynamic quantizer; max, four_over_six, fp8_sweep and fp8_sweep_kernel are
-    the static weight paths, which build the block scale by another formula; quantize_mxfp4_to_nvfp4 and
-    quantize_mxfp4_to_nvfp4_lossless are for `hb.cast`, the latter with the largest exponent `k_max` of the tensors that
-    share a global scale (None: the tensor's own)."""
+    """Model-Optimizer. `mode` nvfp4 is the dynamic quantizer.
+
+    The modes max, four_over_six, fp8_sweep and fp8_sweep_kernel are for static weights and compute the block scale by
+    another formula. The modes quantize_mxfp4_to_nvfp4 and quantize_mxfp4_to_nvfp4_lossless are for `hb.cast`. The
+    latter takes `k_max`, the largest exponent of all tensors that share a global scale (None: of this tensor).
+    """
     check_name("mode of modelopt", mode, MODES)
     cast = CASTS.get(mode)
     check_choice("k_max belongs to the mode quantize_mxfp4_to_nvfp4_lossless", k_max is None or cast is CLOSED_FORM)

@@ -1,8 +1,8 @@
 """Model-Optimizer's casts from MXFP4 to NVFP4: through bfloat16, or with both amaxes in closed form.
 
-The closed form pins the global scale to 2**(k_max - 8) and gives a block within E4M3's powers of two the amax 6·2**k,
-so that its scale is 2**(k - m) exactly and its codes come back; a block outside keeps the amax of its data. k_max is
-taken over bytes above 0.
+The closed form fixes the global scale at 2**m with m = k_max - 8. A block whose 2**(k - m) is an E4M3 value gets the
+amax 6·2**k, so its scale is exactly 2**(k - m) and its codes stay. Any other block keeps the amax of its data. k_max is
+the largest exponent among bytes above 0.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def factor_of_exponent(k_max: int) -> F32:
 def amax_of_block(largest: F32, byte: U8) -> F32:
     """6·2^k where k − (k_max − 8) is in [−9, 8], else (largest magnitude)·2^k
 
-    This k_max is always that of the tensor itself, -127 if every byte is 0.
+    Here k_max is always the tensor's own; it is -127 if every byte is 0.
     """
     k = byte.astype(np.int32) - 127
     delta = k - (int(k.max()) - E4M3_HIGHEST)

@@ -1,8 +1,8 @@
 """OCP Microscaling: the rules of the MX specification itself, and the default for MXFP4 and MXFP8.
 
-The scale is 2**(floor(log2(amax)) - emax); elements round to nearest even and saturate; -0.0 keeps its sign. The
+The scale is 2**(floor(log2(amax)) - emax). Elements round to nearest even and saturate. -0.0 keeps its sign. The
 specification leaves NaN and Inf to the implementation: here a block with a NaN has scale byte 255 (NaN) and codes 0
-(MXFP8: NaN), and Inf saturates beside the largest scale.
+(MXFP8: NaN), and a block with Inf has the largest scale, under which the Inf saturates.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """qwantize: single-level scales, ties to the smaller magnitude; naive, or searched (contracts/searches/qwantize.py).
 
-Codes are magnitudes times sign(x), so zeros of either sign are code 0 whatever the scale, and a NaN element is code 0.
-A block whose E4M3 scale rounds to 0 stores ±6. An MXFP4 block with a NaN has byte 0 and ±6 for its finite elements; a
-zero block has byte 25.
+A code is a magnitude times sign(x). So zeros of either sign are code 0 under any scale, and a NaN element is code 0. A
+block whose E4M3 scale rounds to 0 stores ±6. An MXFP4 block with a NaN has byte 0, and its finite elements become ±6. A
+zero block of MXFP4 has byte 25.
 """
 
 from __future__ import annotations
@@ -44,10 +44,11 @@ MODES = [f"{format}/{name}" for format in NAIVE for name in METHODS]
 
 @listing_options
 def qwantize(*, mode: str | None = None) -> Contract:
-    """qwantize's quantizers: "nvfp4/" or "mxfp4/" and naive, optimal or optimal_hessian; None: naive, both formats.
+    """qwantize's quantizers. `mode`: "nvfp4/" or "mxfp4/", then naive, optimal or optimal_hessian.
 
-    The optimal modes run the peer's own pruned searches: optimal presets `Optimal()`, optimal_hessian needs a
-    `method=Hessian(h)` with h = XᵀX. Without a mode, and in the naive ones, these methods try every scale as elsewhere.
+    Without a mode the contract is naive and has both formats. The optimal modes run qwantize's own pruned searches:
+    optimal presets `Optimal()`, and optimal_hessian needs `method=Hessian(h)` with h = XᵀX. Without a mode, and in the
+    naive modes, these methods try every scale, as they do under other contracts.
     """
     options = changed(qwantize, {"mode": mode})
     if mode is None:

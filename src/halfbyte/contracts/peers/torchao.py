@@ -1,8 +1,9 @@
 """torchao: NVFP4 with one or two levels of scales, MX with four ways to choose the exponent.
 
-NVFP4: E4M3 subnormals are never used; zero blocks carry 0x08 (2**-6). -0.0 keeps its sign (code 8). An all-zero tensor
-with two levels has NaN scales. MX: a NaN block has byte 255 and code 3 (MXFP8: NaN) for NaN elements; byte 0 divides by
-2**-126 but reads as 2**-127, so such blocks come back halved.
+NVFP4: E4M3 subnormals are never used; zero blocks have scale byte 0x08 (2**-6). -0.0 keeps its sign (code 8). An
+all-zero tensor with two levels has NaN scales. MX: a block with NaN has byte 255, and its NaN elements have code 3
+(MXFP8: NaN). With byte 0, elements are divided by 2**-126, but the byte decodes to 2**-127, so the decoded values are
+half as large.
 """
 
 from __future__ import annotations
@@ -51,9 +52,11 @@ SCALES: dict[str, Callable[[F32, str, ElementFormat], tuple[U8, F32]]] = {
 def torchao(
     *, mode: str | None = None, two_level: bool = True, scaling_mode: str = "floor", swizzled: bool = False
 ) -> Contract:
-    """torchao. `two_level`: with a tensor scale (NVFP4); `scaling_mode`: floor, even, ceil or rceil (MX). `mode` only
-    restricts the contract to "nvfp4" or "mx"; `swizzled` concerns the peer's output order, not a byte's value: put
-    `halfbyte.layouts.swizzle` behind it."""
+    """torchao. `two_level`: use a tensor scale (NVFP4). `scaling_mode`: floor, even, ceil or rceil (MX).
+
+    `mode` only restricts the contract to "nvfp4" or "mx". `swizzled` changes the order of torchao's output, not the
+    value of a byte; to get that order, apply `halfbyte.layouts.swizzle` to the result.
+    """
     check_name("scaling_mode of torchao", scaling_mode, SCALES)
     check_name("mode of torchao", mode, ("nvfp4", "mx"))
     mx = MXRule(

@@ -2,8 +2,8 @@
 
 miles and FlashInfer's "te" mode share this arithmetic and differ only in what they store.
 
-NaN anywhere makes A NaN: every scale byte is NaN, every code 0. A = Inf gives a factor of 1. A non-zero block whose
-scale rounds to 0 keeps codes of ±6 beside it (they decode to 0). An all-zero tensor has scale bytes and codes 0.
+A NaN anywhere makes A NaN; then every scale byte is NaN and every code 0. A = Inf gives a factor of 1. If the scale of
+a non-zero block rounds to 0, its codes are ±6, which decode to 0. An all-zero tensor has scale bytes and codes 0.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ def transformer_engine(
 ) -> Contract:
     """TransformerEngine's reference quantizer.
 
-    `columnwise` quantizes the transpose of the (rows, last axis) matrix; `with_rht` puts the random Hadamard transform
-    before it, which TransformerEngine does for the columnwise operand only. The other options preset what `quantize`
-    takes as `tile`, `scaling` and `method`; e4m3_max is ignored without 4over6, as in TransformerEngine. With
-    `pow_2_scales` the contract is that of its MXFP4 block routine.
+    `columnwise` quantizes the transpose of the (rows, last axis) matrix. `with_rht` applies the random Hadamard
+    transform first; TransformerEngine does this only for the columnwise operand. The other options preset the arguments
+    `tile`, `scaling` and `method` of `quantize`. Without 4over6, e4m3_max is ignored, as in TransformerEngine. With
+    `pow_2_scales` the contract is that of TransformerEngine's MXFP4 block routine.
     """
     options = changed(transformer_engine, locals())
     method: Method = Amax()

@@ -1,6 +1,6 @@
 """transformers' gpt-oss MXFP4 loader: decoding only.
 
-Byte 255 is 2**128, not NaN, and code 8 is -0.0. The peer returns its result transposed: [experts, columns, rows].
+Byte 255 is 2**128, not NaN, and code 8 is -0.0. transformers returns its result transposed: [experts, columns, rows].
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ MODE = "convert_moe_packed_tensors"
 
 @listing_options
 def transformers(*, mode: str = MODE, dtype: str = "bf16") -> Contract:
-    """transformers' MXFP4 decoder. `dtype` is what the peer was asked for; here it is `dequantize`'s argument."""
+    """transformers' MXFP4 decoder. `dtype` changes nothing here: pass the dtype to `dequantize`."""
     check_name("mode of transformers", mode, (MODE,))
     check_name("dtype of transformers", dtype, ("bf16", "fp16", "fp32"))
     return Contract(

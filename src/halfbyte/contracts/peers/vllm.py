@@ -1,7 +1,7 @@
 """vLLM's CPU emulation of NVFP4.
 
-An encode factor is stored. A block whose scale underflows shrinks to codes 0 and 8, never ±6. An all-zero tensor has an
-infinite factor and NaN scales.
+The stored number is an encode factor. A block whose scale underflows gets codes 0 and 8, never ±6. An all-zero tensor
+has an infinite factor and NaN scales.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Searches for scales that one peer defines for itself."""
+"""Searches for scales that belong to one peer."""

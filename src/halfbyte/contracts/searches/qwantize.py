@@ -1,25 +1,28 @@
-"""qwantize's own scale searches: bounds taken from the error of the naive scale leave few scales to try.
+"""qwantize's own scale searches: the error of the naive scale gives bounds, which leave few scales to try.
 
-With E0 the squared error of the naive scale (its byte is given) and v the block's amax, one block runs like this:
+Let E0 be the squared error of the naive scale (whose byte is given) and v the amax of the block. For each block:
 
-1. Nothing is searched if all-zero codes cost no more than E0. The peer asks twice, with two roundings: the sum of
-   squares, and the last running sum of the squares in ascending order. A naive E4M3 scale of 0 therefore stays,
-   although a block with an amax just below 6·2**-10 would do better with 2**-9.
-2. A scale S is tried if max((v − √E0)/6, 0) ≤ S ≤ y/0.25, where y is the magnitude at which that running sum first
-   exceeds E0: below, clipping the amax alone costs more than E0; above, the elements rounded to zero do.
-3. Of those, ascending, only scales whose clipping error Σ max(|x| − 6·S, 0)² stays below a limit are measured.
-4. A scale wins if its error is strictly smaller than the best so far, which starts at that of the naive scale.
+1. If all-zero codes cost no more than E0, nothing is searched. The peer tests this twice, with two roundings: with the
+   sum of squares, and with the last running sum of the squares in ascending order. A naive E4M3 scale of 0 therefore
+   stays, although a block with an amax just below 6·2**-10 would do better with 2**-9.
+2. A scale S is a candidate if max((v − √E0)/6, 0) ≤ S ≤ y/0.25, where y is the magnitude at which the running sum first
+   exceeds E0. Below this range, clipping the amax alone costs more than E0. Above it, the elements rounded to zero
+   cost more than E0.
+3. The candidates are taken in ascending order. The error of a candidate is measured only if its clipping error,
+   Σ max(|x| − 6·S, 0)², is below a limit.
+4. A scale wins if its error is strictly smaller than the best so far. The first best is the error of the naive scale.
 
-The error is Σ r², or rᵀHr with a Hessian, r = x − q·S. Both bounds are about Σ r² alone, so with a Hessian they can cut
-off the scale with the least rᵀHr: reproduced as it is. `halfbyte.Hessian` under any other contract prunes nothing.
+The error is Σ r², or rᵀHr with a Hessian, where r = x − q·S. Both bounds hold only for Σ r². So with a Hessian they can
+exclude the scale with the least rᵀHr; this is reproduced. Under any other contract `halfbyte.Hessian` loses nothing.
 
 All operations are float32, rounded once. Comparisons with NaN are false, so a block that holds NaN or Inf keeps its
-naive scale; so does a block of zeros, and one whose naive error overflows.
+naive scale. So does a block of zeros, and a block whose naive error overflows.
 
-The peer leaves some sums to MKL, which chooses their order by processor and shape. Followed here is what it does on x86
-with FMA from four rows and two searched blocks on; with fewer, a tie between two scales can fall the other way. Not
-followed is MKL's square root, which can be off by one unit in the last place; ours is correctly rounded. That moves a
-byte only if a scale lies between the two lower bounds: seen with a Hessian and amaxes a million times what NVFP4 holds.
+The peer leaves some sums to MKL, which chooses their order by processor and shape. This module follows the order that
+MKL uses on x86 with FMA for at least four rows and two searched blocks. With fewer, a tie between two scales can be
+decided the other way. This module does not follow MKL's square root, which can be wrong by one unit in the last place;
+ours is correctly rounded. This changes a byte only if a scale is between the two lower bounds. It was seen only with a
+Hessian and amaxes a million times the largest value of NVFP4.
 """
 
 from __future__ import annotations
@@ -50,8 +53,8 @@ Measure = Callable[[F32], F32]
 def search_e4m3(blocks: F32, naive: U8, method: Method) -> U8:
     """qwantize's search over the 126 positive E4M3 values, pruned by the naive scale's error
 
-    `blocks` is (rows, blocks, block), `naive` the bytes that it starts from, (rows, blocks, 1); the chosen bytes come
-    back in that shape. With a Hessian the clipping error must stay below ten times the best rᵀHr so far.
+    `blocks` has shape (rows, blocks, block). `naive` has shape (rows, blocks, 1) and holds the bytes to start from; the
+    result has the same shape. With a Hessian the clipping error must be below ten times the best rᵀHr so far.
     """
     candidates = range(1, E4M3.magnitudes.size)
     return _search(blocks, naive, method, E4M3.values, candidates, lambda best, start: best * np.float32(10))
@@ -60,8 +63,8 @@ def search_e4m3(blocks: F32, naive: U8, method: Method) -> U8:
 def search_e8m0(blocks: F32, naive: U8, method: Method) -> U8:
     """qwantize's search over the powers of two of bytes 1…254, pruned by the naive scale's error
 
-    As `search_e4m3`, but with a Hessian the clipping error must stay below E0. A block with NaN has byte 0 here, where
-    the peer has a NaN scale: its error is NaN either way.
+    Like `search_e4m3`, but with a Hessian the clipping error must be below E0. A block with NaN has byte 0 here and a
+    NaN scale in the peer; its error is NaN either way.
     """
     return _search(blocks, naive, method, E8M0.values, range(1, 255), lambda best, start: start)
 
@@ -111,14 +114,14 @@ def _measures(method: Method) -> tuple[Measure, Measure]:
 
 @dataclass(frozen=True)
 class SearchBounds:
-    """Which blocks are searched, and between which scales; one entry a block."""
+    """Which blocks are searched, and between which scales. Arrays have one entry per block."""
 
     searched: npt.NDArray[np.bool_]
     lower: F32
     upper: F32
 
     def hold(self, scale: np.float32) -> npt.NDArray[np.bool_]:
-        """Where the scale lies within the bounds, ends included."""
+        """For each block, whether the scale is within the bounds, ends included."""
         held: npt.NDArray[np.bool_] = self.searched & (scale >= self.lower) & (scale <= self.upper)
         return held
 
@@ -137,7 +140,7 @@ def search_bounds(x: F32, start_error: F32) -> SearchBounds:
 
 
 def residual(x: F32, scale: F32) -> F32:
-    """x − q·S, q the nearest E2M1 value to |x|/S (ties to the smaller) with the sign of x; 0/0 and x/0 give 6."""
+    """x − q·S, where q is the E2M1 value nearest to |x|/S (ties to the smaller) with the sign of x. x/0 and 0/0: 6."""
     magnitude: F32 = np.divide(np.abs(x), scale)
     q = np.sign(x) * E2M1.magnitudes[encode_magnitude(magnitude, E2M1, "down")]
     return x - q * scale
@@ -149,13 +152,13 @@ def squared_error(r: F32) -> F32:
 
 
 def clipping_error(x: F32, scale: np.float32) -> F32:
-    """Σ max(|x| − 6·S, 0)², in eight lanes: what lies beyond the largest code costs at least this."""
+    """Σ max(|x| − 6·S, 0)², in eight lanes: the elements beyond the largest code cost at least this much."""
     beyond = np.maximum(np.abs(x) - SIX * scale, np.float32(0))
     return eight_lanes(beyond * beyond)
 
 
 def hessian_error(r: F32, h: F32) -> F32:
-    """rᵀ(H·r): each row of H times r in index order, the outer sum in eight lanes. Candidates are measured so."""
+    """rᵀ(H·r) of candidates: each row of H times r in index order, the outer sum in eight lanes."""
     inner = np.zeros_like(r)
     for k in range(r.shape[-1]):
         inner = inner + h[:, :, k] * r[..., k : k + 1]
@@ -163,9 +166,9 @@ def hessian_error(r: F32, h: F32) -> F32:
 
 
 def hessian_error_fused(r: F32, h: F32) -> F32:
-    """As `hessian_error`, with fused multiply-adds in the inner sum. The naive scale is measured so.
+    """rᵀ(H·r) of the naive scale: as `hessian_error`, with fused multiply-adds in the inner sum.
 
-    So a candidate with the very residuals of the naive scale can win, by the last bit.
+    So a candidate with exactly the residuals of the naive scale can win, because the last bit differs.
     """
     inner = np.zeros_like(r)
     for k in range(r.shape[-1]):
@@ -176,13 +179,13 @@ def hessian_error_fused(r: F32, h: F32) -> F32:
 def fused_multiply_add(a: F32, b: F32, c: F32) -> F32:
     """a·b + c with one rounding to float32.
 
-    The product is exact in float64. The sum is rounded to odd there (its last bit set unless it is exact), which keeps
-    the second rounding, to float32, from falling on a tie that is none.
+    The product is exact in float64. The sum is rounded to odd in float64: its last bit is set unless the sum is exact.
+    So the second rounding, to float32, never sees a tie that was not one in the exact sum.
     """
     product, addend = a.astype(np.float64) * b.astype(np.float64), c.astype(np.float64)
     total = np.asarray(product + addend)
     part = total - product
-    lost = (product - (total - part)) + (addend - part)  # exactly what the rounding of the sum left out
+    lost = (product - (total - part)) + (addend - part)  # the exact rounding error of the sum
     bits = total.view(np.int64)
     inexact = np.isfinite(total) & (lost != 0) & (bits & 1 == 0)
     towards = np.where((lost > 0) == (total > 0), 1, -1)

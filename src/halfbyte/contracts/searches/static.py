@@ -1,7 +1,7 @@
-"""Model-Optimizer's search for static weights: block amaxes chosen by the error of a fake-quantized copy.
+"""Model-Optimizer's search for static weights: it chooses block amaxes by the error of a fake-quantized copy.
 
-The copy's scale is built by another formula than the exported one, so the searched error is not quite the error of what
-is stored. Reproduced as it is.
+The scale of the copy is computed by another formula than the exported scale. So the error that the search minimises is
+not exactly the error of the stored tensor. This module reproduces that.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SMALLEST_AMAX = np.float32(2.0**-24)
 
 
 def search_block_amax(x: F32, v: F32, t: TensorScale, method: Method) -> F32:
-    """The block amax with the smallest loss among a method's candidates; the first of equals.
+    """The block amax with the smallest loss among the candidates of a method; of equal ones, the first.
 
     x is (rows, blocks, block), v the block amaxes (rows, blocks, 1), t the tensor's scale with top = 6·N.
     """
@@ -36,18 +36,20 @@ def search_block_amax(x: F32, v: F32, t: TensorScale, method: Method) -> F32:
         scale: F32 = np.divide(amax, SIX) if fused else searched_scale(amax, t)
         difference: F32 = np.subtract(x, fake_quantize(x, scale))
         losses.append(eight_lanes(difference * difference)[..., None])
-    best = np.argmin(np.stack(losses), axis=0)  # argmin keeps the first of equals, and stops at a NaN
+    best = np.argmin(
+        np.stack(losses), axis=0
+    )  # argmin takes the first of equal losses, and the first NaN if there is one
     chosen: F32 = np.take_along_axis(np.stack(candidates), best[None], axis=0)[0]
     return chosen
 
 
 def sweep_amaxes(t: TensorScale) -> list[F32]:
-    """The block amaxes that the sweep tries, ascending: the tensor's, times positive E4M3 values over the largest."""
+    """The block amaxes that the sweep tries, ascending: tensor amax × (positive E4M3 value / largest E4M3 value)."""
     return [t.amax * share for share in E4M3.magnitudes[1:] / E4M3_MAX]
 
 
 def copy_factor(t: TensorScale) -> F32:
-    """What the scales of the fake-quantized copy are multiplied by before they are rounded to E4M3."""
+    """The factor that multiplies the scales of the fake-quantized copy before they are rounded to E4M3."""
     anchor = t.top / SIX
     share = (t.amax * (E4M3_MAX / anchor)) / SIX
     share = np.where(share <= SMALLEST_AMAX, ONE, share).astype(np.float32)
@@ -64,7 +66,7 @@ def searched_scale(amax: F32, t: TensorScale) -> F32:
 def fake_quantize(x: F32, scale: F32) -> F32:
     """x rounded to E2M1 multiples of the scale, as float32.
 
-    A scale of 0 gives 0, one that is NaN or Inf counts as 1; -0.0 becomes +0.0, a NaN -6 times the scale.
+    A scale of 0 gives 0. A scale that is NaN or Inf counts as 1. -0.0 becomes +0.0. A NaN becomes -6 times the scale.
     """
     usable = np.where((scale == 0) | ~np.isfinite(scale), ONE, scale).astype(np.float32)
     magnitude: F32 = np.divide(np.abs(x), usable)

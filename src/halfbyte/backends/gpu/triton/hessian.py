@@ -1,4 +1,4 @@
-"""The search through a Hessian: rᵀHr over every scale. (backends/reference/search.py, native/exact.inc)
+"""The search through a Hessian: rᵀHr over every scale. (backends/reference/search.py, native/searches/nvfp4_exact.inc)
 
     error = Σ_i r_i·(h_ii·r_i + Σ_{j>i} (2·h_ij)·r_j), both sums in index order
 
