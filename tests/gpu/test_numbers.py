@@ -141,9 +141,9 @@ def test_cuda_agrees_with_python(problem: object, file: str, edit: tuple[str, st
 
 
 def test_an_edited_list_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    common, four_six = (SOURCES / "numbers.cuh").read_text(), (SOURCES / "four_six.cu").read_text()
+    numbers, four_six = (SOURCES / "numbers.cuh").read_text(), (SOURCES / "four_six.cu").read_text()
     monkeypatch.setattr(constants, "PREPARED", ("something", *constants.PREPARED))
-    assert prepared_problem(common) is not None
+    assert prepared_problem(numbers) is not None
     monkeypatch.setattr(numbering, "ERRORS", list(reversed(numbering.ERRORS)))
     assert error_problem(four_six) is not None
 
