@@ -26,7 +26,7 @@ test-clients: $(VENV)/.peers .venv-vllm/.ready .venv-sglang/.ready  ## vLLM and 
 	$(BIN)/python -m pytest tests/clients/check_sglang.py tests/clients/check_vllm.py
 
 test-gpu:  ## the bit-identity matrix on the card of this machine, with the Python that is there; installs nothing
-	PYTHONPATH=src $(PYTHON) -W ignore -m tests.gpu.run_card
+	PYTHONPATH=src $(PYTHON) -W ignore -m tests.backends.gpu.run_card
 
 test-oldest: .venv-oldest/.ready  ## the tests that need no torch, with the oldest dependencies allowed (minutes)
 	.venv-oldest/bin/python -m tests.oldest -n auto

@@ -39,7 +39,7 @@ ABSENT = {
 }
 """What the environment does not have; `safetensors.torch` is there but needs torch."""
 
-WITH_TORCH = ("tests/gpu", "tests/clients", "src/halfbyte/backends/gpu")
+WITH_TORCH = ("tests/backends/gpu", "tests/clients", "src/halfbyte/backends/gpu")
 
 OURS = ("tests", "benchmarks", "conformance", "examples", "docs")
 """Packages of this repository whose imports count as those of the test that uses them."""

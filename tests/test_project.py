@@ -99,12 +99,12 @@ def test_files_without_torch_run_with_the_oldest_dependencies(name: str) -> None
 def test_a_file_that_needs_torch_is_left_out() -> None:
     assert oldest.needs_absent(ROOT / "tests" / "test_quantize.py")
     assert oldest.pytest_ignore_collect(ROOT / "tests" / "test_quantize.py")
-    assert oldest.pytest_ignore_collect(ROOT / "tests" / "gpu" / "test_arithmetic.py")
+    assert oldest.pytest_ignore_collect(ROOT / "tests" / "backends" / "gpu" / "test_arithmetic.py")
 
 
 def test_an_import_by_way_of_another_file_counts(tmp_path: Path) -> None:
     path = tmp_path / "test_x.py"
-    path.write_text("from tests.gpu.checks import anything")
+    path.write_text("from tests.backends.gpu.card.checks import anything")
     assert oldest.needs_absent(path)
     path.with_name("test_y.py").write_text("if TYPE_CHECKING:\n    import torch\n")
     assert not oldest.needs_absent(path.with_name("test_y.py"))

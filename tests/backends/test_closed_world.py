@@ -1,7 +1,7 @@
 """For invented formats, contracts and methods, every backend gives the bytes of the reference or a reason.
 
 tests/invented.py draws them at random. `python -m tests.backends.test_closed_world 0 9000` runs any range of seeds.
-tests/sanitize.py runs some of them under the sanitizers, and tests/gpu/ runs the GPU kernels.
+tests/sanitize.py runs some of them under the sanitizers, and tests/backends/gpu/ runs the GPU kernels.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from halfbyte.contracts import expressions, reductions
+from halfbyte.contracts import exponents, expressions, reductions
 
 DTYPE_NUMBERS = {"bf16": 0, "fp16": 1, "fp32": 2}
 
@@ -61,6 +61,22 @@ ELEMENTS: list[object] = [
     expressions.over_scale,
 ]
 """Slot 4: y from an element and its block scale."""
+
+MX_SCALES: list[object] = [
+    exponents.ocp_floor,
+    exponents.ceil_log2_clamped,
+    exponents.ceil_log2_or_none,
+    exponents.ceil_bits_of_six,
+    exponents.ceil_bits_of_four,
+    exponents.round_up_quarter,
+    exponents.floor_field,
+    exponents.even_field,
+    exponents.ceil_field,
+    exponents.rceil_log2,
+    exponents.floor_log2_floored,
+    exponents.floor_log2_wrapping,
+]
+"""Exponent rules that tables can describe: powers of two, with at most one step within a bucket of float32 amaxes."""
 
 ERRORS: list[object] = [expressions.error_by_amax, expressions.error_by_reciprocal, expressions.error_scaled]
 """4over6: the error of one element."""

@@ -14,7 +14,7 @@ from enum import Enum
 
 from halfbyte.backends.cpu.library import load_library
 from halfbyte.backends.cpu.tables_mx import element_number
-from halfbyte.backends.numbering import DTYPE_NUMBERS, ERRORS, SIGNS, TIES
+from halfbyte.backends.numbering import DTYPE_NUMBERS, ERRORS, MX_SCALES, SIGNS, TIES
 from halfbyte.backends.protocol import Reason
 from halfbyte.contracts import MXRule, NVFP4Rule, exponents, expressions, reductions
 from halfbyte.contracts.arithmetic import four_six_error
@@ -110,22 +110,8 @@ ELEMENT_MAXES, E4M3_MAXES = (4, 6), (256, 448)
 SMALLEST_SCALES = (0.0, 2.0**-9, 2.0**-6)
 FOR_ZERO, FOR_ZERO_BYTE = (None, 1.0), (None, 0x20)
 
-MX_SCALES: tuple[object, ...] = (
-    exponents.ocp_floor,
-    exponents.ceil_log2_clamped,
-    exponents.ceil_log2_or_none,
-    exponents.ceil_bits_of_six,
-    exponents.ceil_bits_of_four,
-    exponents.round_up_quarter,
-    exponents.floor_field,
-    exponents.even_field,
-    exponents.ceil_field,
-    exponents.rceil_log2,
-    exponents.floor_log2_floored,
-    exponents.floor_log2_wrapping,
-    ceil_bits_of_factor,
-)
-"""Exponent rules for which the tables hold: each bucket of amaxes contains at most one change of the byte."""
+TABLED_SCALES = (*MX_SCALES, ceil_bits_of_factor)
+"""Exponent rules that the tables describe. FlashInfer's own scale is no power of two, which E2M1 codes do not need."""
 POWERS_OF_TWO: tuple[object, ...] = (
     exponents.ocp_floor,
     exponents.floor_field,
@@ -341,7 +327,7 @@ def _unserved_mx(request: Request, rule: MXRule) -> Reason | None:
     if request.tile != (1, format.block) or request.scaling != "tensor":
         return Reason(f"no kernel was written for tiles of {request.tile} with scaling {request.scaling!r}")
     scale = rule.scale.func if isinstance(rule.scale, functools.partial) else rule.scale
-    if scale not in MX_SCALES:
+    if scale not in TABLED_SCALES:
         return _unknown("exponent rule", scale)
     if rule.element not in MX_ELEMENTS:
         return _unknown("element formula", rule.element)

@@ -20,6 +20,7 @@ from halfbyte.backends.numbering import (
     FACTORS,
     METRICS,
     MULTIPLIERS,
+    MX_SCALES,
     PRE_SCALES,
     SIGNS,
     STORED,
@@ -46,22 +47,6 @@ MX_BLOCKS: Mapping[Kind, tuple[int, ...]] = {(E2M1, E8M0, False): (16, 32), (E4M
 
 TILE = (16, 16)
 """The only tile of several rows."""
-
-MX_SCALES: list[object] = [
-    exponents.ocp_floor,
-    exponents.ceil_log2_clamped,
-    exponents.ceil_log2_or_none,
-    exponents.ceil_bits_of_six,
-    exponents.ceil_bits_of_four,
-    exponents.round_up_quarter,
-    exponents.floor_field,
-    exponents.even_field,
-    exponents.ceil_field,
-    exponents.rceil_log2,
-    exponents.floor_log2_floored,
-    exponents.floor_log2_wrapping,
-]
-"""Exponent rules that change at most once within a bucket of float32 (mx_tables.py), and give powers of two."""
 
 MX_MULTIPLYING: list[object] = [exponents.times_reciprocal, exponents.times_reciprocal_zeroed]
 MX_DIVIDING: list[object] = [exponents.over, exponents.over_or_zero]

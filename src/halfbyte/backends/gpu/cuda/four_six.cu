@@ -66,7 +66,7 @@ __device__ __forceinline__ Pair pair_of(u32 v, float factor) {
 }
 
 // x/c. If nothing underflows, the product with 1/c in two parts is the correctly rounded quotient.
-// tests/gpu/test_arithmetic.py tries every significand.
+// tests/backends/gpu/test_arithmetic.py tries every significand.
 __device__ __forceinline__ float over_top(float x, bool short_form) {
     if (!short_form || (TOP != 2688.0f && TOP != 1536.0f)) return x / TOP;
     const float high = TOP == 2688.0f ? 0.0003720237873494625f : 0.0006510416278615594f;

@@ -1,6 +1,6 @@
 // Numbers in the CUDA kernels: the numbers of a tensor, pairs of bfloat16 in a word, E4M3 and E2M1. On the GPU it is
 // compiled without contraction. The tests also compile it for the CPU, with one thread per thread block and one lane
-// per warp (tests/gpu/cuda_on_cpu.h).
+// per warp (tests/backends/gpu/cuda_on_cpu.h).
 #pragma once
 
 typedef unsigned int u32;

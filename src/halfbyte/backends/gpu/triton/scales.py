@@ -259,7 +259,7 @@ def short_sixth(v, ASM: tl.constexpr):
 def short_reciprocal(x, ASM: tl.constexpr):
     """1/x of a normal number, correctly rounded: the hardware's estimate and one Newton step.
 
-    tests/gpu/card/checks.py tries every significand.
+    tests/backends/gpu/card/checks.py tries every significand.
 
     Zero gives the largest float32, to which TransformerEngine clamps.
     """

@@ -12,7 +12,7 @@ import halfbyte as hb
 import halfbyte.gpu as gpu
 from halfbyte.backends.gpu.cuda import table_kernels
 from tests.backends.cases import FOUR_SIX
-from tests.gpu.card.checks import normal, same
+from tests.backends.gpu.card.checks import normal, same
 
 METHODS: list[hb.methods.Method] = [*FOUR_SIX, hb.Optimal()]
 

@@ -17,7 +17,7 @@ from halfbyte.layouts.swizzle import swizzle
 from halfbyte.study.run import run_study
 from halfbyte.testing import assert_same_bits
 from tests.backends.cases import weights
-from tests.gpu.search_cases import compare_some
+from tests.backends.gpu.search_cases import compare_some
 
 WAYS: list[tuple[str, contracts.Contract, hb.methods.Method | None]] = [
     ("nvfp4", contracts.modelopt(mode="fp8_sweep"), None),

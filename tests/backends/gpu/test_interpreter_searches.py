@@ -7,12 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def test_searches_under_the_interpreter() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.gpu.interpreted_searches"],
+        [sys.executable, "-m", "tests.backends.gpu.interpreted_searches"],
         cwd=ROOT,
         env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True,

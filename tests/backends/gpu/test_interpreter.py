@@ -7,12 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def test_every_kernel_under_the_interpreter() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.gpu.interpreted"],
+        [sys.executable, "-m", "tests.backends.gpu.interpreted"],
         cwd=ROOT,
         env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True,

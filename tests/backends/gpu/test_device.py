@@ -26,7 +26,7 @@ from halfbyte.on_device import _check_apart, _check_out, device_of
 from halfbyte.testing import assert_same_bits
 from tests.backends.cases import every_case, make_input
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 X = torch.linspace(-1, 1, 64).reshape(2, 32)
 REQUEST = hb.backends.Request(
     hb.get_format("nvfp4"), contracts.transformer_engine(), hb.Amax(), (1, 16), "tensor", "bf16", device="cuda"
@@ -181,7 +181,7 @@ def test_operators_trace_and_agree() -> None:
 
 def test_runner_fails_without_a_card() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.gpu.run_card"], cwd=ROOT, capture_output=True, text=True, timeout=300
+        [sys.executable, "-m", "tests.backends.gpu.run_card"], cwd=ROOT, capture_output=True, text=True, timeout=300
     )
     assert (done.returncode, torch.cuda.is_available()) == (1, False)
     assert "no CUDA device" in done.stderr

@@ -23,15 +23,15 @@ from halfbyte.contracts.spec import Rounding, ScaleByte
 from halfbyte.formats import E4M3, E8M0, BlockFormat, ElementFormat
 from halfbyte.methods import Method
 from tests import invented_slots as slots
-from tests.gpu.interpreted_inventions import SAMPLE
+from tests.backends.gpu.interpreted_inventions import SAMPLE
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def test_inventions_under_the_interpreter() -> None:
     """A sample of tests/invented.py in a process of its own (interpreted_inventions.py)."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.gpu.interpreted_inventions"],
+        [sys.executable, "-m", "tests.backends.gpu.interpreted_inventions"],
         cwd=ROOT,
         env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True,

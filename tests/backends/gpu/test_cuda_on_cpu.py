@@ -18,7 +18,7 @@ from halfbyte.layouts.swizzle import swizzle
 from halfbyte.methods import Method
 from halfbyte.testing import assert_same_bits, find_difference
 from tests.backends.cases import FOUR_SIX, INPUTS, Matrix, make_input
-from tests.gpu.cuda_host import OnCpu, build
+from tests.backends.gpu.cuda_host import OnCpu, build
 
 TE = contracts.transformer_engine()
 METHODS: list[Method] = [*FOUR_SIX, hb.Optimal()]

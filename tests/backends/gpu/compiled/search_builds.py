@@ -11,7 +11,7 @@ from halfbyte.backends.gpu.triton import sweep as sweep_kernels
 from halfbyte.backends.gpu.triton import tiles as tiles_kernels
 from halfbyte.backends.numbering import ELEMENTS, METRICS, PRE_SCALES, TIES
 from halfbyte.contracts import expressions
-from tests.gpu.compiled.builds import BLOCKS, FP16, FP32, ROUNDING, Build
+from tests.backends.gpu.compiled.builds import BLOCKS, FP16, FP32, ROUNDING, Build
 
 STATIC = {
     name: value for name, value in BLOCKS.items() if name not in ("SHORT", "ASM")

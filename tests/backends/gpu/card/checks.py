@@ -14,7 +14,7 @@ from halfbyte.arrays import to_numpy
 from halfbyte.backends.gpu import batch as gpu_batch
 from halfbyte.layouts.swizzle import swizzle
 from halfbyte.testing import assert_same_bits
-from tests.gpu.card.short_forms import try_short_forms
+from tests.backends.gpu.card.short_forms import try_short_forms
 
 PARTS = ("codes", "scales", "global_scale", "stored_scale")
 

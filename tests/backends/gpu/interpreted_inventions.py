@@ -1,6 +1,6 @@
 """Invented formats, contracts and methods under Triton's interpreter, against the reference.
 
-`TRITON_INTERPRET=1 python -m tests.gpu.interpreted_inventions [first seed] [last seed] [searches]`
+`TRITON_INTERPRET=1 python -m tests.backends.gpu.interpreted_inventions [first seed] [last seed] [searches]`
 
 The GPU backend gives the reference's bytes, or it refuses with a HalfbyteError; and where it refuses, "auto" gives the
 reference's bytes. A process of its own, like interpreted.py. The interpreter takes seconds for an exact search, so
@@ -30,7 +30,7 @@ from halfbyte.contracts.spec import Rounding, ScaleByte
 from halfbyte.methods import Method
 from halfbyte.testing import find_difference
 from tests.backends.cases import Matrix, make_input
-from tests.gpu.strict_interpreter import refuse_unknown_constants
+from tests.backends.gpu.strict_interpreter import refuse_unknown_constants
 from tests.invented import Invented, draw
 
 HERE = torch.empty(0)

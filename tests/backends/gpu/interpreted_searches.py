@@ -19,8 +19,8 @@ from halfbyte import contracts
 from halfbyte.arrays import like, to_numpy
 from halfbyte.testing import assert_same_bits
 from tests.backends.cases import Matrix, make_input, weights
-from tests.gpu.search_cases import SearchCase, full_rank, hessian, low_rank, own
-from tests.gpu.strict_interpreter import refuse_unknown_constants
+from tests.backends.gpu.search_cases import SearchCase, full_rank, hessian, low_rank, own
+from tests.backends.gpu.strict_interpreter import refuse_unknown_constants
 
 HERE = torch.empty(0)
 

@@ -1,4 +1,4 @@
-"""The bit-identity matrix on a card: `python3 -m tests.gpu.run_card`, with torch, Triton, numpy and ml_dtypes alone.
+"""The bit-identity matrix on a card: `python3 -m tests.backends.gpu.run_card`, with torch, Triton, numpy and ml_dtypes alone.
 
 Every case of tests/backends/cases.py that has a GPU kernel, against the numpy reference, by CUDA C++ kernels as well
 where they serve; the searches of search_cases.py; what only a card can show (the checks); the peers' golden vectors.
@@ -83,7 +83,7 @@ def pairs(full: bool) -> list[tuple[int, str]]:
 
 def search_pairs(full: bool) -> list[int]:
     """Which pairs of search_cases.py: one dtype of each case, or all."""
-    from tests.gpu import search_cases
+    from tests.backends.gpu import search_cases
 
     first: dict[str, int] = {}
     for index, (case, _) in enumerate(search_cases.pairs()):
@@ -94,7 +94,7 @@ def search_pairs(full: bool) -> list[int]:
 def matrix(task: Task) -> Tally:
     """One case and dtype, on all inputs."""
     from tests.backends.cases import INPUTS, every_case, fits, make_input
-    from tests.gpu.card.cuda_checks import kernels
+    from tests.backends.gpu.card.cuda_checks import kernels
 
     tally, case, dtype = Tally(), every_case()[task.index], task.name
     for name in INPUTS:
@@ -112,7 +112,7 @@ def matrix(task: Task) -> Tally:
 
 def search(task: Task) -> Tally:
     """One case and dtype of search_cases.py."""
-    from tests.gpu import search_cases
+    from tests.backends.gpu import search_cases
 
     compared, failures = search_cases.compare_some(task.index, len(search_cases.pairs()))
     return Tally(compared=compared, failures=failures)
@@ -126,7 +126,7 @@ def check(task: Task) -> Tally:
 
 
 def checks() -> dict[str, Callable[[], int]]:
-    from tests.gpu.card import checks, cuda_checks, search_checks
+    from tests.backends.gpu.card import checks, cuda_checks, search_checks
 
     listed = checks.CHECKS | cuda_checks.CHECKS | search_checks.CHECKS
     return {name: check for name, check in listed.items() if check is not search_checks.searches}
@@ -151,7 +151,7 @@ def golden(task: Task) -> Tally:
     from halfbyte.conform.runner import run_case
     from halfbyte.errors import BackendError
 
-    vectors = load_vectors(Path(__file__).parents[2] / "conformance" / "vectors.zip")
+    vectors = load_vectors(Path(__file__).parents[3] / "conformance" / "vectors.zip")
     tally = Tally()
     for entry in list(vectors)[task.index :: GOLDEN_PARTS]:
         try:

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.gpu.compiled.builds import BUILDS, CAPABILITIES, HESSIAN, Build, compile_for
+from tests.backends.gpu.compiled.builds import BUILDS, CAPABILITIES, HESSIAN, Build, compile_for
 
 HARDWARE_FP4 = ("nvfp4", "nvfp4 float32", "nvfp4 tiles", "4over6", "4over6 fast", "4over6 tiles")
 """Kernels whose codes come from the FP4 conversion on Blackwell."""

@@ -19,7 +19,7 @@ from halfbyte.backends.gpu.cuda.table_kernels import TABLE_KERNELS, Form, defini
 from halfbyte.backends.gpu.launch import Launch, source_of
 from halfbyte.methods import Method
 from tests.backends.cases import FOUR_SIX, every_case
-from tests.gpu.compiled.builds import CAPABILITIES
+from tests.backends.gpu.compiled.builds import CAPABILITIES
 
 TE = contracts.transformer_engine()
 PLAIN = Form()

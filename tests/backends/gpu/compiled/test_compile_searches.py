@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from tests.gpu.compiled.builds import CAPABILITIES, Build, compile_for
-from tests.gpu.compiled.search_builds import BUILDS, LONG
+from tests.backends.gpu.compiled.builds import CAPABILITIES, Build, compile_for
+from tests.backends.gpu.compiled.search_builds import BUILDS, LONG
 
 FUSED = {
     "sweep": 80,  # sixteen elements: three to round a tried one, two for its code

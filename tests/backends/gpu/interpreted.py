@@ -1,4 +1,4 @@
-"""Kernels under Triton's interpreter against the reference: `TRITON_INTERPRET=1 python -m tests.gpu.interpreted`.
+"""Kernels under Triton's interpreter against the reference: `TRITON_INTERPRET=1 python -m tests.backends.gpu.interpreted`.
 
 The interpreter is chosen when kernels are imported, so this needs a process of its own. It is slow: the vectors are
 small, and every kernel and every branch of it meets some.
@@ -22,7 +22,7 @@ from halfbyte.formats import E4M3
 from halfbyte.layouts.swizzle import swizzle
 from halfbyte.testing import assert_same_bits
 from tests.backends.cases import Matrix, hessian, make_input, weights
-from tests.gpu.strict_interpreter import refuse_unknown_constants
+from tests.backends.gpu.strict_interpreter import refuse_unknown_constants
 
 HERE = torch.empty(0)
 PLAIN = [
