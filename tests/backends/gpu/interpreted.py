@@ -1,4 +1,6 @@
-"""Kernels under Triton's interpreter against the reference: `TRITON_INTERPRET=1 python -m tests.backends.gpu.interpreted`.
+"""Kernels under Triton's interpreter against the reference.
+
+    TRITON_INTERPRET=1 python -m tests.backends.gpu.interpreted
 
 The interpreter is chosen when kernels are imported, so this needs a process of its own. It is slow: the vectors are
 small, and every kernel and every branch of it meets some.

@@ -1,4 +1,6 @@
-"""The bit-identity matrix on a card: `python3 -m tests.backends.gpu.run_card`, with torch, Triton, numpy and ml_dtypes alone.
+"""The bit-identity matrix on a card, with torch, Triton, numpy and ml_dtypes alone.
+
+    python3 -m tests.backends.gpu.run_card
 
 Every case of tests/backends/cases.py that has a GPU kernel, against the numpy reference, by CUDA C++ kernels as well
 where they serve; the searches of search_cases.py; what only a card can show (the checks); the peers' golden vectors.

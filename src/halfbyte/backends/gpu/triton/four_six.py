@@ -6,7 +6,8 @@
 
 q·S has at most six significant bits, so fusing it with the subtraction changes nothing. Errors are measured on
 magnitudes, because signs only mirror them. A division by c = 6·448 or 6·256 becomes a product with 1/c in two parts,
-which is correctly rounded for every significand as long as nothing underflows (tests/backends/gpu/test_arithmetic.py tries all).
+which is correctly rounded for every significand as long as nothing underflows (tests/backends/gpu/test_arithmetic.py
+tries all).
 """
 
 import triton
