@@ -32,7 +32,7 @@ import halfbyte.gpu as gpu
 from halfbyte.arrays import to_numpy
 from halfbyte.backends import Request
 from halfbyte.backends.gpu.batch import group_amaxes
-from halfbyte.backends.gpu.choose import Kernel, choose
+from halfbyte.backends.gpu.choose import ChosenKernel, choose
 from halfbyte.backends.gpu.dispatch import launch_blocks, prepare
 from halfbyte.backends.gpu.launch import Launch, source_of
 from halfbyte.testing import find_difference
@@ -116,7 +116,9 @@ def block_kernel(x: torch.Tensor, method: hb.methods.Method, amax: torch.Tensor,
     """The quantizing kernel alone, with tensor-level numbers that were prepared before."""
     request = Request(q.format, q.contract, method, (1, 16), "tensor", "bf16", device="cuda")
     kernel = choose(request)
-    if not (isinstance(kernel, Kernel) and isinstance(q.codes, torch.Tensor) and isinstance(q.scales, torch.Tensor)):
+    if not (
+        isinstance(kernel, ChosenKernel) and isinstance(q.codes, torch.Tensor) and isinstance(q.scales, torch.Tensor)
+    ):
         raise TypeError("this measures NVFP4 on a card")
     numbers, _, _ = prepare(kernel, amax.view(torch.int32))
     source = source_of(x, request, x.shape[0], False)

@@ -23,7 +23,7 @@ ALGORITHMS = ("optimal", "hybrid", "verbatim", "requantize")
 TARGETS = {"nvfp4": "nvfp4", "mxfp4": "mxfp4", "bfloat16": "bfloat16", "bf16": "bfloat16"}
 
 
-class Options(TypedDict, total=False):
+class CastOptions(TypedDict, total=False):
     """The keyword arguments of `cast`, described there."""
 
     m: str | None
@@ -40,7 +40,7 @@ def cast(
     q: QuantizedTensor,
     format: Literal["nvfp4", "mxfp4"] | BlockFormat,
     algorithm: str | None = None,
-    **options: Unpack[Options],
+    **options: Unpack[CastOptions],
 ) -> tuple[QuantizedTensor, CastReport]: ...
 
 
@@ -49,7 +49,7 @@ def cast(
     q: Sequence[QuantizedTensor],
     format: Literal["nvfp4"] | BlockFormat,
     algorithm: str | None = None,
-    **options: Unpack[Options],
+    **options: Unpack[CastOptions],
 ) -> tuple[list[QuantizedTensor], CastReport]: ...
 
 
@@ -58,7 +58,7 @@ def cast(
     q: QuantizedTensor,
     format: Literal["bfloat16", "bf16"],
     algorithm: str | None = None,
-    **options: Unpack[Options],
+    **options: Unpack[CastOptions],
 ) -> tuple[Array, CastReport]: ...
 
 
@@ -67,7 +67,7 @@ def cast(
     q: QuantizedTensor | Sequence[QuantizedTensor],
     format: str | BlockFormat,
     algorithm: str | None = None,
-    **options: Unpack[Options],
+    **options: Unpack[CastOptions],
 ) -> tuple[QuantizedTensor | list[QuantizedTensor] | Array, CastReport]: ...
 
 

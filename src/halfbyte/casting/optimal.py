@@ -113,7 +113,7 @@ def write(rows: Rows, choice: Choice, backend: str = "auto", threads: int | None
     codes, scales = keep(rows, base, backend=backend, threads=threads)
     if choice.keeps:
         return Written(codes, scales, 0)
-    tables = Tables(scale)
+    tables = TablesByExponent(scale)
     changed = 0
     for start, stop, part in rows.slices():
         where = part.nonzero_half if m is None else part.outside(m)
@@ -135,7 +135,7 @@ def write(rows: Rows, choice: Choice, backend: str = "auto", threads: int | None
     return Written(codes, scales, changed)
 
 
-class Tables(dict[int, Table]):
+class TablesByExponent(dict[int, Table]):
     """The table of each exponent under one global scale, made when it is first asked for."""
 
     def __init__(self, scale: GlobalScale) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from halfbyte.study.methods import MethodRow
-from halfbyte.study.run import ALGORITHMS, COLUMNS, Outcome, Row, Study
+from halfbyte.study.run import ALGORITHMS, COLUMNS, CastOutcome, Row, Study
 
 Json: TypeAlias = dict[str, "Json"] | list["Json"] | str | int | float | bool | None
 
@@ -56,7 +56,7 @@ def _row(row: Row) -> Json:
     }
 
 
-def _outcome(outcome: Outcome) -> Json:
+def _outcome(outcome: CastOutcome) -> Json:
     found: dict[str, Json] = {
         "mse": _finite(outcome.mse),
         "squared_error": _finite(outcome.squared_error),

@@ -27,7 +27,7 @@ MAP_SHAPE = (24, 48)
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CastOutcome:
     """One scenario under one algorithm."""
 
     mse: float
@@ -60,7 +60,7 @@ class Row:
     """The number of blocks that are not zero and are outside the window of this m."""
     exponents: dict[int, int]
     """How many blocks that are not zero have each exponent."""
-    outcomes: dict[str, Outcome]
+    outcomes: dict[str, CastOutcome]
     bound: float
     """A lower bound on the squared error of any choice of scales and codes."""
 
@@ -147,7 +147,7 @@ def run_scenario(scenario: Scenario, place: Callable[[npt.NDArray[np.float32]], 
     """One scenario. `place` puts the tensor on the device that quantizes and decodes."""
     source = quantize(place(scenario.tensor()), "mxfp4", "modelopt")
     reports: dict[str, CastReport] = {}
-    outcomes: dict[str, Outcome] = {}
+    outcomes: dict[str, CastOutcome] = {}
     values = to_numpy(dequantize(source)) if maps else None
     for name in COLUMNS:
         if name == PEER:
@@ -160,8 +160,8 @@ def run_scenario(scenario: Scenario, place: Callable[[npt.NDArray[np.float32]], 
     return _row(scenario, source, reports, outcomes)
 
 
-def _outcome(report: CastReport, error_map: list[list[float]]) -> Outcome:
-    return Outcome(
+def _outcome(report: CastReport, error_map: list[list[float]]) -> CastOutcome:
+    return CastOutcome(
         mse=report.mse,
         squared_error=report.squared_error,
         max_error=report.max_error,
@@ -175,7 +175,7 @@ def _outcome(report: CastReport, error_map: list[list[float]]) -> Outcome:
 
 
 def _row(
-    scenario: Scenario, source: QuantizedTensor, reports: dict[str, CastReport], outcomes: dict[str, Outcome]
+    scenario: Scenario, source: QuantizedTensor, reports: dict[str, CastReport], outcomes: dict[str, CastOutcome]
 ) -> Row:
     report = reports["optimal"]
     scales = to_numpy(source.scales).reshape(-1)

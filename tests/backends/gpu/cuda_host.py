@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from halfbyte.backends import Request
-from halfbyte.backends.gpu.choose import Kernel, choose
+from halfbyte.backends.gpu.choose import ChosenKernel, choose
 from halfbyte.backends.gpu.constants import NUMBERS, PREPARED
 from halfbyte.backends.gpu.cuda.table_kernels import SOURCES, TABLE_KERNELS, Form, Operand
 from halfbyte.backends.numbering import METRICS
@@ -97,7 +97,7 @@ class OnCpu:
 
     def _call(self, operand: Operand, rule: NVFP4Rule, request: Request, form: Form) -> int:
         kernel = choose(request)
-        if not isinstance(kernel, Kernel) or kernel.table is None:
+        if not isinstance(kernel, ChosenKernel) or kernel.table is None:
             raise TypeError("no table serves this")
         squared = kernel.constants.get("METRIC") == METRICS.index("mse")
         chosen = (form.rows, form.swizzled, form.grouped, form.listed, kernel.constants.get("KIND", 0), squared)

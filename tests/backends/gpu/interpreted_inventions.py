@@ -24,7 +24,7 @@ import halfbyte as hb
 from halfbyte import contracts
 from halfbyte.arrays import like, to_numpy
 from halfbyte.backends import Request
-from halfbyte.backends.gpu.choose import Kernel, choose
+from halfbyte.backends.gpu.choose import ChosenKernel, choose
 from halfbyte.contracts import Contract, NVFP4Rule, exponents, expressions, reductions
 from halfbyte.contracts.spec import Rounding, ScaleByte
 from halfbyte.methods import Method
@@ -140,7 +140,7 @@ def compare(first: int, last: int, searches: int) -> int:
     outcomes: Counter[str] = Counter()
     failures = 0
     for case in itertools.chain(once_wrong(), map(draw, range(first, last))):
-        if type(case.method) in (hb.Optimal, hb.Hessian) and isinstance(choose(request_of(case)), Kernel):
+        if type(case.method) in (hb.Optimal, hb.Hessian) and isinstance(choose(request_of(case)), ChosenKernel):
             searches -= 1
             if searches < 0:
                 continue

@@ -67,12 +67,12 @@ def pairs(full: bool) -> list[tuple[int, str]]:
 
     Compiling takes most of the time. So a case of an exact search takes one dtype, the next one the next. `full`: all.
     """
-    from halfbyte.backends.gpu.choose import Kernel, choose
+    from halfbyte.backends.gpu.choose import ChosenKernel, choose
     from tests.backends.cases import DTYPES, EXACT, every_case
 
     listed = []
     for index, case in enumerate(every_case()):
-        if not isinstance(choose(case.request()), Kernel):
+        if not isinstance(choose(case.request()), ChosenKernel):
             continue
         dtypes = list(DTYPES)
         if not full and case.method in EXACT:
@@ -136,13 +136,13 @@ def checks() -> dict[str, Callable[[], int]]:
 
 def served_by_tables(case: object, dtype: str) -> bool:
     """Whether a CUDA C++ kernel can serve a case, as well as Triton's."""
-    from halfbyte.backends.gpu.choose import Kernel, choose
+    from halfbyte.backends.gpu.choose import ChosenKernel, choose
     from tests.backends.cases import Case
 
     if not isinstance(case, Case):
         raise TypeError("this takes a case")
     kernel = choose(case.request(dtype))
-    return isinstance(kernel, Kernel) and kernel.table is not None
+    return isinstance(kernel, ChosenKernel) and kernel.table is not None
 
 
 def golden(task: Task) -> Tally:

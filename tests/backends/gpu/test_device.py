@@ -16,7 +16,7 @@ import halfbyte.gpu as gpu
 import halfbyte.torch_ops
 from halfbyte import contracts
 from halfbyte.backends import BACKENDS, choose_backend
-from halfbyte.backends.gpu.choose import Kernel, choose
+from halfbyte.backends.gpu.choose import ChosenKernel, choose
 from halfbyte.backends.gpu.mx_tables import mx_table
 from halfbyte.backends.protocol import Reason
 from halfbyte.codec.bits import F32, U8
@@ -58,7 +58,7 @@ def test_cuda_requests_go_to_the_gpu_and_others_do_not() -> None:
 
 def test_every_case_has_a_kernel() -> None:
     cases = every_case()
-    assert {type(choose(case.request())) for case in cases} == {Kernel}
+    assert {type(choose(case.request())) for case in cases} == {ChosenKernel}
     assert {case.contract.name for case in cases} == set(contracts.CONTRACTS) - {"transformers"}
     assert {case.method for case in cases} >= {"optimal", "weighted", "hessian", "descent"}
 
@@ -76,7 +76,7 @@ def test_a_search_of_a_peer_takes_what_the_peer_has(method: hb.methods.Method, r
     """What the peer has not is refused by the reference as well, which "auto" then asks."""
     contract = contracts.qwantize(mode="nvfp4/optimal")
     found = choose(dataclasses.replace(REQUEST, contract=contract, method=method))
-    assert isinstance(found, Kernel) == (reason is None)
+    assert isinstance(found, ChosenKernel) == (reason is None)
     if reason is not None:
         assert reason in str(found)
         with pytest.raises(hb.UnsupportedError):

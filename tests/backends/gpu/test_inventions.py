@@ -16,7 +16,7 @@ import pytest
 import halfbyte as hb
 from halfbyte import contracts
 from halfbyte.backends import Request
-from halfbyte.backends.gpu.choose import Decoder, Family, Kernel, choose, choose_decoder
+from halfbyte.backends.gpu.choose import ChosenKernel, Decoder, KernelKind, choose, choose_decoder
 from halfbyte.backends.protocol import Reason
 from halfbyte.contracts import Contract, MXRule, NVFP4Rule, exponents, expressions, reductions
 from halfbyte.contracts.spec import Rounding, ScaleByte
@@ -143,20 +143,20 @@ def test_decoding_has_reasons_too() -> None:
 # --- what has a kernel, and which ---
 
 
-def family(contract: Contract = TE, format: BlockFormat = NVFP4, method: Method | None = None) -> Kernel:
+def family(contract: Contract = TE, format: BlockFormat = NVFP4, method: Method | None = None) -> ChosenKernel:
     found = choose(asked(contract, format, method))
-    assert isinstance(found, Kernel), found
+    assert isinstance(found, ChosenKernel), found
     return found
 
 
 def test_a_format_by_another_name_has_a_kernel() -> None:
     """Names prove nothing: neither for a format nor against it."""
     mine = dataclasses.replace(NVFP4, name="mine")
-    assert family(dataclasses.replace(TE, rules={"mine": TE.rules["nvfp4"]}), mine).family is Family.PLAIN
+    assert family(dataclasses.replace(TE, rules={"mine": TE.rules["nvfp4"]}), mine).family is KernelKind.PLAIN
     powers = contracts.qwantize(mode="mxfp4/optimal").rules["mxfp4"]
     assert isinstance(powers, MXRule)
     odd = dataclasses.replace(MXFP4, name="nvfp4")
-    assert family(dataclasses.replace(TE, rules={"nvfp4": powers}), odd, hb.Optimal()).family is Family.MX_QWANTIZE
+    assert family(dataclasses.replace(TE, rules={"nvfp4": powers}), odd, hb.Optimal()).family is KernelKind.MX_QWANTIZE
 
 
 def test_short_formulas_serve_only_their_own_rule() -> None:
@@ -184,11 +184,11 @@ def test_answers_are_cached_without_the_arrays_of_a_method() -> None:
     assert choose(asked(method=first)) is choose(asked(method=second))
     assert choose(asked(method=first)) is not choose(asked(method=hb.Optimal()))
     unhashable = dataclasses.replace(TE, options=(("list", []),))
-    assert isinstance(choose(asked(unhashable)), Kernel)
+    assert isinstance(choose(asked(unhashable)), ChosenKernel)
     assert isinstance(choose_decoder(asked(unhashable)), Decoder)
 
 
 def test_equal_contracts_with_other_rules_have_answers_of_their_own() -> None:
     """Contracts hash without their rules."""
-    assert isinstance(choose(asked(changed(TE))), Kernel)
+    assert isinstance(choose(asked(changed(TE))), ChosenKernel)
     assert isinstance(choose(asked(changed(TE, element=slots.over_scale_nudged))), Reason)

@@ -45,7 +45,7 @@ from halfbyte.methods import Amax, FourSix, Hessian, Method, Optimal, Sweep
 from halfbyte.request import Request
 
 
-class Family(Enum):
+class KernelKind(Enum):
     """The ways to quantize; launch.py has a case for each."""
 
     PLAIN = "one scale per block or tile, from its amax"
@@ -61,10 +61,10 @@ class Family(Enum):
 
 
 @dataclass(frozen=True, eq=False)
-class Kernel:
+class ChosenKernel:
     """A kernel, and what it is compiled with for a request."""
 
-    family: Family
+    family: KernelKind
     rule: NVFP4Rule | MXRule
     """The rule that serves the method."""
     constants: Constants
@@ -116,7 +116,7 @@ UNDOING = (
 """Pairs of stored scale and multiplier that give 1/enc but for roundings: then y is x'/s' of the search."""
 
 
-def choose(request: Request) -> Kernel | Reason:
+def choose(request: Request) -> ChosenKernel | Reason:
     """The kernel that serves a request, or the reason why none does."""
     method = request.method
     asked = _without_arrays(method)
@@ -145,7 +145,7 @@ def _without_arrays(method: Method) -> Method | Search | None:
 @functools.lru_cache(maxsize=512)
 def _choose(
     format: BlockFormat, contract: Contract, asked: Method | Search, tile: Tile, scaling: Scaling, dtype: str
-) -> Kernel | Reason:
+) -> ChosenKernel | Reason:
     rule = contract.rules.get(format.name)
     if type(rule) is NVFP4Rule:
         return _choose_nvfp4(NVFP4Case(format, asked, tile, scaling, dtype), rule)
@@ -174,7 +174,7 @@ class NVFP4Case:
         return self.asked if isinstance(self.asked, Method) else REPRESENTATIVE
 
 
-def _choose_nvfp4(case: NVFP4Case, first: NVFP4Rule) -> Kernel | Reason:
+def _choose_nvfp4(case: NVFP4Case, first: NVFP4Rule) -> ChosenKernel | Reason:
     rule = first.for_method(case.method)
     if type(rule) is not NVFP4Rule:
         return Reason(f"no GPU kernel knows rules of class {type(rule).__name__}")
@@ -190,12 +190,12 @@ def _choose_nvfp4(case: NVFP4Case, first: NVFP4Rule) -> Kernel | Reason:
     family = _nvfp4_family(case, first, rule)
     if isinstance(family, Reason):
         return family
-    if case.tile[0] != 1 and family not in (Family.PLAIN, Family.FOUR_SIX, Family.FOUR_SIX_TILES):
+    if case.tile[0] != 1 and family not in (KernelKind.PLAIN, KernelKind.FOUR_SIX, KernelKind.FOUR_SIX_TILES):
         return Reason(f"no GPU kernel has tiles of {case.tile[0]}x{case.tile[1]} for {family.value}")
     constants = {"N": case.format.block, **block_constants(rule, pre_scale, case.format.element, case.dtype)}
     constants |= _family_constants(family, rule, case)
     short = _is_short(family, rule, pre_scale, case)
-    return Kernel(
+    return ChosenKernel(
         family=family,
         rule=rule,
         constants=constants,
@@ -206,45 +206,45 @@ def _choose_nvfp4(case: NVFP4Case, first: NVFP4Rule) -> Kernel | Reason:
     )
 
 
-def _nvfp4_family(case: NVFP4Case, first: NVFP4Rule, rule: NVFP4Rule) -> Family | Reason:
+def _nvfp4_family(case: NVFP4Case, first: NVFP4Rule, rule: NVFP4Rule) -> KernelKind | Reason:
     """The family, in the order in which the reference asks."""
     asked = case.asked
     if isinstance(asked, FourSix) and rule.four_six is not None:
         error = four_six_error(rule.four_six, asked, case.scaling)
         reason = four_six_reason(rule.four_six, asked, error, case.tile)
         in_one_order = case.tile[0] != 1 and rule.four_six.tile_sum is reductions.eight_lanes_flat
-        return reason or (Family.FOUR_SIX_TILES if in_one_order else Family.FOUR_SIX)
+        return reason or (KernelKind.FOUR_SIX_TILES if in_one_order else KernelKind.FOUR_SIX)
     if isinstance(asked, Method):
         if rule.block_search is not None and asked in rule.searches:
             if type(asked) not in (FourSix, Sweep):
                 return Reason(f"no GPU kernel searches block amaxes by method {asked.name}")
-            return static_reason(rule) or Family.STATIC
-        return Family.PLAIN if type(asked) is Amax else Reason(f"method {asked.name} has no GPU kernel here")
+            return static_reason(rule) or KernelKind.STATIC
+        return KernelKind.PLAIN if type(asked) is Amax else Reason(f"method {asked.name} has no GPU kernel here")
     if (reason := exact_search_reason(first)) is not None:
         return reason
     if rule.scale_search is not None:
-        return qwantize_reason(rule, asked) or Family.QWANTIZE
-    return Family.OPTIMAL if asked in ("optimal", "weighted") else Family.HESSIAN
+        return qwantize_reason(rule, asked) or KernelKind.QWANTIZE
+    return KernelKind.OPTIMAL if asked in ("optimal", "weighted") else KernelKind.HESSIAN
 
 
-def _family_constants(family: Family, rule: NVFP4Rule, case: NVFP4Case) -> Constants:
+def _family_constants(family: KernelKind, rule: NVFP4Rule, case: NVFP4Case) -> Constants:
     """Constants of one family's kernel, on top of the slots that all of them run."""
     asked = case.asked
     if isinstance(asked, FourSix) and rule.four_six is not None:
         top: Constants = {"TOP": float(rule.anchor(asked))}
         constants = four_six_constants(rule.four_six, asked, case.tile, case.scaling) | top
-        if family is Family.FOUR_SIX_TILES:
+        if family is KernelKind.FOUR_SIX_TILES:
             del constants["ORDER"]
         return constants
-    if family is Family.STATIC:
+    if family is KernelKind.STATIC:
         sweep = FUSED_SWEEP if isinstance(asked, Sweep) and asked.fused else EAGER_SWEEP
         return {"METHOD": sweep if isinstance(asked, Sweep) else STATIC_FOUR_SIX}
-    if family in (Family.OPTIMAL, Family.HESSIAN):
+    if family in (KernelKind.OPTIMAL, KernelKind.HESSIAN):
         return {"FIRST": first_scale_byte(rule)}
     return {}
 
 
-def _is_short(family: Family, rule: NVFP4Rule, pre_scale: object, case: NVFP4Case) -> bool:
+def _is_short(family: KernelKind, rule: NVFP4Rule, pre_scale: object, case: NVFP4Case) -> bool:
     """Whether the short formulas that a kernel has written into it are the rule's: TransformerEngine's."""
     if (
         rule.constant_factor is not None
@@ -255,19 +255,19 @@ def _is_short(family: Family, rule: NVFP4Rule, pre_scale: object, case: NVFP4Cas
         or rule.anchor(case.method) not in SHORT_TOPS
     ):
         return False
-    if family is Family.PLAIN:
+    if family is KernelKind.PLAIN:
         return pre_scale is expressions.folded_sixth
-    if family is Family.OPTIMAL:  # its estimates take y for x'/s'
+    if family is KernelKind.OPTIMAL:  # its estimates take y for x'/s'
         return any(rule.stored is stored and rule.multiplier is multiplier for stored, multiplier in UNDOING)
-    if family is Family.FOUR_SIX and rule.four_six is not None and isinstance(case.asked, FourSix):
+    if family is KernelKind.FOUR_SIX and rule.four_six is not None and isinstance(case.asked, FourSix):
         in_order = case.tile[0] != 1 or rule.four_six.block_sum is reductions.sequential
         return pre_scale is expressions.divided_then_factor and in_order and case.asked.error in ("mae", "mse")
     return False
 
 
-def _reads_amax(family: Family, rule: NVFP4Rule, pre_scale: object, case: NVFP4Case) -> bool:
+def _reads_amax(family: KernelKind, rule: NVFP4Rule, pre_scale: object, case: NVFP4Case) -> bool:
     """Whether the operand's amax has to be known: not where a factor is given and no formula looks further."""
-    if rule.constant_factor is None or family is Family.STATIC:
+    if rule.constant_factor is None or family is KernelKind.STATIC:
         return True
     read: list[object] = [rule.stored, pre_scale]
     if isinstance(case.asked, FourSix) and rule.four_six is not None:
@@ -275,11 +275,11 @@ def _reads_amax(family: Family, rule: NVFP4Rule, pre_scale: object, case: NVFP4C
     return any(number_of(AMAX_READERS, slot) is not None for slot in read)
 
 
-def _table(family: Family, pre_scale: object, case: NVFP4Case) -> str | None:
+def _table(family: KernelKind, pre_scale: object, case: NVFP4Case) -> str | None:
     """The CUDA C++ kernel with the same short formulas: bfloat16, blocks of 16 in one row."""
     if case.dtype != "bf16" or case.tile != (1, 16):
         return None
-    if family is Family.FOUR_SIX:
+    if family is KernelKind.FOUR_SIX:
         return "four_six"
     return "optimal" if case.asked == "optimal" and pre_scale is expressions.folded_sixth else None
 
@@ -287,7 +287,9 @@ def _table(family: Family, pre_scale: object, case: NVFP4Case) -> str | None:
 # --- MX ---
 
 
-def _choose_mx(rule: MXRule, format: BlockFormat, asked: Method | Search, tile: Tile, dtype: str) -> Kernel | Reason:
+def _choose_mx(
+    rule: MXRule, format: BlockFormat, asked: Method | Search, tile: Tile, dtype: str
+) -> ChosenKernel | Reason:
     reason = (
         format_reason(format, MX_BLOCKS)
         or operand_reason(format, tile, "tensor", dtype)
@@ -306,12 +308,16 @@ def _choose_mx(rule: MXRule, format: BlockFormat, asked: Method | Search, tile: 
     }
     if isinstance(asked, Method):
         known = type(asked) is Amax
-        return Kernel(Family.MX, rule, constants) if known else Reason(f"method {asked.name} has no GPU kernel here")
+        return (
+            ChosenKernel(KernelKind.MX, rule, constants)
+            if known
+            else Reason(f"method {asked.name} has no GPU kernel here")
+        )
     if rule.scale_search is None:
-        return Kernel(Family.MX_SEARCH, rule, constants)
+        return ChosenKernel(KernelKind.MX_SEARCH, rule, constants)
     if format.element != E2M1:
         return Reason("the kernel of qwantize's search has E2M1 elements")
-    return qwantize_reason(rule, asked) or Kernel(Family.MX_QWANTIZE, rule, constants)
+    return qwantize_reason(rule, asked) or ChosenKernel(KernelKind.MX_QWANTIZE, rule, constants)
 
 
 # --- decoding ---

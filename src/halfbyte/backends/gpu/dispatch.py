@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from halfbyte.backends.gpu.choose import Family, Kernel
+from halfbyte.backends.gpu.choose import ChosenKernel, KernelKind
 from halfbyte.backends.gpu.constants import FLAT, LISTED, NUMBERS, ROWS, TILES
 from halfbyte.backends.gpu.cuda import table_kernels
 from halfbyte.backends.gpu.exact_search import improve_mx, launch_hessian, launch_optimal
@@ -47,7 +47,7 @@ def amax_of(x: torch.Tensor, group_rows: int) -> torch.Tensor:
     return out
 
 
-def amax_bits(x: torch.Tensor, kernel: Kernel, given: torch.Tensor | None, group_rows: int) -> torch.Tensor:
+def amax_bits(x: torch.Tensor, kernel: ChosenKernel, given: torch.Tensor | None, group_rows: int) -> torch.Tensor:
     """float32 bits of each group's amax: given, or the operand's own; zeros where nothing looks at them."""
     import torch
 
@@ -62,7 +62,7 @@ def amax_bits(x: torch.Tensor, kernel: Kernel, given: torch.Tensor | None, group
     return torch.zeros(groups, dtype=torch.int32, device=x.device)
 
 
-def prepare(kernel: Kernel, bits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+def prepare(kernel: ChosenKernel, bits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
     """For each amax: the numbers that kernels need, what is stored with the blocks, and the multiplier."""
     import torch
 
@@ -84,27 +84,27 @@ def launch_blocks(launch: Launch) -> None:
     if launch.kernel.table is not None and _launched_with_table(launch):
         return
     match launch.kernel.family:
-        case Family.PLAIN:
+        case KernelKind.PLAIN:
             _launch_plain(launch)
-        case Family.FOUR_SIX:
+        case KernelKind.FOUR_SIX:
             _launch_four_six(launch)
-        case Family.FOUR_SIX_TILES:
+        case KernelKind.FOUR_SIX_TILES:
             launch_tiles(launch)
-        case Family.STATIC:
+        case KernelKind.STATIC:
             launch_static(launch)
-        case Family.OPTIMAL:
+        case KernelKind.OPTIMAL:
             launch_optimal(launch)
-        case Family.HESSIAN:
+        case KernelKind.HESSIAN:
             launch_hessian(launch)
-        case Family.QWANTIZE:
+        case KernelKind.QWANTIZE:
             _launch_plain(launch)
             improve_as_qwantize(launch)
-        case Family.MX:
+        case KernelKind.MX:
             _launch_mx(launch)
-        case Family.MX_SEARCH:
+        case KernelKind.MX_SEARCH:
             _launch_mx(launch)
             improve_mx(launch)
-        case Family.MX_QWANTIZE:
+        case KernelKind.MX_QWANTIZE:
             _launch_mx(launch)
             improve_as_qwantize(launch)
 

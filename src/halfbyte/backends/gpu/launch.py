@@ -6,7 +6,7 @@ import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from halfbyte.backends.gpu.choose import Family, Kernel
+from halfbyte.backends.gpu.choose import ChosenKernel, KernelKind
 from halfbyte.backends.gpu.constants import (
     FLAT,
     GROUP_OF_BLOCK,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 SEARCH_LANES = 32
 """Blocks per program of the searches, whose lanes all wait for the one that takes longest."""
 
-SEARCHES = (Family.OPTIMAL, Family.HESSIAN, Family.QWANTIZE, Family.MX_SEARCH, Family.MX_QWANTIZE)
+SEARCHES = (KernelKind.OPTIMAL, KernelKind.HESSIAN, KernelKind.QWANTIZE, KernelKind.MX_SEARCH, KernelKind.MX_QWANTIZE)
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def group_kind(groups: int, group_blocks: int, lanes: int) -> int:
 class Launch:
     """What the launch of a family's kernels needs."""
 
-    kernel: Kernel
+    kernel: ChosenKernel
     request: Request
     source: Source
     codes: torch.Tensor

@@ -12,7 +12,7 @@ import halfbyte as hb
 from halfbyte import contracts
 from halfbyte.backends import Request
 from halfbyte.backends.gpu import dispatch
-from halfbyte.backends.gpu.choose import Kernel, choose
+from halfbyte.backends.gpu.choose import ChosenKernel, choose
 from halfbyte.backends.gpu.cuda import compile as cuda_compile
 from halfbyte.backends.gpu.cuda import table_kernels
 from halfbyte.backends.gpu.cuda.table_kernels import TABLE_KERNELS, Form, definitions_of
@@ -30,7 +30,7 @@ SEPARATE = "-D__fmaf_rn(x,y,z)=((x)*(y)+(z))"
 def definitions(method: Method, form: Form = PLAIN) -> tuple[str, tuple[str, ...]]:
     request = Request(hb.get_format("nvfp4"), TE, method, (1, 16), "tensor", "bf16", device="cuda")
     kernel = choose(request)
-    assert isinstance(kernel, Kernel)
+    assert isinstance(kernel, ChosenKernel)
     assert kernel.table is not None
     return kernel.table, definitions_of(kernel, form)
 
@@ -90,7 +90,7 @@ def test_what_the_tables_serve() -> None:
         for dtype in ("bf16", "fp16", "fp32"):
             request = case.request(dtype)
             kernel = choose(request)
-            if isinstance(kernel, Kernel) and kernel.table is not None:
+            if isinstance(kernel, ChosenKernel) and kernel.table is not None:
                 assert (dtype, request.tile) == ("bf16", (1, 16))
                 served.add((case.contract.name, kernel.table))
     both = {(peer, name) for peer in ("transformer_engine", "miles", "flashinfer") for name in TABLE_KERNELS}
@@ -144,12 +144,12 @@ def test_the_dispatch_hands_blocks_to_the_tables(
     x = torch.zeros(4, 64, dtype=torch.bfloat16)[:, :32]
     request = Request(hb.get_format("nvfp4"), TE, method, (1, 16), "tensor", "bf16", device="cuda")
     kernel = choose(request)
-    assert isinstance(kernel, Kernel)
+    assert isinstance(kernel, ChosenKernel)
     codes, scales = torch.zeros(4, 16, dtype=torch.uint8), torch.zeros(4, 2, dtype=torch.uint8)
     numbers = torch.zeros(2, 16)
     seen: list[tuple[str | None, table_kernels.Operand, Form]] = []
 
-    def launched(kernel: Kernel, operand: table_kernels.Operand, form: Form, device: torch.device) -> bool:
+    def launched(kernel: ChosenKernel, operand: table_kernels.Operand, form: Form, device: torch.device) -> bool:
         seen.append((kernel.table, operand, form))
         return True
 

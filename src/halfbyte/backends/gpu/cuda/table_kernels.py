@@ -13,7 +13,7 @@ import warnings
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from halfbyte.backends.gpu.choose import Kernel
+from halfbyte.backends.gpu.choose import ChosenKernel
 from halfbyte.backends.gpu.cuda.compile import SOURCES, Function, functions_for, make_current, shared_memory_of
 from halfbyte.backends.numbering import METRICS
 from halfbyte.errors import BackendError
@@ -113,7 +113,7 @@ def _properties(index: int) -> tuple[tuple[int, int], int]:
     return (found.major, found.minor), found.multi_processor_count
 
 
-def definitions_of(kernel: Kernel, form: Form) -> tuple[str, ...]:
+def definitions_of(kernel: ChosenKernel, form: Form) -> tuple[str, ...]:
     """The constants that the CUDA kernel of a choice is compiled with."""
     table = _table_kernel(kernel)
     chosen = {
@@ -129,13 +129,13 @@ def definitions_of(kernel: Kernel, form: Form) -> tuple[str, ...]:
     return (*(f"-D{key}={value}" for key, value in chosen.items()), *more)
 
 
-def _table_kernel(kernel: Kernel) -> TableKernel:
+def _table_kernel(kernel: ChosenKernel) -> TableKernel:
     if kernel.table is None:
         raise TypeError("no CUDA kernel serves this")
     return TABLE_KERNELS[kernel.table]
 
 
-def launch(kernel: Kernel, operand: Operand, form: Form, device: torch.device) -> bool:
+def launch(kernel: ChosenKernel, operand: Operand, form: Form, device: torch.device) -> bool:
     """Launch two kernels on the current stream, one that writes tables and one that uses them.
 
     False, and a warning once, where they cannot be compiled.
