@@ -156,7 +156,7 @@ def test_a_path_that_is_no_vectors_is_exit_code_2(tmp_path: Path) -> None:
 def test_unknown_backend_is_exit_code_2(vectors: Path) -> None:
     result = run("conform", vectors, "--backend", "abacus")
     assert result.exit_code == 2
-    assert "unknown backend 'abacus'; known: auto, cpu, reference" in result.output
+    assert "unknown backend 'abacus'; known: auto, cpu, gpu, reference" in result.output
 
 
 def test_a_case_without_a_kernel_is_pending_not_different(vectors: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,7 +103,11 @@ PLAIN = {
         "exponent rule",
     ),
     "MX dividing": (asked(changed(OCP, "mxfp4", element=slots.over_three_quarters), MXFP4), "element formula"),
-    "nearest": (asked(changed(OCP, "mxfp4", nearest=slots.always_three), MXFP4), "nearest code"),
+    "nearest": (asked(changed(contracts.gguf(), "mxfp4", nearest=slots.always_three), MXFP4), "nearest code"),
+    "nearest under another exponent rule": (
+        asked(changed(contracts.gguf(), "mxfp4", scale=exponents.even_field), MXFP4),
+        "gguf's own exponent rule",
+    ),
     "wrapping MX": (asked(changed(OCP, "mxfp4", rounding=Rounding(wraps=True)), MXFP4), "without saturation"),
     "signs of MXFP8": (
         asked(changed(OCP, "mxfp8", rounding=Rounding()), hb.get_format("mxfp8")),

@@ -253,6 +253,8 @@ def _mx_element_reason(rule: MXRule, element: ElementFormat) -> Reason | None:
     if rounding.wraps:
         return no_kernel("rounding without saturation for power-of-two scales", rounding)
     if rule.nearest is not None:
+        if rule.scale is not exponents.floor_log2_wrapping:
+            return Reason("the first nearest code is compiled for gguf's own exponent rule")
         return None if rule.nearest is first_nearest and element == E2M1 else no_kernel("nearest code", rule.nearest)
     if element == E4M3 and (rounding.tie, rounding.sign, rounding.zero_input) != ("even", "sign bit", False):
         return Reason("the kernels round E4M3 elements to even and keep every sign bit, as this contract does not")
