@@ -195,16 +195,13 @@ def move_bytes() -> int:
     """Run the kernels without arithmetic on every edge case. Returns how many ran."""
     import numpy as np
 
-    from halfbyte.backends.cpu.repack import cast_blocks, pack_codes, unpack_codes
+    from halfbyte.backends.cpu.repack import cast_blocks
 
     table = np.arange(256, dtype=np.uint8)
     for blocks in BLOCKS:
         codes = np.resize(table, (blocks, 16)).copy()
-        low = np.bitwise_and(codes, np.uint8(0xF))
-        if not (unpack_codes(pack_codes(low)) == low).all():
-            raise SystemExit("sanitize: packing there and back gives other codes")
         cast_blocks(codes, np.resize(table, blocks).copy(), table)
-    return 3 * len(BLOCKS)
+    return len(BLOCKS)
 
 
 def decode_much() -> int:

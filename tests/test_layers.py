@@ -125,7 +125,14 @@ OPEN_BACKENDS = {
 def backends_imported(source: str) -> set[str]:
     """The modules of backends/ that a module imports from."""
     tree = ast.parse(source)
-    found = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            module = node.module or ""
+            rooms = {f"{module}.{alias.name}" for alias in node.names if (SOURCE / "backends" / alias.name).is_dir()}
+            found |= rooms if module == "halfbyte.backends" and rooms else {module}
     return {name for name in found if name.startswith("halfbyte.backends")}
 
 
@@ -137,6 +144,8 @@ def test_no_other_layer_imports_a_backend_from_inside(path: str) -> None:
 def test_a_backend_imported_from_inside_is_seen() -> None:
     source = "from halfbyte.backends.cpu.library import native\nfrom halfbyte.backends import Parts"
     assert backends_imported(source) == {"halfbyte.backends.cpu.library", "halfbyte.backends"}
+    assert backends_imported("import halfbyte.backends.cpu.library") == {"halfbyte.backends.cpu.library"}
+    assert backends_imported("from halfbyte.backends import cpu") == {"halfbyte.backends.cpu"}
 
 
 def rooms_imported(source: str) -> set[str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+from typing import Any, cast
 
 import ml_dtypes
 import numpy as np
@@ -337,3 +338,59 @@ def test_zero_tensor(contract: str, byte: int, stored: float) -> None:
     q = hb.quantize(zero_tensor(), "nvfp4", contract)
     assert np.all(to_numpy(q.scales) == byte)
     assert to_numpy(q.stored_scale).item() == stored  # type: ignore[arg-type]
+
+
+# --- odd arguments ---
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+@pytest.mark.parametrize("threads", [0, -1, True, 1.5, "2"])
+def test_threads_are_checked_whatever_the_backend(threads: Any, backend: str) -> None:
+    x = gaussian(2, 32)
+    with pytest.raises(hb.InputError, match="the number of threads must be a whole number of at least 1"):
+        hb.quantize(x, "nvfp4", threads=threads, backend=backend)
+    with pytest.raises(hb.InputError, match="the number of threads"):
+        hb.dequantize(hb.quantize(x, "nvfp4"), threads=threads, backend=backend)
+
+
+def test_numpy_integers_are_whole_numbers() -> None:
+    x = gaussian(16, 64)
+    q = hb.quantize(x, "nvfp4", block=cast(Any, np.int64(32)), threads=cast(Any, np.int64(1)))
+    assert q.scales.shape == (16, 2)
+    tiled = hb.quantize(x, "nvfp4", tile=cast(Any, (np.int64(16), 16)))
+    assert_same_bits(tiled.codes, hb.quantize(x, "nvfp4", tile=(16, 16)).codes)
+
+
+@pytest.mark.parametrize("given", [{"block": 32.0}, {"tile": (16.0, 16.0)}])
+def test_floats_are_not(given: dict[str, Any]) -> None:
+    with pytest.raises(hb.UnsupportedError, match="whole number"):
+        hb.quantize(gaussian(16, 32), "nvfp4", **given)
+
+
+def test_columns_first_and_padded() -> None:
+    """numpy pads such an array without changing its order, which no kernel takes."""
+    x = np.asfortranarray(gaussian(5, 64))
+    for given in ({"tile": (16, 16)}, {"contract": "modelopt"}):
+        ragged = x if "tile" in given else np.asfortranarray(x[:, :61])
+        got = hb.quantize(ragged, "nvfp4", **cast(Any, given))
+        expected = hb.quantize(ragged, "nvfp4", backend="reference", **cast(Any, given))
+        assert_same_bits(got.codes, expected.codes)
+        assert_same_bits(got.scales, expected.scales)
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+def test_an_amax_of_minus_zero_is_zero(backend: str) -> None:
+    for amax in (-0.0, np.float32(-0.0), np.array([-0.0])):
+        q = hb.quantize(gaussian(2, 32), "nvfp4", global_amax=amax, backend=backend)
+        assert not np.signbit(to_numpy(cast(Any, q.global_scale)))
+
+
+def test_out_that_overlaps_itself_or_is_no_tensor() -> None:
+    x = gaussian(2, 32)
+    q = hb.quantize(x, "nvfp4")
+    room = np.zeros(34, np.uint8)
+    overlapping = dataclasses.replace(q, codes=room[:32].reshape(2, 16), scales=room[30:34].reshape(2, 2))
+    with pytest.raises(hb.InputError, match=r"out\.codes and out\.scales overlap"):
+        hb.quantize(x, "nvfp4", out=overlapping)
+    with pytest.raises(hb.InputError, match="out must be a QuantizedTensor, not str"):
+        hb.quantize(x, "nvfp4", out=cast(Any, "x"))

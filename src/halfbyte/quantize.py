@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from halfbyte.arrays import DTYPE_NAMES, Array, is_torch, like, output_dtype, to_numpy
 from halfbyte.backends import Parts, choose_backend
+from halfbyte.backends.threads import check_threads
 from halfbyte.codec.bits import F32, FLOAT32_MAX, U8, dtype_name
 from halfbyte.contracts import Contract
 from halfbyte.contracts.spec import Scaling
@@ -61,6 +62,7 @@ def quantize(
     >>> q.codes.shape, q.scales.tolist(), f"{q.global_scale:.6f}"
     ((16,), [126, 126], '0.000372')
     """
+    check_threads(threads)
     request = resolve(
         format,
         contract,
@@ -124,6 +126,7 @@ def dequantize(
     >>> dequantize(q)[0, :3].tolist()
     [1.0, 1.0, 1.0]
     """
+    check_threads(threads)
     wanted = output_dtype(dtype)
     request = resolve_decoding(q.format, q.contract, q.method, threads, device_of(q.codes))
     rows, width = math.prod(q.shape[:-1]), q.shape[-1]
@@ -162,6 +165,8 @@ def _dtype_of(x: Array) -> str:
 
 def _check_out(out: QuantizedTensor, x: Array, format: BlockFormat, shape: tuple[int, ...]) -> tuple[U8, U8]:
     """The arrays of `out` as (rows, K) matrices that share their memory."""
+    if not isinstance(out, QuantizedTensor):
+        raise InputError(f"out must be a QuantizedTensor, not {type(out).__name__}")
     if out.format != format or out.shape != shape:
         raise InputError(
             f"out holds {out.format.name} of shape {out.shape}, but the result is {format.name} of {shape}"
@@ -177,6 +182,8 @@ def _check_out(out: QuantizedTensor, x: Array, format: BlockFormat, shape: tuple
         if np.shares_memory(array, to_numpy(x)):
             raise InputError("out overlaps the input")
         arrays.append(array.reshape(-1, array.shape[-1]))
+    if np.shares_memory(arrays[0], arrays[1]):
+        raise InputError("out.codes and out.scales overlap")
     return arrays[0], arrays[1]
 
 
@@ -202,12 +209,12 @@ def _check_global_amax(global_amax: object, request: Request, shape: tuple[int, 
     check_takes_amax(request)
     scaling = request.scaling
     if isinstance(global_amax, float) and 0 <= global_amax <= FLOAT32_MAX and scaling != "row":
-        return np.array([global_amax], np.float32)  # the usual case needs no further checks
+        return np.array([abs(global_amax)], np.float32)  # the usual case needs no further checks
     raw = to_numpy(cast("Any", global_amax)) if is_torch(global_amax) else np.asarray(global_amax)
     if raw.dtype.kind not in "iufbV":  # ml_dtypes report kind V
         raise InputError(f"global_amax must be a number or an array of numbers, got {global_amax!r}")
     with np.errstate(over="ignore"):
-        amax = raw.astype(np.float32)
+        amax = raw.astype(np.float32) + np.float32(0)  # −0.0 becomes +0.0
     if (np.isinf(amax) & np.isfinite(raw.astype(np.float64))).any():
         raise InputError("global_amax does not fit into float32")
     if np.isnan(amax).any() or (amax < 0).any():

@@ -227,6 +227,8 @@ def _resolve_tile(
     plain = (1, format.block)
     if tile is not None and not (isinstance(tile, tuple | list) and len(tile) == 2):
         raise UnsupportedError(f"tile is a pair such as {plain} or (16, 16), not {tile!r}")
+    if tile is not None and not all(hasattr(side, "__index__") for side in tile):
+        raise UnsupportedError(f"tile is a pair of whole numbers such as {plain} or (16, 16), not {tile!r}")
     if tile is None or tuple(tile) == plain:
         return plain
     tiles = tuple(known for known in rule.tiles if known[1] == format.block) if isinstance(rule, NVFP4Rule) else ()
@@ -240,4 +242,4 @@ def _resolve_tile(
         raise UnsupportedError(
             f"tile {tuple(tile)} spans rows, so it cannot have one global scale per row; use tile=None"
         )
-    return (tile[0], tile[1])
+    return (int(tile[0]), int(tile[1]))

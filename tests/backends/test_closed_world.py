@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,8 +20,10 @@ import halfbyte as hb
 from halfbyte import contracts
 from halfbyte.arrays import to_numpy
 from halfbyte.contracts import exponents, expressions
+from halfbyte.contracts.peers.flashinfer import ceil_bits_of_factor
 from halfbyte.contracts.spec import MXRule, NVFP4Rule, Rounding, ScaleByte, TensorScale
 from halfbyte.formats import BlockFormat, ElementFormat
+from halfbyte.methods import Method
 from halfbyte.testing import assert_same_bits
 from tests.backends.test_bits import ISA_NAMES
 from tests.invented import Invented, draw
@@ -183,6 +187,52 @@ def test_an_exponent_rule_that_tables_do_not_know() -> None:
     assert_same(hb.quantize(X, "mxfp4", contract), hb.quantize(X, "mxfp4", contract, backend="reference"))
     with pytest.raises(hb.UnsupportedError, match="no kernel was written for the exponent rule sawtooth"):
         hb.quantize(X, "mxfp4", contract, backend="cpu")
+
+
+def test_zero_blocks_whose_elements_are_not_numbers() -> None:
+    """A scale byte of 0 under a dividing formula: 0/0 has a code of its own in the contract."""
+    contract = with_rule(contracts.modelopt(), "nvfp4", rounding=Rounding(nan_code=2), scale_byte=ScaleByte())
+    x = X.copy()
+    x[0, :16] = 0
+    for method in (hb.Amax(), hb.Optimal(), hb.Optimal(np.ones(96, np.float32))):
+        expected = hb.quantize(x, "nvfp4", contract, method, backend="reference")
+        assert expected.codes[0, 0] == 0x22
+        assert_same(hb.quantize(x, "nvfp4", contract, method), expected)
+
+
+def test_partials_are_flashinfers_with_a_usable_factor() -> None:
+    rule = contracts.flashinfer().rules["mxfp4"]
+    assert isinstance(rule, MXRule)
+    factors: list[Any] = [np.float32(-1), np.float32(np.inf), np.float32(0), 1.5]
+    for factor in factors:
+        scale = functools.partial(ceil_bits_of_factor, factor=factor)
+        contract = with_rule(contracts.flashinfer(), "mxfp4", scale=scale)
+        with pytest.raises(hb.UnsupportedError, match="no kernel was written for the exponent rule"):
+            hb.quantize(X, "mxfp4", contract, backend="cpu")
+
+
+def test_a_format_that_counts_otherwise() -> None:
+    class Wide(BlockFormat):
+        """One code per byte, whatever its bits."""
+
+        codes_per_byte = 1
+
+    nvfp4 = hb.get_format("nvfp4")
+    slots = {field.name: getattr(nvfp4, field.name) for field in dataclasses.fields(nvfp4)}
+    with pytest.raises(hb.UnsupportedError, match="no kernel for formats of type Wide"):
+        hb.quantize(X, Wide(**slots), backend="cpu")
+
+
+def test_a_method_that_nothing_computes_is_refused() -> None:
+    class Unwritten(Method):
+        """Every contract should have it, but nobody wrote how."""
+
+        name = "unwritten"
+        everywhere = True
+
+    for backend in ("auto", "reference", "cpu"):
+        with pytest.raises(hb.UnsupportedError, match=r"unwritten has no entry|no kernel was written"):
+            hb.quantize(X, "nvfp4", method=Unwritten(), backend=backend)
 
 
 def main(first: int, last: int) -> None:

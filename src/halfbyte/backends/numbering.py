@@ -7,9 +7,13 @@ append it to its list and to the kernels that should serve it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
+import numpy as np
+
 from halfbyte.contracts import exponents, expressions, reductions
+from halfbyte.contracts.peers.flashinfer import ceil_bits_of_factor
 
 DTYPE_NUMBERS = {"bf16": 0, "fp16": 1, "fp32": 2}
 
@@ -101,6 +105,16 @@ SIGNS = ["y < 0", "sign bit", "y <= 0"]
 
 TIES = ["even", "down"]
 """Slot 5: where a y half-way between two values goes."""
+
+
+def exponent_rule(scale: object) -> object | None:
+    """The function itself if tables can describe it, FlashInfer's if its factor is usable; else None."""
+    if type(scale) is not functools.partial:
+        return scale if number_of(MX_SCALES, scale) is not None else None
+    factor = scale.keywords.get("factor")
+    known = scale.func is ceil_bits_of_factor and not scale.args and set(scale.keywords) == {"factor"}
+    usable = isinstance(factor, np.float32) and np.isfinite(factor) and factor > 0
+    return ceil_bits_of_factor if known and usable else None
 
 
 def number_of(listed: Sequence[object], entry: object) -> int | None:

@@ -30,7 +30,11 @@ def get_format(name: str | BlockFormat, block: int | None = None) -> BlockFormat
         format = FORMATS[name]
     else:
         raise unknown_name("format", name, FORMATS)
-    if block is None or block == format.block:
+    if block is None:
+        return format
+    if hasattr(block, "__index__"):  # a numpy integer is a whole number too
+        block = block.__index__()
+    if block == format.block and type(block) is int:
         return format
     if block not in format.blocks:
         allowed = " or ".join(map(str, format.blocks))

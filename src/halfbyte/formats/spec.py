@@ -101,6 +101,8 @@ class BlockFormat:
 
     def __post_init__(self) -> None:
         """Refuse formats that do not pack: a byte holds two codes or one code, and one scale."""
+        if type(self.block) is not int:
+            raise UnsupportedError(f"format {self.name}: the block length is a whole number, not {self.block!r}")
         if not 4 <= self.element.bits <= 8:
             raise UnsupportedError(
                 f"format {self.name}: elements of {self.element.bits} bits do not pack; codes of 4 bits are stored two "

@@ -1,36 +1,19 @@
-"""The kernels for packing, unpacking and the verbatim cast give the bytes of the numpy definitions."""
+"""The kernel of the verbatim cast gives the bytes of the numpy definition."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from halfbyte.backends.cpu.repack import cast_blocks, has_kernels, pack_codes, unpack_codes
-from halfbyte.codec.pack import pack, unpack
-from halfbyte.formats import get_format
+from halfbyte.backends.cpu.repack import cast_blocks, has_kernels
 from halfbyte.testing import assert_same_bits
 from tests.backends.test_bits import each_isa, isa
 
 __all__ = ["isa"]  # the fixture
 
-NVFP4 = get_format("nvfp4")
-SIZES = [1, 2, 15, 16, 17, 31, 32, 33, 64, 100]
-
 
 def test_the_kernels_are_there() -> None:
     assert has_kernels()
-
-
-@each_isa
-@pytest.mark.parametrize("size", SIZES)
-def test_packing_there_and_back(size: int, isa: str) -> None:
-    codes = np.random.default_rng(size).integers(0, 16, (3, 2 * size), dtype=np.uint8)
-    packed = pack(codes, NVFP4)
-    assert_same_bits(pack_codes(codes), packed)
-    assert_same_bits(unpack_codes(packed), unpack(packed, 2 * size, NVFP4))
-    out = np.full_like(packed, 7)
-    assert pack_codes(codes, out=out, threads=1) is out
-    assert_same_bits(out, packed)
 
 
 @each_isa

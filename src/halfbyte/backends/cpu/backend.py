@@ -130,7 +130,8 @@ def _whole(x: npt.NDArray[Any], request: Request) -> npt.NDArray[Any]:
     """The matrix, made contiguous and padded with zeros to whole blocks and tiles."""
     rows, width = x.shape
     below, right = -rows % request.tile[0], -width % request.format.block
-    return np.pad(x, ((0, below), (0, right))) if below or right else np.require(x, requirements=["C", "A"])
+    padded = np.pad(x, ((0, below), (0, right))) if below or right else x
+    return np.require(padded, requirements=["C", "A"])
 
 
 def _outputs(x: npt.NDArray[Any], request: Request, out: tuple[U8, U8] | None) -> tuple[U8, U8]:

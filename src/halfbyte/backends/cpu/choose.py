@@ -7,23 +7,22 @@ methods at random and compare every answer with the bytes of the reference.
 
 from __future__ import annotations
 
-import functools
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
 from halfbyte.backends.cpu.library import load_library
 from halfbyte.backends.cpu.tables_mx import element_number
-from halfbyte.backends.numbering import DTYPE_NUMBERS, ERRORS, MX_SCALES, SIGNS, TIES
+from halfbyte.backends.numbering import DTYPE_NUMBERS, ERRORS, SIGNS, TIES, exponent_rule
 from halfbyte.backends.protocol import Reason
 from halfbyte.contracts import MXRule, NVFP4Rule, exponents, expressions, reductions
 from halfbyte.contracts.arithmetic import four_six_error
-from halfbyte.contracts.peers.flashinfer import ceil_bits_of_factor
 from halfbyte.contracts.peers.gguf import first_nearest
 from halfbyte.contracts.searches.qwantize import search_e4m3, search_e8m0
 from halfbyte.contracts.searches.static import search_block_amax
-from halfbyte.contracts.spec import DecodeRule, Rounding, ScaleByte
-from halfbyte.formats import E2M1, E4M3, E8M0
+from halfbyte.contracts.spec import DecodeRule, FourSixRule, Rounding, ScaleByte
+from halfbyte.formats import E2M1, E4M3, E8M0, BlockFormat
 from halfbyte.methods import Amax, FourSix, Hessian, Optimal, Sweep
 from halfbyte.request import Request
 
@@ -71,6 +70,7 @@ ENCODING = Formulas(
     pre_scales=(
         expressions.folded_sixth,
         expressions.sixth_then_factor,
+        expressions.divided_then_factor,
         expressions.divided_then_factor_or_zero,
         expressions.factor_times_divided,
     ),
@@ -106,12 +106,19 @@ SINGLE_LEVEL = Formulas(
 )
 """There is no tensor-level number."""
 
+NAN_AT_ZERO: tuple[object, ...] = (
+    expressions.over_scale,
+    expressions.over_scale_product,
+    expressions.over_scale_quotient,
+    expressions.times_reciprocal_of_scale,
+    expressions.times_reciprocal_over_scale,
+)
+"""Element formulas that give NaN where both x and the scale are 0."""
+
 ELEMENT_MAXES, E4M3_MAXES = (4, 6), (256, 448)
 SMALLEST_SCALES = (0.0, 2.0**-9, 2.0**-6)
 FOR_ZERO, FOR_ZERO_BYTE = (None, 1.0), (None, 0x20)
 
-TABLED_SCALES = (*MX_SCALES, ceil_bits_of_factor)
-"""Exponent rules that the tables describe. FlashInfer's own scale is no power of two, which E2M1 codes do not need."""
 POWERS_OF_TWO: tuple[object, ...] = (
     exponents.ocp_floor,
     exponents.floor_field,
@@ -130,12 +137,28 @@ SATURATING = Rounding(sign="sign bit")
 """The rounding of the E4M3 kernel: nearest even, with the sign of x itself. NaN gets the element format's NaN code."""
 
 
+_latest: tuple[weakref.ref[Request], Kernel | Reason] | None = None
+"""The latest answer. A call asks twice: before it is served, and for the dispatch."""
+
+
 def choose(request: Request) -> Kernel | Reason:
-    """The kernel that quantizes a request, or the reason why there is none."""
+    """The kernel that quantizes a request, or why there is none."""
+    global _latest
+    latest = _latest  # another thread may write it in between
+    if latest is not None and latest[0]() is request:
+        return latest[1]
+    answer = _choose(request)
+    _latest = (weakref.ref(request), answer)
+    return answer
+
+
+def _choose(request: Request) -> Kernel | Reason:
     if load_library() is None:
         return Reason("the compiled kernels are not installed")
     if request.dtype not in DTYPE_NUMBERS:
         return Reason(f"its kernels take bf16, fp16 and fp32, not {request.dtype}")
+    if type(request.format) is not BlockFormat:
+        return Reason(f"it has no kernel for formats of type {type(request.format).__name__}")
     rule = request.rule
     if type(rule) is NVFP4Rule:
         return _unserved_nvfp4(request, rule) or _choose_nvfp4(request, rule)
@@ -191,9 +214,10 @@ def _unserved_numbers(rule: NVFP4Rule) -> Reason | None:
     if rule.statistics not in ("input", "fp32"):
         return Reason(f"no kernel was written for statistics in {rule.statistics!r}")
     zeros = policy.for_zero in FOR_ZERO and policy.for_zero_byte in FOR_ZERO_BYTE
-    if policy.smallest not in SMALLEST_SCALES or not zeros:
+    if type(policy) is not ScaleByte or policy.smallest not in SMALLEST_SCALES or not zeros:
         return Reason(f"no kernel was written for {policy}")
-    if rounding.tie not in TIES or rounding.sign not in SIGNS or not 0 <= rounding.nan_code < 8:
+    known = type(rounding) is Rounding and rounding.tie in TIES and rounding.sign in SIGNS
+    if not known or rounding.nan_code not in range(8):
         return Reason(f"no kernel was written for {rounding}")
     as_fouroversix = rounding == Rounding(wraps=True) and rule.element is expressions.times_reciprocal_or_zero
     if rounding.wraps and not as_fouroversix:
@@ -233,7 +257,7 @@ def _choose_static(request: Request, rule: NVFP4Rule) -> Kernel | Reason:
 
 def _choose_four_six(request: Request, rule: NVFP4Rule) -> Kernel | Reason:
     four_six, method = rule.four_six, request.method
-    if four_six is None or type(method) is not FourSix:
+    if type(four_six) is not FourSixRule or type(method) is not FourSix:
         return Reason("this contract has no 4over6")
     error = four_six_error(four_six, method, request.scaling)
     tiled = request.tile[0] != 1
@@ -277,6 +301,13 @@ def _choose_exact(request: Request, rule: NVFP4Rule) -> Kernel | Reason:
         return unserved or Kernel.QWANTIZE_SEARCH
     if request.tile[0] != 1:
         return Reason("its exact searches take blocks of one row")
+    if (
+        rule.element in NAN_AT_ZERO
+        and rule.scale_byte == ScaleByte()
+        and rule.rounding.nan_code
+        and not rule.rounding.zero_input
+    ):
+        return Reason("its exact searches write code 0 for the elements of a zero block, which are 0/0 here")
     method = request.method
     if request.format.block != 16 or rule.rounding.wraps:
         return Kernel.EXACT_GENERAL
@@ -326,16 +357,16 @@ def _unserved_mx(request: Request, rule: MXRule) -> Reason | None:
         return Reason(f"its kernels take e2m1 in blocks of 16 or 32 and e4m3 in blocks of 32, not {_words(request)}")
     if request.tile != (1, format.block) or request.scaling != "tensor":
         return Reason(f"no kernel was written for tiles of {request.tile} with scaling {request.scaling!r}")
-    scale = rule.scale.func if isinstance(rule.scale, functools.partial) else rule.scale
-    if scale not in TABLED_SCALES:
-        return _unknown("exponent rule", scale)
+    scale = exponent_rule(rule.scale)
+    if scale is None:
+        return _unknown("exponent rule", rule.scale)
     if rule.element not in MX_ELEMENTS:
         return _unknown("element formula", rule.element)
     if rule.nearest not in (None, first_nearest):
         return _unknown("way to the nearest code", rule.nearest)
     if rule.statistics not in ("input", "fp32") or rounding.wraps or rounding.tie not in TIES:
         return Reason(f"no kernel was written for {rounding} with statistics in {rule.statistics!r}")
-    if rounding.sign not in SIGNS or not 0 <= rounding.nan_code < 8:
+    if type(rounding) is not Rounding or rounding.sign not in SIGNS or rounding.nan_code not in range(8):
         return Reason(f"no kernel was written for {rounding}")
     if not wide:
         return None

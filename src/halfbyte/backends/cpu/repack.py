@@ -1,4 +1,4 @@
-"""Kernels that only move bytes: packing, unpacking, and the cast of MXFP4 blocks to NVFP4 that keeps the codes."""
+"""A kernel that only moves bytes: the verbatim cast of MXFP4 blocks to NVFP4 ones."""
 
 from __future__ import annotations
 
@@ -13,33 +13,6 @@ from halfbyte.codec.bits import U8
 def has_kernels() -> bool:
     """Whether the package was installed with its kernels."""
     return load_library() is not None
-
-
-def pack_codes(codes: U8, out: U8 | None = None, threads: int | None = None) -> U8:
-    """`codec.pack.pack`: one 4-bit code per byte to two per byte along the last axis, whose length must be even."""
-    library, isa = native()
-    codes = np.ascontiguousarray(codes)
-    shape = (*codes.shape[:-1], codes.shape[-1] // 2)
-    out = _output(out, shape)
-
-    def run(start: int, stop: int) -> None:
-        library.hb_pack(isa, pointer(codes, 2 * start), ctypes.c_int64(stop - start), pointer(out, start))
-
-    over_ranges(run, out.size, 2, threads)
-    return out
-
-
-def unpack_codes(packed: U8, out: U8 | None = None, threads: int | None = None) -> U8:
-    """`codec.pack.unpack`: two 4-bit codes per byte to one per byte along the last axis."""
-    library, isa = native()
-    packed = np.ascontiguousarray(packed)
-    out = _output(out, (*packed.shape[:-1], packed.shape[-1] * 2))
-
-    def run(start: int, stop: int) -> None:
-        library.hb_unpack(isa, pointer(packed, start), ctypes.c_int64(stop - start), pointer(out, 2 * start))
-
-    over_ranges(run, packed.size, 2, threads)
-    return out
 
 
 def cast_blocks(

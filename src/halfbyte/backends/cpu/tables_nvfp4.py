@@ -30,9 +30,6 @@ DIVISORS: dict[object, Callable[[F32, TensorScale], F32]] = {
 """Element formulas that divide x, with their divisor. The other formulas that kernels serve multiply x by a number that
 depends only on S."""
 
-LAST_PRE_SCALE = expressions.static_scale
-"""The last of PRE_SCALES that has a table: those behind it are 4over6's own."""
-
 SIGN_OF_X = 3
 """Take the sign of x itself unless x is zero (qwantize): the sign stays even if y underflows."""
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from halfbyte.codec.bits import DTYPES, F32, U8, widen
 from halfbyte.contracts import Contract, MXRule, NVFP4Rule, exponents
+from halfbyte.contracts.arithmetic import statistics_dtype
 from halfbyte.formats import BlockFormat
 from halfbyte.formats.spec import ElementFormat
 
@@ -39,7 +40,7 @@ def mx_table(rule: MXRule, element: ElementFormat, dtype: str) -> MXTable:
     and the place between them where its answer changes is found by bisection. The listed functions change at most once
     within a bucket, because a bucket is no longer than a binade.
     """
-    statistics = dtype if rule.statistics == "input" else "fp32"
+    statistics = statistics_dtype(rule, dtype)
 
     def ask(bits: npt.NDArray[np.int64]) -> tuple[U8, F32]:
         storage = DTYPES[dtype]

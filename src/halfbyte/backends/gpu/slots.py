@@ -6,7 +6,6 @@ the parts together. Formulas are compared by identity: one that computes the sam
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from math import isfinite
 
@@ -20,12 +19,12 @@ from halfbyte.backends.numbering import (
     FACTORS,
     METRICS,
     MULTIPLIERS,
-    MX_SCALES,
     PRE_SCALES,
     SIGNS,
     STORED,
     SUMS,
     TIES,
+    exponent_rule,
     number_of,
 )
 from halfbyte.backends.protocol import Reason
@@ -236,14 +235,10 @@ def mx_reason(rule: MXRule, format: BlockFormat) -> Reason | None:
 
 
 def _mx_scale_reason(rule: MXRule) -> Reason | None:
-    scale = rule.scale
-    if type(scale) is not functools.partial:
-        return _unlisted("exponent rule", scale, MX_SCALES)
-    factor = scale.keywords.get("factor")
-    known = scale.func is ceil_bits_of_factor and not scale.args and set(scale.keywords) == {"factor"}
-    if not (known and isinstance(factor, np.float32) and isfinite(factor) and factor > 0):
-        return no_kernel("exponent rule", scale)
-    if rule.nearest is None and number_of(MX_MULTIPLYING, rule.element) is None:
+    known = exponent_rule(rule.scale)
+    if known is None:
+        return no_kernel("exponent rule", rule.scale)
+    if known is ceil_bits_of_factor and rule.nearest is None and number_of(MX_MULTIPLYING, rule.element) is None:
         return Reason("the scale is no power of two under this exponent rule, and the kernels do not divide by it")
     return None
 

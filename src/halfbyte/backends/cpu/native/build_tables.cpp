@@ -38,6 +38,7 @@ static float pre_scale(const Rule& r, float v) {
         case STATIC_SCALE:
             // A zero share is not replaced here (`for_zero` does that), so the scale never decreases as v grows.
             return ((v / 6.0f) * (r.top / 6.0f)) / (r.amax / 6.0f);
+        case DIVIDED_THEN_FACTOR: return (v / 6.0f) * r.factor;
         default: return std::numeric_limits<float>::quiet_NaN();  // no such formula: backends/cpu/choose.py refuses it
     }
 }

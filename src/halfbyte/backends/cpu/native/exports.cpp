@@ -105,10 +105,6 @@ void hb_decode_mxfp8(int isa, const uint8_t* codes, const uint8_t* scales, int64
                      void* out) {
     tables_of(isa)->decode_mxfp8(codes, scales, blocks, table, width, out);
 }
-void hb_pack(int isa, const uint8_t* codes, int64_t bytes, uint8_t* out) { tables_of(isa)->pack(codes, bytes, out); }
-void hb_unpack(int isa, const uint8_t* packed, int64_t bytes, uint8_t* out) {
-    tables_of(isa)->unpack(packed, bytes, out);
-}
 int64_t hb_cast(int isa, const uint8_t* codes, const uint8_t* scales, int64_t blocks, const uint8_t* table,
                 uint8_t* codes_out, uint8_t* scales_out) {
     return tables_of(isa)->cast(codes, scales, blocks, table, codes_out, scales_out);

@@ -197,5 +197,5 @@ void tile_amax(const void* x, int64_t columns, int dtype, uint32_t* out) {
 extern const Kernels HB_NAME;
 const Kernels HB_NAME = {plain,          emit,         direct<false>, direct<true>,   mxfp8,      amax,
                          decode,         decode_mxfp8, four_six,      four_six_tiles, search,     build_error_rows,
-                         search_by_rows, hessian,      descend,       mx_search,      mxfp8_emit, pack_codes,
-                         unpack_codes,   cast_blocks,  tile_amax,     LANES};
+                         search_by_rows, hessian,      descend,       mx_search,      mxfp8_emit, cast_blocks,
+                         tile_amax,      LANES};

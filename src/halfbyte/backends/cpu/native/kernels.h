@@ -71,8 +71,6 @@ struct Kernels {
                          int64_t step, int64_t* irregular);
     void (*mxfp8_emit)(const void* x, int64_t blocks, int block, int dtype, const Tables*, uint8_t* codes,
                        const uint8_t* scales);
-    void (*pack)(const uint8_t* codes, int64_t bytes, uint8_t* out);
-    void (*unpack)(const uint8_t* packed, int64_t bytes, uint8_t* out);
     int64_t (*cast)(const uint8_t* codes, const uint8_t* scales, int64_t blocks, const uint8_t* table,
                     uint8_t* codes_out, uint8_t* scales_out);
     void (*tile_amax)(const void* x, int64_t columns, int dtype, uint32_t* out);

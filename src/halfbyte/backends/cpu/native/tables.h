@@ -12,7 +12,8 @@ enum PreScale : int {
     DIVIDED_TWICE = 5,
     DIVIDED = 6,
     DIVIDED_FLOORED = 7,
-    STATIC_SCALE = 8
+    STATIC_SCALE = 8,
+    DIVIDED_THEN_FACTOR = 9
 };
 enum Tie : int { TIE_EVEN = 0, TIE_DOWN = 1 };
 enum Sign : int { SIGN_BELOW_ZERO = 0, SIGN_BIT = 1, SIGN_NOT_ABOVE_ZERO = 2, SIGN_OF_X = 3 };

@@ -92,11 +92,9 @@ OVER_SCALE = _by_name(numbering.ELEMENTS, "over_scale")
 
 # --- slot 5: rounding ---
 
-EVEN = tl.constexpr(numbering.TIES.index("even"))
 DOWN = tl.constexpr(numbering.TIES.index("down"))
 BELOW_ZERO = tl.constexpr(numbering.SIGNS.index("y < 0"))
 SIGN_BIT = tl.constexpr(numbering.SIGNS.index("sign bit"))
-NOT_ABOVE_ZERO = tl.constexpr(numbering.SIGNS.index("y <= 0"))
 
 # --- slot 6: stored scale, multiplier, decoding ---
 
