@@ -10,6 +10,10 @@ import pytest
 
 import halfbyte as hb
 from halfbyte.casting.api import TARGETS
+from halfbyte.casting.rows import POWER_DECODES, decodes_powers
+from halfbyte.contracts import Contract, exponents
+from halfbyte.contracts.peers.gguf import decode_scale_halved
+from halfbyte.formats import E2M1, E8M0
 from halfbyte.testing import assert_same_bits
 from tests.casting.sources import random_source, source
 from tests.samples import gaussian
@@ -95,6 +99,124 @@ def test_a_peer_cast_has_no_other_algorithm(q: hb.QuantizedTensor) -> None:
         hb.cast(q, "nvfp4", algorithm="optimal", contract=contract)
     with pytest.raises(hb.UnsupportedError, match="k_max belongs to the mode"):
         hb.contracts.modelopt(k_max=3)
+
+
+# --- what is called by the name of a format, and is another ---
+
+E1M2 = dataclasses.replace(E2M1, name="e1m2", exponent_bits=1, mantissa_bits=2)
+E2M3 = dataclasses.replace(E2M1, name="e2m3", mantissa_bits=3)
+SCALE = dataclasses.replace(E8M0, name="e8m0 by 2", bias=126)
+
+
+def doubled(values: Any, byte: Any) -> Any:
+    """q·2^(byte−126)"""
+    return 2 * exponents.decode_e8m0(values, byte)
+
+
+def with_decode(decode: Any) -> Contract:
+    ocp = hb.contracts.ocp()
+    return dataclasses.replace(ocp, rules={"mxfp4": dataclasses.replace(ocp.rules["mxfp4"], decode=decode)})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"element": E1M2}, r"another element \(e1m2\)"),
+        ({"element": E2M3}, r"another element \(e2m3\)"),
+        ({"scale": SCALE}, r"another scale \(e8m0 by 2\)"),
+        ({"has_global": True}, "a global scale"),
+    ],
+)
+def test_a_source_that_only_has_the_name_of_mxfp4(changes: dict[str, Any], message: str) -> None:
+    other = dataclasses.replace(hb.get_format("mxfp4"), **changes)
+    codes = np.ones((8, 32 // other.codes_per_byte), np.uint8)
+    q = hb.QuantizedTensor(other, (8, 32), codes, np.full((8, 1), 127, np.uint8), None, None, hb.contracts.ocp())
+    for algorithm in ("optimal", "requantize"):
+        with pytest.raises(hb.UnsupportedError, match=f"w: its format is called mxfp4 but has {message}.*bfloat16"):
+            hb.cast(q, "nvfp4", algorithm, name="w")
+
+
+@pytest.mark.parametrize("block", [8, 48, 64])
+@pytest.mark.parametrize(("name", "target"), [("mxfp4", "nvfp4"), ("nvfp4", "mxfp4")])
+def test_a_source_with_other_blocks(name: str, target: str, block: int) -> None:
+    format = dataclasses.replace(hb.get_format(name), block=block)
+    q = hb.quantize(gaussian(2, 192), format)
+    with pytest.raises(hb.UnsupportedError, match=f"w: .* takes blocks of 16 or 32, not {block}; cast it to bfloat16"):
+        hb.cast(q, target, name="w")
+    assert hb.cast(q, "bfloat16")[1].blocks == 2 * 192 // block
+
+
+@pytest.mark.parametrize("decode", [doubled, decode_scale_halved])
+def test_a_source_that_decodes_otherwise(q: hb.QuantizedTensor, decode: Any) -> None:
+    other = dataclasses.replace(q, contract=with_decode(decode))
+    with pytest.raises(hb.UnsupportedError, match=r"w: contract ocp\(\) does not decode mxfp4 as .*bfloat16"):
+        hb.cast(other, "nvfp4", name="w")
+    with pytest.raises(hb.UnsupportedError, match=r"w\[1\]: contract"):
+        hb.cast([q, other], "nvfp4", name="w")
+
+
+def test_every_contract_that_has_mxfp4_decodes_powers() -> None:
+    """The list of decodings in rows.py covers all of them, and each gives q·2^(byte−127)."""
+    contracts = [make() for make in hb.contracts.CONTRACTS.values()]
+    found = [contract for contract in contracts if "mxfp4" in contract.rules]
+    assert len(found) > 5
+    for contract in found:
+        assert decodes_powers(contract), contract
+    byte = np.arange(255, dtype=np.uint8)[:, None]
+    with np.errstate(over="ignore"):
+        wanted = np.ldexp(E2M1.values.astype(np.float64), byte.astype(int) - 127).astype(np.float32)
+        for decode in POWER_DECODES:
+            assert_same_bits(np.broadcast_to(decode(E2M1.values[None], byte), wanted.shape), wanted)
+
+
+def test_a_result_that_decodes_otherwise(q: hb.QuantizedTensor) -> None:
+    nvfp4 = hb.quantize(gaussian(2, 64), "nvfp4")
+    with pytest.raises(hb.UnsupportedError, match=r"w: .*by which 'optimal' chooses; take algorithm='requantize'"):
+        hb.cast(nvfp4, "mxfp4", contract=with_decode(doubled), name="w")
+    torchao = hb.contracts.torchao()
+    rule: Any = torchao.rules["nvfp4"]
+    rule = dataclasses.replace(rule, decode=lambda q, scale, stored, top: 2 * q * (scale * stored))
+    with pytest.raises(hb.UnsupportedError, match="decodes NVFP4 by a formula of its own"):
+        hb.cast(q, "nvfp4", contract=dataclasses.replace(torchao, rules={"nvfp4": rule}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"element": E1M2}, r"another element \(e1m2\)"),
+        ({"scale": E8M0}, r"another scale \(e8m0\)"),
+        ({"has_global": False}, "no global scale"),
+        ({"name": "bf16"}, "unknown target format of a cast 'bf16'; known: mxfp4, nvfp4"),
+    ],
+)
+def test_a_target_that_only_has_the_name_of_nvfp4(q: hb.QuantizedTensor, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(hb.HalfbyteError, match=message):
+        hb.cast(q, dataclasses.replace(hb.get_format("nvfp4"), **changes))
+
+
+def test_real_targets_may_be_given_as_formats(q: hb.QuantizedTensor) -> None:
+    result, _ = hb.cast(q, hb.get_format("nvfp4"))
+    assert_same_bits(result.codes, hb.cast(q, "nvfp4")[0].codes)
+    assert hb.cast(result, hb.get_format("mxfp4"))[0].format == hb.get_format("mxfp4")
+    with pytest.raises(hb.UnsupportedError, match="a cast to mxfp4 has blocks of 32, not 16"):
+        hb.cast(result, hb.get_format("mxfp4", block=16))
+
+
+@pytest.mark.parametrize("given", [None, 3, np.float32(1), np.zeros((2, 2), np.float32), "w"])
+def test_what_is_no_quantized_tensor(q: hb.QuantizedTensor, given: Any) -> None:
+    for target in ("nvfp4", "mxfp4", "bfloat16"):
+        with pytest.raises(hb.InputError, match="w: cast takes a QuantizedTensor"):
+            hb.cast(given, target, name="w")
+    with pytest.raises(hb.InputError, match="w: out must be a QuantizedTensor to write into, not int"):
+        hb.cast(q, "nvfp4", name="w", out=3)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(("name", "target"), [("mxfp4", "nvfp4"), ("nvfp4", "mxfp4"), ("mxfp8", "bfloat16")])
+def test_nothing_to_cast(name: str, target: str) -> None:
+    full = hb.quantize(gaussian(2, 32), name)
+    empty = dataclasses.replace(full, shape=(0, 32), codes=full.codes[:0], scales=full.scales[:0])
+    with pytest.raises(hb.InputError, match=r"w of shape \(0, 32\) has no elements"):
+        hb.cast(empty, target, name="w")
 
 
 # --- out ---

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import ml_dtypes
 import numpy as np
 import pytest
 
 import halfbyte as hb
+from halfbyte.formats import E2M1
 from halfbyte.testing import assert_same_bits
 from tests.casting.sources import decoded, random_source
 from tests.samples import E2M1_VALUES, gaussian
@@ -113,3 +116,17 @@ def test_nvfp4_to_mxfp4_at_the_end_of_float32() -> None:
     result, report = hb.cast(q, "mxfp4")
     assert np.isfinite(np.asarray(hb.dequantize(result))).all()
     assert np.isfinite(report.squared_error)
+
+
+def test_any_format_goes_to_bfloat16() -> None:
+    """Also one that halfbyte does not know, under a contract of its own."""
+    six = dataclasses.replace(E2M1, name="e2m3", mantissa_bits=3)
+    format = dataclasses.replace(hb.get_format("mxfp8"), name="mxfp6", element=six)
+    ocp = hb.contracts.ocp()
+    contract = dataclasses.replace(ocp, rules={"mxfp6": ocp.rules["mxfp8"]})
+    q = hb.quantize(gaussian(4, 64), format, contract)
+    values, report = hb.cast(q, "bfloat16")
+    assert_same_bits(np.asarray(values).astype(np.float32), hb.dequantize(q))
+    assert (report.source, report.label) == ("mxfp6", "value-exact")
+    with pytest.raises(hb.UnsupportedError, match="no cast from mxfp6 to nvfp4; it takes mxfp4; cast it to bfloat16"):
+        hb.cast(q, "nvfp4")

@@ -8,6 +8,7 @@ from typing import Literal, TypedDict, Unpack, overload
 from halfbyte.arrays import Array, is_torch
 from halfbyte.backends.blocks import host_backend
 from halfbyte.casting.report import CastReport
+from halfbyte.casting.rows import check_not_empty, decodes_powers
 from halfbyte.casting.scales import NVFP4, nvfp4_rule, result_contract
 from halfbyte.casting.share import SHARES, cast_tensors
 from halfbyte.casting.to_bfloat16 import cast_to_bfloat16
@@ -16,11 +17,14 @@ from halfbyte.casting.to_nvfp4 import Settings
 from halfbyte.casting.verbatim import PLACEMENTS
 from halfbyte.contracts import Contract, get_contract
 from halfbyte.errors import BackendError, InputError, UnsupportedError, unknown_name
-from halfbyte.formats import BlockFormat
+from halfbyte.formats import FORMATS, BlockFormat
 from halfbyte.types import QuantizedTensor
 
 ALGORITHMS = ("optimal", "hybrid", "verbatim", "requantize")
 TARGETS = {"nvfp4": "nvfp4", "mxfp4": "mxfp4", "bfloat16": "bfloat16", "bf16": "bfloat16"}
+SOURCES = {"nvfp4": "mxfp4", "mxfp4": "nvfp4"}
+"""The format that a cast to each format takes. A cast to bfloat16 takes any."""
+WAY_OUT = "cast it to bfloat16, which takes any format, and quantize the result"
 
 
 class CastOptions(TypedDict, total=False):
@@ -95,7 +99,7 @@ def cast(
         "hybrid" (m = k_max - 8, blocks outside the window quantized again), "verbatim" (codes kept, scales snapped) or
         "requantize" (through bfloat16); to MXFP4 "optimal" or "requantize".
     m: for "verbatim": "search" (the default: the least error) or "midpoint".
-    contract: whose way of storing the global scale and decoding the result has (default: q·(S·g), zeros keep their
+    contract: defines how the result stores its global scale and how it is decoded (default: q·(S·g), zeros keep their
         sign); "requantize" quantizes by it (default: modelopt). One that is a cast itself,
         `hb.contracts.modelopt(mode="quantize_mxfp4_to_nvfp4_lossless")`, gives that peer's bytes.
     share: "tensor" for one global scale, "expert" for one per index of the first axis: more blocks become exact. Each
@@ -112,12 +116,14 @@ def cast(
     ('bit-exact', 2, -8, True)
     """
     target = _target(format)
-    tensors = [q] if isinstance(q, QuantizedTensor) else list(q)
+    tensors = _tensors(q, name)
     _check(tensors, target, share, name)
     _check_algorithm(target, algorithm, m)
     _check_backend(tensors, backend, name)
     if out is not None and target != "nvfp4":
         raise UnsupportedError(f"a cast to {target} takes no out")
+    if out is not None and not isinstance(out, QuantizedTensor):
+        raise InputError(f"{name}: out must be a QuantizedTensor to write into, not {type(out).__name__}")
     source = tensors[0]
     if target == "bfloat16":
         return cast_to_bfloat16(source, host_backend(backend), threads)
@@ -129,29 +135,81 @@ def cast(
 
 
 def _target(format: str | BlockFormat) -> str:
-    wanted = format.name if isinstance(format, BlockFormat) else format
-    if not isinstance(wanted, str) or wanted not in TARGETS:
-        raise unknown_name("target of a cast", wanted, TARGETS)
-    if isinstance(format, BlockFormat) and format.name == "nvfp4" and format.block != NVFP4.block:
-        raise UnsupportedError(f"a cast to nvfp4 has blocks of {NVFP4.block}, not {format.block}")
-    return TARGETS[wanted]
+    """The name of the target. A BlockFormat has to be the very format that the cast writes."""
+    if isinstance(format, BlockFormat):
+        if format.name not in SOURCES:
+            raise unknown_name("target format of a cast", format.name, SOURCES)
+        written = FORMATS[format.name]
+        if changed := _differences(format, written):
+            raise UnsupportedError(
+                f"the target is called {format.name} but has {changed}; for another format, cast to bfloat16 and "
+                "quantize the result"
+            )
+        if format.block != written.block:
+            raise UnsupportedError(f"a cast to {format.name} has blocks of {written.block}, not {format.block}")
+        return format.name
+    if not isinstance(format, str) or format not in TARGETS:
+        raise unknown_name("target of a cast", format, TARGETS)
+    return TARGETS[format]
+
+
+def _differences(format: BlockFormat, real: BlockFormat) -> str:
+    """What a format has otherwise than the real one of its name; empty if it decodes in the same way."""
+    parts = [
+        f"another {part} ({getattr(format, part).name})"
+        for part in ("element", "scale")
+        if getattr(format, part) != getattr(real, part)
+    ]
+    if format.has_global != real.has_global:
+        parts.append(f"{'a' if format.has_global else 'no'} global scale")
+    return " and ".join(parts)
+
+
+def _tensors(q: QuantizedTensor | Sequence[QuantizedTensor], name: str) -> list[QuantizedTensor]:
+    """The tensors to cast, as a list."""
+    if isinstance(q, QuantizedTensor):
+        return [q]
+    try:
+        tensors = list(q)
+    except TypeError:
+        tensors = []
+    if not tensors or not all(isinstance(tensor, QuantizedTensor) for tensor in tensors):
+        raise InputError(f"{name}: cast takes a QuantizedTensor, or a list of them that is not empty")
+    return tensors
 
 
 def _check(tensors: list[QuantizedTensor], target: str, share: str, name: str) -> None:
     """Whether the target fits the tensors."""
-    if not tensors or not all(isinstance(tensor, QuantizedTensor) for tensor in tensors):
-        raise InputError(f"{name}: cast takes a QuantizedTensor, or a list of them that is not empty")
     if share not in SHARES:
         raise unknown_name("share", share, SHARES)
-    sources = {tensor.format.name for tensor in tensors}
-    wanted = {"nvfp4": {"mxfp4"}, "mxfp4": {"nvfp4"}, "bfloat16": {"mxfp4", "nvfp4", "mxfp8"}}[target]
-    if not sources <= wanted:
-        raise UnsupportedError(
-            f"{name}: no cast from {', '.join(sorted(sources - wanted))} to {target}; it takes "
-            f"{', '.join(sorted(wanted))}. Any format goes to bfloat16, and from there through quantize"
-        )
+    for number, tensor in enumerate(tensors):
+        called = name if len(tensors) == 1 else f"{name}[{number}]"
+        check_not_empty(tensor, called)
+        if target != "bfloat16":
+            _check_source(tensor, target, called)
     if target != "nvfp4" and (len(tensors) > 1 or share != "tensor"):
         raise UnsupportedError(f"{target} has no global scale to share: cast the tensors one by one, without share")
+
+
+def _check_source(q: QuantizedTensor, target: str, name: str) -> None:
+    """Whether the bytes of a tensor mean what the cast to NVFP4 or MXFP4 takes them for."""
+    wanted = FORMATS[SOURCES[target]]
+    if q.format.name != wanted.name:
+        raise UnsupportedError(f"{name}: no cast from {q.format.name} to {target}; it takes {wanted.name}; {WAY_OUT}")
+    if changed := _differences(q.format, wanted):
+        raise UnsupportedError(
+            f"{name}: its format is called {wanted.name} but has {changed}, which no cast to {target} takes; {WAY_OUT}"
+        )
+    if q.format.block not in wanted.blocks:
+        allowed = " or ".join(map(str, wanted.blocks))
+        raise UnsupportedError(
+            f"{name}: a cast from {wanted.name} to {target} takes blocks of {allowed}, not {q.format.block}; {WAY_OUT}"
+        )
+    if target == "nvfp4" and not decodes_powers(q.contract):
+        raise UnsupportedError(
+            f"{name}: contract {q.contract} does not decode mxfp4 as q·2^(byte−127), which a cast to nvfp4 relies on; "
+            f"{WAY_OUT}"
+        )
 
 
 def _check_algorithm(target: str, algorithm: str | None, m: str | None) -> None:

@@ -16,8 +16,9 @@ from halfbyte.arrays import to_numpy
 from halfbyte.casting.window import BIAS, HIGHEST, LOWEST, Exponents, used_exponents, zero_blocks
 from halfbyte.codec.bits import F32, U8
 from halfbyte.codec.blocks import ceil_div
+from halfbyte.contracts import Contract, DecodeRule, MXRule, exponents
 from halfbyte.errors import InputError, UnsupportedError
-from halfbyte.formats import E2M1
+from halfbyte.formats import E2M1, get_format
 from halfbyte.types import QuantizedTensor
 
 F64 = npt.NDArray[np.float64]
@@ -31,6 +32,9 @@ SLICE = 1 << 20
 """Elements that are looked at half by half at a time: it bounds memory, and changes no bit."""
 
 MAGNITUDES = E2M1.magnitudes.astype(np.float64)
+
+POWER_DECODES = (exponents.decode_e8m0, exponents.decode_power)
+"""Decodings of MXFP4 that are q·2^(byte−127). They differ for byte 255 alone, which no cast takes or writes."""
 
 
 def _counting_table() -> npt.NDArray[np.uint64]:
@@ -160,12 +164,23 @@ def by_exponent(exponents: I16) -> Iterator[tuple[int, npt.NDArray[np.intp]]]:
         yield k, order[start:stop]
 
 
+def decodes_powers(contract: Contract) -> bool:
+    """Whether a contract decodes MXFP4 as q·2^(byte−127)."""
+    rule = contract.rule(get_format("mxfp4"))
+    return isinstance(rule, MXRule | DecodeRule) and rule.decode in POWER_DECODES
+
+
+def check_not_empty(q: QuantizedTensor, name: str) -> None:
+    """Refuse a tensor without elements."""
+    if not q.shape or 0 in q.shape:
+        raise InputError(f"{name} of shape {q.shape} has no elements; there is nothing to cast")
+
+
 def read(q: QuantizedTensor, name: str) -> Rows:
     """The bytes of an MXFP4 tensor as matrices, after the checks."""
     if q.format.name != "mxfp4":
         raise UnsupportedError(f"{name} is {q.format.name}; this cast takes mxfp4")
-    if not q.shape or 0 in q.shape:
-        raise InputError(f"{name} of shape {q.shape} has no elements; there is nothing to cast")
+    check_not_empty(q, name)
     width = q.shape[-1]
     codes, scales = to_numpy(q.codes), to_numpy(q.scales)
     codes, scales = codes.reshape(-1, codes.shape[-1]), scales.reshape(-1, scales.shape[-1])

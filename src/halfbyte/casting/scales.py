@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from halfbyte.arrays import to_numpy
 from halfbyte.codec.bits import F32, power_of_two
-from halfbyte.contracts import Contract, NVFP4Rule, get_contract
+from halfbyte.contracts import Contract, NVFP4Rule, expressions, get_contract
 from halfbyte.errors import UnsupportedError
 from halfbyte.formats import E2M1, E4M3, get_format
 from halfbyte.methods import Amax
@@ -17,6 +17,14 @@ from halfbyte.types import QuantizedTensor
 
 F64 = npt.NDArray[np.float64]
 NVFP4 = get_format("nvfp4")
+
+DECODES = {
+    ("amax", expressions.amax_over_top, expressions.decode_by_amax),
+    ("multiplier", expressions.as_stored, expressions.decode_by_multiplier),
+    ("encode factor", expressions.reciprocal_of_stored, expressions.decode_by_divisor),
+    ("encode factor", expressions.reciprocal_of_stored, expressions.decode_by_reciprocal),
+}
+"""What is stored, the multiplier from it, and the decoding: the ways in which kept codes are known to keep values."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +58,11 @@ def nvfp4_rule(contract: Contract) -> NVFP4Rule:
         raise UnsupportedError(
             f"contract {contract} stores no NVFP4 global scale, so it cannot hold a cast tensor; use one that does, "
             "such as modelopt, torchao, compressed_tensors or transformer_engine"
+        )
+    if (rule.stored_as, rule.multiplier, rule.decode) not in DECODES:
+        raise UnsupportedError(
+            f"contract {contract} decodes NVFP4 by a formula of its own, so a cast cannot know which values it keeps; "
+            "use a contract of halfbyte, or cast to bfloat16 and quantize the result"
         )
     return rule
 

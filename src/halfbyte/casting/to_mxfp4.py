@@ -7,12 +7,13 @@ import numpy as np
 from halfbyte.arrays import like, to_numpy
 from halfbyte.casting.measure import CHUNK, rows_of, tally_values
 from halfbyte.casting.report import CastReport, Tally, add, describe
+from halfbyte.casting.rows import decodes_powers
 from halfbyte.codec.bits import F32
 from halfbyte.codec.blocks import join, split
 from halfbyte.codec.element import encode
 from halfbyte.codec.pack import pack
 from halfbyte.contracts import Contract, get_contract
-from halfbyte.errors import InputError, unknown_name
+from halfbyte.errors import InputError, UnsupportedError, unknown_name
 from halfbyte.formats import E2M1, get_format
 from halfbyte.quantize import dequantize, quantize
 from halfbyte.types import QuantizedTensor
@@ -30,7 +31,11 @@ def cast_to_mxfp4(
     if algorithm not in ALGORITHMS:
         raise unknown_name("algorithm of nvfp4 to mxfp4", algorithm, ALGORITHMS)
     chosen = get_contract(contract, MXFP4)
-    chosen.rule(MXFP4)
+    if not decodes_powers(chosen) and algorithm == "optimal":
+        raise UnsupportedError(
+            f"{name}: contract {chosen} does not decode mxfp4 as q·2^(byte−127), by which 'optimal' chooses; "
+            "take algorithm='requantize'"
+        )
     rows, width = int(np.prod(q.shape[:-1])), q.shape[-1]
     step = max(CHUNK // width, 1)
     codes, scales, tallies = [], [], []
