@@ -42,7 +42,7 @@ EXPECTED: dict[str, dict[str, int]] = {
     "Measure": listed(["ABSOLUTE", "SQUARED", "LARGEST"]),
     "MxElement": listed(["MX_E2M1", "MX_E2M1_DOWN", "MX_E4M3"]),
     "Element": listed(["EVEN", "DOWN", "WRAPPED", "NEAREST_E4M3", "FIRST_NEAREST"]),
-    "Objective": listed(["SQUARES", "WEIGHTED_SQUARES", "QUADRATIC"]),
+    "Objective": listed([name.upper().replace(" ", "_") for name in general_search.OBJECTIVES]),
 }
 
 

@@ -30,6 +30,10 @@ ELEMENTS = ["even", "down", "wraps", "e4m3", "first nearest"]
 """Ways to round an element, in the order of native/searches.h: E2M1 (ties to even, down, wrapping), E4M3, gguf's."""
 
 
+OBJECTIVES = ["squares", "weighted squares", "quadratic"]
+"""What a search minimises, in the order of native/searches.h."""
+
+
 class Search:
     """The structure that the kernel takes, and the arrays that its pointers point to."""
 
@@ -38,12 +42,12 @@ class Search:
         self.native = GeneralSearch(block=call.block, dtype=call.dtype)
         self.held: list[npt.NDArray[Any]] = []
         if isinstance(method, Hessian):
-            self.native.objective = 2
+            self.native.objective = OBJECTIVES.index("quadratic")
             derived = quadratics(method)
             self.point("numbers", derived.triangles)
             self.point("bounds", derived.bounds)
         elif isinstance(method, Optimal) and (weights := scaled_weights(method, call.x.shape[1])) is not None:
-            self.native.objective = 1
+            self.native.objective = OBJECTIVES.index("weighted squares")
             self.point("numbers", weights)
 
     def point(self, name: str, array: npt.NDArray[Any]) -> None:
