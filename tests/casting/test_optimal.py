@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import halfbyte as hb
-from halfbyte.casting import optimal
+from halfbyte.casting import optimal, scales
 from halfbyte.casting.bound import Bounded
 from halfbyte.casting.optimal import choose, write
 from halfbyte.casting.rows import read
@@ -92,7 +92,7 @@ def test_algorithm_1s_scale_is_a_candidate(contract: str, monkeypatch: pytest.Mo
     assert_same_bits(np.asarray(result.stored_scale), np.asarray(first.stored_scale))
 
 
-def test_a_scale_is_lossless_only_as_the_contract_decodes_it() -> None:
+def test_a_scale_is_lossless_only_as_the_contract_decodes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """An invented contract rounds the multiplier that it stores to a power of two, so 3·2^m does not come back."""
 
     def snapped(stored: F32, top: np.float32) -> F32:
@@ -104,6 +104,7 @@ def test_a_scale_is_lossless_only_as_the_contract_decodes_it() -> None:
     plain = get_contract("torchao", NVFP4)
     rule = dataclasses.replace(nvfp4_rule(plain), multiplier=snapped, decode=decode)
     invented = dataclasses.replace(plain, rules={"nvfp4": rule})
+    monkeypatch.setattr(scales, "DECODES", [*scales.DECODES, (rule.stored_as, snapped, decode)])
     q = source(np.array([[0, -18]]), np.resize(np.array([3, 5, 7, 11, 13, 15]), 64)[None])
     survey = survey_of([read(q, "q")])
     assert optimal.choose_lossless(survey, plain) is not None
