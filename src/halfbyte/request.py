@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from halfbyte.contracts import CONTRACTS, Contract, DecodeRule, MXRule, NVFP4Rule, get_contract
 from halfbyte.contracts.hadamard import GROUP
-from halfbyte.contracts.spec import Rule, Scaling, Tile, defined_methods
+from halfbyte.contracts.spec import Rule, Scaling, Tile, defined_methods, with_defaults
 from halfbyte.errors import InputError, UnsupportedError, unknown_name
 from halfbyte.formats import E2M1, E4M3, E8M0, BlockFormat, get_format
 from halfbyte.methods import Amax, FourSix, Method, check_method_name
@@ -161,19 +161,21 @@ def _resolve_method(method: str | Method | None, contract: Contract, rule: Rule,
     if method is None:  # presets such as 4over6 apply only to NVFP4; the contract's MX formats stay plain
         preset_fits = isinstance(rule, NVFP4Rule) or isinstance(contract.method, str) or contract.method.everywhere
         method = contract.method if preset_fits else Amax()
-    known = defined_methods(rule)
+    if isinstance(method, Method) and method.everywhere:
+        return method
     if isinstance(method, str):
         kind = check_method_name(method)
         if kind.needs:
             raise UnsupportedError(f"method {method!r} needs {kind.needs}")
+        if kind.everywhere:
+            return with_defaults(kind)
+        known = defined_methods(rule)
         named = [candidate for candidate in known if isinstance(candidate, kind)]
         if not named:
             raise _undefined(method, contract, format, known)
         return named[0]
     if not isinstance(method, Method):
         raise unknown_name("method", method, ["a name", "hb.Amax()", "hb.FourSix(...)", "hb.Optimal(...)"])
-    if method.everywhere:
-        return method
     if isinstance(method, FourSix) and isinstance(rule, NVFP4Rule) and rule.four_six is not None:
         four_six = rule.four_six
         if (
@@ -187,6 +189,7 @@ def _resolve_method(method: str | Method | None, contract: Contract, rule: Rule,
         raise UnsupportedError(
             f"contract {contract.name} has no {method}; it has error {errors}, e4m3_max {maxes}, fast_error {fast}"
         )
+    known = defined_methods(rule)
     if method not in known:
         raise _undefined(method, contract, format, known)
     return method

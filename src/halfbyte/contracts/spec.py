@@ -197,11 +197,21 @@ class CastRule:
     """The largest exponent of all tensors that share the scale. None: that of the tensor, without bytes of 0."""
 
 
+_WITH_DEFAULTS: dict[type[Method], Method] = {}
+
+
+def with_defaults(kind: type[Method]) -> Method:
+    """A method with its default options: the same object each time, by which backends know it again."""
+    if kind not in _WITH_DEFAULTS:
+        _WITH_DEFAULTS[kind] = kind()
+    return _WITH_DEFAULTS[kind]
+
+
 def defined_methods(rule: Rule) -> list[Method]:
     """The methods that a rule defines, with the options that apply when a caller gives only the name."""
     if isinstance(rule, DecodeRule):
         return []
-    methods: list[Method] = [kind() for kind in METHODS.values() if kind.everywhere and not kind.needs]
+    methods: list[Method] = [with_defaults(kind) for kind in METHODS.values() if kind.everywhere and not kind.needs]
     if isinstance(rule, NVFP4Rule):
         methods += (rule.search_rule or rule).searches
         if rule.four_six is not None:

@@ -7,7 +7,6 @@ methods at random and compare every answer with the bytes of the reference.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -137,24 +136,31 @@ SATURATING = Rounding(sign="sign bit")
 """The rounding of the E4M3 kernel: nearest even, with the sign of x itself. NaN gets the element format's NaN code."""
 
 
-_latest: tuple[weakref.ref[Request], Kernel | Reason] | None = None
-"""The latest answer. A call asks twice: before it is served, and for the dispatch."""
+_ANSWERS: dict[tuple[object, ...], tuple[Request, Kernel | Reason]] = {}
+MOST_ANSWERS = 256
 
 
 def choose(request: Request) -> Kernel | Reason:
-    """The kernel that quantizes a request, or why there is none."""
-    global _latest
-    latest = _latest  # another thread may write it in between
-    if latest is not None and latest[0]() is request:
-        return latest[1]
+    """The kernel that quantizes a request, or why there is none.
+
+    Answers are kept by the identity of format, contract and method, which the kept request holds on to. Methods with
+    arrays are not kept, so that their memory goes with them.
+    """
+    if load_library() is None:
+        return Reason("the compiled kernels are not installed")
+    format, contract, method = request.format, request.contract, request.method
+    key = (id(format), id(contract), id(method), request.tile, request.scaling, request.dtype)
+    if (kept := _ANSWERS.get(key)) is not None:
+        return kept[1]
     answer = _choose(request)
-    _latest = (weakref.ref(request), answer)
+    if type(method) in (Amax, FourSix, Sweep) or (type(method) is Optimal and method.weights is None):
+        if len(_ANSWERS) >= MOST_ANSWERS:
+            _ANSWERS.clear()
+        _ANSWERS[key] = (request, answer)
     return answer
 
 
 def _choose(request: Request) -> Kernel | Reason:
-    if load_library() is None:
-        return Reason("the compiled kernels are not installed")
     if request.dtype not in DTYPE_NUMBERS:
         return Reason(f"its kernels take bf16, fp16 and fp32, not {request.dtype}")
     if type(request.format) is not BlockFormat:
