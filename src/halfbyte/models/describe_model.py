@@ -10,11 +10,11 @@ import ast
 import inspect
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
-from halfbyte.models.roles import HEAD, PROJECTOR, ROUTER, TOWER, pattern_of
+from halfbyte.models.roles import HEAD, PROJECTOR, ROUTER, TOWER, Role, pattern_of
 
 STACKED = ("gate_up_proj", "gate_proj", "up_proj", "down_proj")
 """Parameters of three axes that hold one matrix per expert."""
@@ -26,8 +26,8 @@ def describe(model: Any) -> dict[str, Any]:
     Patterns are names at run time with # for each number. A pattern whose modules differ has its most cautious role.
     """
     structure = Structure(model)
-    roles: dict[str, str] = {}
-    stacks: dict[str, str] = {}
+    roles: dict[str, Role] = {}
+    stacks: dict[str, str | None] = {}
     for name, module in model.named_modules():
         role = structure.role(name, module)
         if role is not None:
@@ -39,7 +39,7 @@ def describe(model: Any) -> dict[str, Any]:
     grouped: dict[str, list[str]] = {}
     for pattern, role in roles.items():
         grouped.setdefault(role, []).append(pattern)
-    return {
+    description = {
         "model_type": model.config.model_type,
         "prefix": model.base_model_prefix,
         "tied_by_default": bool(getattr(model.config, "tie_word_embeddings", False)),
@@ -48,15 +48,18 @@ def describe(model: Any) -> dict[str, Any]:
         "stacks": stacks,
         "renames": list(_renames(model)),
     }
+    read = read_at_start(model, roles)
+    return {**description, "read_at_start": read} if read else description
 
 
-CAUTION = (
-    "linear", "norm", "table", "convolution", "transposed", "other", "projector", "tower", "direct", "router", "head",
+CAUTION: tuple[Role, ...] = (
+    "linear", "norm", "table", "convolution", "transposed", "other", "projector", "tower", "direct", "shared", "router",
+    "head",
 )  # fmt: skip
 """Roles, the most cautious last."""
 
 
-def _cautious(before: str | None, role: str) -> str:
+def _cautious(before: Role | None, role: Role) -> Role:
     return role if before is None or CAUTION.index(role) > CAUTION.index(before) else before
 
 
@@ -80,7 +83,10 @@ class Structure:
             else [name for name, module in submodels if module.config is text and name not in ("", self.base)]
         )
         self.submodels = [name for name, _ in submodels if name not in ("", self.base)]
-        self.tied = {name.rpartition(".")[0] for name in _tied(model)}
+        tables = {pattern_of(name) for name, module in model.named_modules() if isinstance(module, torch.nn.Embedding)}
+        ties = {_module(target): _module(source) for target, source in _tied(model).items()}
+        self.tied_heads = {target for target, source in ties.items() if source in tables}
+        self.shared = {name for tie in ties.items() if tie[1] not in tables for name in tie}
         self.direct = {
             f"{name}.{child}".lstrip(".")
             for name, module in model.named_modules()
@@ -88,7 +94,7 @@ class Structure:
             if not isinstance(module, PreTrainedModel)
         }
 
-    def role(self, name: str, module: Any) -> str | None:
+    def role(self, name: str, module: Any) -> Role | None:
         """What a module with a weight is; None for one without."""
         nn = self.torch.nn
         weight = module._parameters.get("weight")
@@ -104,32 +110,38 @@ class Structure:
             return "norm"
         return "other" if weight.dim() > 2 else self._matrix(name, module)
 
-    def _matrix(self, name: str, module: Any) -> str:
-        linear = isinstance(module, self.torch.nn.Linear)
+    def _matrix(self, name: str, module: Any) -> Role:
         if re.search(ROUTER, name):
             return "router"
-        if not linear:
+        if not isinstance(module, self.torch.nn.Linear):
             return "other"
-        if id(module) in self.heads or pattern_of(name) in self.tied or re.search(HEAD, name):
+        pattern = pattern_of(name)
+        if id(module) in self.heads or pattern in self.tied_heads or re.search(HEAD, name):
             return "head"
         outside = self._outside(name)
         if outside is not None:
             return outside
+        if pattern in self.shared:
+            return "shared"
         return "direct" if name in self.direct else "linear"
 
-    def _outside(self, name: str) -> str | None:
+    def _outside(self, name: str) -> Role | None:
         """head, tower or projector for a linear layer that is not in the language model."""
-        under = _under(name, self.language)
-        if self.language and not under:
+        if self.language:
+            if _under(name, self.language):
+                return None
             return "tower" if _under(name, self.submodels) else "projector"
-        if not self.language:
-            if re.search(TOWER, name):
-                return "tower"
-            if re.search(PROJECTOR, name):
-                return "projector"
-            if self.base and not name.startswith(f"{self.base}."):
-                return "head"
+        if re.search(TOWER, name):
+            return "tower"
+        if re.search(PROJECTOR, name):
+            return "projector"
+        if self.base and not name.startswith(f"{self.base}."):
+            return "tower" if _under(name, self.submodels) else "head"
         return None
+
+
+def _module(parameter: str) -> str:
+    return parameter.rpartition(".")[0]
 
 
 def _under(name: str, parents: list[str]) -> bool:
@@ -146,7 +158,9 @@ def _output_of(model: Any) -> Any:
 
 def _tied(model: Any) -> dict[str, str]:
     """Weight → the weight that it shares its storage with where the config ties them; patterns of parameter names."""
-    configs = {id(part.config): part.config for part in model.modules() if hasattr(part, "config")}
+    from transformers import PreTrainedModel
+
+    configs = {id(part.config): part.config for part in model.modules() if isinstance(part, PreTrainedModel)}
     before = {key: getattr(config, "tie_word_embeddings", None) for key, config in configs.items()}
     try:
         for config in configs.values():
@@ -175,23 +189,55 @@ def _stacking(experts: Any, shape: tuple[int, ...], hidden: int | None) -> str |
 
 
 @lru_cache(maxsize=None)
-def weights_read(kind: type) -> tuple[str, ...]:
-    """Children whose weight a module reads itself, without calling them: `self.dt_proj.weight`."""
+def weights_read(kind: type) -> frozenset[str]:
+    """Children whose weight a module reads and which it never calls: `self.dt_proj.weight`."""
     if kind.__module__.startswith("torch"):
-        return ()
+        return frozenset()
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))
     except (OSError, TypeError, SyntaxError):
-        return ()
-    return tuple(dict.fromkeys(_reads(tree)))
-
-
-def _reads(tree: ast.AST) -> Iterator[str]:
+        return frozenset()
+    read, called = set(), set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and node.attr == "weight" and isinstance(node.value, ast.Attribute):
-            owner = node.value.value
-            if isinstance(owner, ast.Name) and owner.id == "self":
-                yield node.value.attr
+        if isinstance(node, ast.Attribute) and node.attr == "weight":
+            read.add(_own_child(node.value))
+        elif isinstance(node, ast.Call):
+            called.add(_own_child(node.func))
+    return frozenset(child for child in read - called if child is not None)
+
+
+def _own_child(node: ast.AST) -> str | None:
+    """The name X of an expression `self.X`."""
+    own = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
+    return node.attr if own and isinstance(node, ast.Attribute) else None
+
+
+def read_at_start(model: Any, roles: Mapping[str, str]) -> list[str]:
+    """Patterns of linear layers whose weight the model's own initialisation reads. transformers runs it for every model
+    that it loads, so it cannot load such a layer packed. The model is of no use afterwards.
+    """
+    packed: dict[int, tuple[str, Any]] = {}
+    for name, module in model.named_modules():
+        if roles.get(pattern_of(name)) == "linear" and "weight" in module._parameters:
+            packed[id(module)] = pattern_of(name), module._parameters.pop("weight")
+    found: list[str] = []
+    while True:
+        for module in model.modules():
+            module.__dict__.pop("_is_hf_initialized", None)
+        try:
+            model.initialize_weights()
+            return found
+        except AttributeError as error:
+            pattern = packed[id(_asked(error))][0]
+        found.append(pattern)
+        for module in model.modules():
+            if packed.get(id(module), ("",))[0] == pattern:
+                module._parameters["weight"] = packed[id(module)][1]
+
+
+def _asked(error: AttributeError) -> object:
+    """The object that lacked the attribute."""
+    return error.obj
 
 
 def _renames(model: Any) -> Iterator[dict[str, Any]]:

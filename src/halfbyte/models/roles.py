@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from typing import Literal, get_args
 
 Role = Literal[
-    "linear", "head", "router", "tower", "projector", "table", "convolution", "transposed", "direct", "norm", "other"
-]
+    "linear", "head", "router", "tower", "projector", "table", "convolution", "transposed", "direct", "shared", "norm",
+    "other",
+]  # fmt: skip
 """linear: what is quantized. transposed: stored as [inputs, outputs]. direct: a linear layer whose weight the model
-reads itself. table: rows are looked up. other: a matrix that is no linear layer."""
+reads itself. shared: several layers have the same weight. table: rows are looked up. other: no linear layer."""
 
 ROLES: tuple[Role, ...] = get_args(Role)
 
@@ -27,6 +28,7 @@ REASONS: Mapping[Role, str] = {
     "convolution": "convolution",
     "transposed": "stored transposed (Conv1D), which no reader takes in FP4",
     "direct": "the model reads this weight without calling its module",
+    "shared": "one weight for several layers, which readers do not tie when it is packed",
     "norm": "norm",
     "other": "no linear layer in this architecture",
 }
@@ -76,7 +78,7 @@ CONVOLUTION = r"conv1d|" + last("conv", "conv2d", "patch_embed")
 NORM = r"norm[^.]*$|" + last(r"ln_\w+")
 TOWER = part(
     "visual", "vision_tower", "vision_model", "vision_encoder", "vision", "vision_backbone", "visual_tokenizer",
-    "visual_encoder", "image_encoder", "img_processor", "vision_embed_tokens", "sam_model", "vit", "vpm", "vqmodel",
+    "visual_encoder", "image_encoder", "protein_encoder", "codec_model", "embed_tokens_extend", "img_processor", "vision_embed_tokens", "sam_model", "vit", "vpm", "vqmodel",
     "audio_tower", "audio_model", "audio_encoder", "audio", "audio_embed", "speech_encoder", "speech_tower",
     "sound_encoder", "apm", "tts", "talker", "token2wav", "code2wav", "embed_vision", "embed_audio", "qformer",
     "patch_embed", "patch_embedding", "patch_embeddings",
