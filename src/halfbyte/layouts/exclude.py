@@ -27,8 +27,8 @@ def exclude_list(excluded: Iterable[str], quantized: Sequence[str], readers: Seq
     if found:
         name, module = found[0]
         raise InputError(
-            f"{name} stays unquantized, but its name is part of {module}, which is quantized: {by_substring[0]} matches "
-            f"exclude lists of this layout by substring and would take both. Keep {module} too (--keep)"
+            f"{name} stays unquantized, but its name is part of {module}, which is quantized: {by_substring[0]} "
+            f"matches exclude lists of this layout by substring and would take both. Keep {module} too (--keep)"
         )
     return names
 

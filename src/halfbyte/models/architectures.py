@@ -1,8 +1,8 @@
 """The table of architectures: what every module of a transformers class is, by name. No model code runs.
 
-`architectures.json` is generated (`python -m tools.architectures.generate`). A checkpoint is looked up by the class that
-its config names, then by its model type. Names on disk become names at run time by transformers' own rules, which the
-table holds as regular expressions.
+`architectures.json` is generated (`python -m tools.architectures.generate`). A checkpoint is looked up by the class
+that its config names, then by its model type. Names on disk become names at run time by transformers' own rules, which
+the table holds as regular expressions.
 """
 
 from __future__ import annotations

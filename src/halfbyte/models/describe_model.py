@@ -64,7 +64,7 @@ def _cautious(before: Role | None, role: Role) -> Role:
 
 
 class Structure:
-    """The parts of a model: its language model, its heads, its towers; what its modules do with each other's weights."""
+    """The parts of a model: language model, heads, towers; what its modules do with each other's weights."""
 
     def __init__(self, model: Any) -> None:
         import torch

@@ -1,4 +1,4 @@
-"""What transformers cannot do with packed weights of an architecture, told from the table before anything is written."""
+"""What transformers cannot do with packed weights of an architecture, told from the table before a byte is written."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SHOWN = 4
 
 
 def transformers_limits(model: Model, quantized: Iterable[str]) -> list[str]:
-    """Sentences on what transformers will not load or compute with these modules quantized, in a layout that it reads."""
+    """What transformers will not do with these modules quantized, in sentences. For layouts that it reads."""
     if model.architecture is None:
         return []
     patterns: dict[str, str] = {}

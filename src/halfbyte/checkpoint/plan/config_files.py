@@ -54,7 +54,7 @@ def excluded_modules(draft: Draft) -> list[str]:
     model, run_time = draft.model, draft.target.layout.run_time_names
     excluded = []
     for module in draft.kept:
-        if module in draft.checkpoint.tensors or model.role(module) == "table":
+        if (module in draft.checkpoint.tensors and not is_stack(module)) or model.role(module) == "table":
             continue  # a parameter of its own, or a table: no reader builds a linear layer of it
         excluded.append(module)
         if run_time:

@@ -58,8 +58,8 @@ def _unknown(draft: Draft, quantized: Sequence[str]) -> str:
     patterns = list(dict.fromkeys(map(pattern_of, quantized)))
     listed = ", ".join(patterns[:6]) + (f" and {len(patterns) - 6} more" if len(patterns) > 6 else "")
     return (
-        f"{draft.model.name or 'an architecture without a name'} is not in the table of architectures: modules were told "
-        f"apart by their names. Taken for linear layers: {listed}. Look at all of it with --dry-run, decide with "
+        f"{draft.model.name or 'an architecture without a name'} is not in the table of architectures: modules were "
+        f"told apart by their names. Taken for linear layers: {listed}. Look at all of it with --dry-run, decide with "
         "--include and --keep, or ask the model itself with --modules-from-model"
     )
 
