@@ -1,0 +1,82 @@
+"""Inputs that a model's forward accepts, found by trying: words first, then pictures and sound where words are not enough."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from tests.zoo.shrink import WORDS
+
+LENGTH = 16
+Inputs = dict[str, torch.Tensor]
+
+
+class NoInputs(Exception):
+    """None of the inputs that we know of runs the model."""
+
+
+def words(seed: int, length: int = LENGTH) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(5, WORDS, (2, length), generator=generator)
+
+
+def noise(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(9)).to(torch.bfloat16)
+
+
+def candidates(model: Any) -> Iterator[Inputs]:
+    """Sets of inputs in the order in which to try them."""
+    accepted = set(inspect.signature(model.forward).parameters)
+    text: Inputs = {}
+    if "input_ids" in accepted:
+        text = {"input_ids": words(1)}
+        if "attention_mask" in accepted:
+            text["attention_mask"] = torch.ones(2, LENGTH, dtype=torch.long)
+    target: Inputs = {"decoder_input_ids": words(2)} if "decoder_input_ids" in accepted else {}
+    if text:
+        yield text | target
+        yield {"input_ids": words(1)} | target
+        yield {"input_ids": words(1, 64)} | target
+    for name, shapes in MODALITIES.items():
+        if name in accepted:
+            for shape in shapes:
+                yield {name: noise(*shape)} | target
+                yield {name: noise(*shape)} | text | target
+
+
+MODALITIES: Mapping[str, tuple[tuple[int, ...], ...]] = {
+    "pixel_values": ((2, 3, 32, 32), (2, 1, 3, 32, 32), (2, 1, 1, 3, 32, 32)),
+    "flattened_patches": ((2, 16, 194),),
+    "input_features": ((2, 80, 256), (2, 256, 80), (2, 256, 160), (2, 128, 256), (2, 64, 256)),
+    "input_values": ((2, 4000),),
+}
+
+
+def find_inputs(model: Any) -> Inputs:
+    """The first set of inputs with which the model computes finite numbers."""
+    reasons = []
+    for inputs in candidates(model):
+        try:
+            found = compute(model, inputs)
+        except Exception as error:
+            reasons.append(f"{'+'.join(inputs)}: {type(error).__name__}: {error}".replace("\n", " ")[:160])
+            continue
+        if bool(torch.isfinite(found).all()) and float(found.norm()) > 0:
+            return inputs
+        reasons.append(f"{'+'.join(inputs)}: not finite, or zero")
+    raise NoInputs("; ".join(reasons[:3]) or "the forward takes none that we know")
+
+
+def compute(model: Any, inputs: Inputs) -> torch.Tensor:
+    """The logits, or the first tensor of numbers that comes out."""
+    torch.manual_seed(5)
+    with torch.no_grad():
+        output = model(**inputs)
+    named = getattr(output, "logits", None)
+    for value in [named, *(output.values() if hasattr(output, "values") else output)]:
+        if isinstance(value, torch.Tensor) and value.is_floating_point():
+            return value.float()
+    raise NoInputs("no tensor comes out")
