@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+import traceback
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -105,7 +107,7 @@ def _outcome(result: Result, layout: str, options: Options, source: Any, inputs:
     except HalfbyteError as error:
         return f"said: refused: {_line(error)}"
     except Exception as error:
-        return f"silent: crash: {type(error).__name__}: {_line(error)}"
+        return f"silent: convert stops with {_crash(error)}"
     said = [*plan.notes, *(problem.text for problem in report.problems if problem.level == "warning")]
     result.notes[layout] = said
     errors = [f"{problem.name}: {problem.text}" for problem in report.problems if problem.level == "error"]
@@ -114,7 +116,7 @@ def _outcome(result: Result, layout: str, options: Options, source: Any, inputs:
     try:
         _check(type(source), source, inputs, path, folder / f"{path.name}-decoded", options.layout != "modelopt")
     except Exception as error:
-        text = _line(error) if isinstance(error, Wrong) else f"{type(error).__name__}: {_line(error)}"
+        text = _line(error) if isinstance(error, Wrong) else _crash(error)
         limits = [note for note in said if READER in note]
         return f"said: {limits[0]} [{text}]" if limits else f"silent: {text}"
     return "computes"
@@ -130,8 +132,17 @@ def _check(made: Any, source: Any, inputs: Inputs, path: Path, decoded: Path, re
     _close(source, reference)
     if not reads:
         return
-    loaded = load(made, path)
-    difference = relative(compute(loaded, inputs), compute(reference, inputs))
+    try:
+        loaded = load(made, path)
+    except Wrong:
+        raise
+    except Exception as error:
+        raise Wrong(f"loading stops with {_crash(error)}") from error
+    try:
+        found = compute(loaded, inputs)
+    except Exception as error:
+        raise Wrong(f"computing stops with {_crash(error)}") from error
+    difference = relative(found, compute(reference, inputs))
     if not difference <= EQUAL:
         raise Wrong(f"outputs differ by {difference:.2g} from those of the decoded weights")
 
@@ -161,7 +172,8 @@ def load(made: Any, path: Path) -> Any:
     for kind in ("missing_keys", "mismatched_keys", "unexpected_keys", "error_msgs"):
         names = sorted(map(str, info.get(kind) or ()))
         if names:
-            raise Wrong(f"{kind.replace('_', ' ')}: {len(names)}, {names[0]}")
+            patterns = dict.fromkeys(re.sub(r"\d+", "N", name) for name in names)
+            raise Wrong(f"{len(names)} {kind.replace('_', ' ')}: {', '.join(list(patterns)[:4])}")
     return model.eval()
 
 
@@ -170,6 +182,14 @@ def relative(found: torch.Tensor, wanted: torch.Tensor) -> float:
         return float("inf")
     size = float(wanted.norm())
     return float((found - wanted).norm()) / size if size else float(found.norm())
+
+
+def _crash(error: BaseException) -> str:
+    """What was raised, and where."""
+    frames = traceback.extract_tb(error.__traceback__)
+    places = [frame for frame in frames if "transformers" in frame.filename or "compressed_tensors" in frame.filename]
+    place = f" ({Path(places[-1].filename).name}, {places[-1].name}: {places[-1].line})" if places else ""
+    return f"{type(error).__name__}: {_line(error)}{place}"
 
 
 def _line(error: object) -> str:

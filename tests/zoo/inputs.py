@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tests.zoo.shrink import WORDS
+from tests.zoo.shrink import WORDS, parts
 
 LENGTH = 16
 Inputs = dict[str, torch.Tensor]
@@ -18,9 +18,10 @@ class NoInputs(Exception):
     """None of the inputs that we know of runs the model."""
 
 
-def words(seed: int, length: int = LENGTH) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(5, WORDS, (2, length), generator=generator)
+def words(model: Any, seed: int, length: int = LENGTH) -> torch.Tensor:
+    """Words that the embedding has and that are no special tokens."""
+    known = min([WORDS, *(part.vocab_size for part in parts(model.config) if vars(part).get("vocab_size"))])
+    return torch.randint(5, known, (2, length), generator=torch.Generator().manual_seed(seed))
 
 
 def noise(*shape: int) -> torch.Tensor:
@@ -32,14 +33,14 @@ def candidates(model: Any) -> Iterator[Inputs]:
     accepted = set(inspect.signature(model.forward).parameters)
     text: Inputs = {}
     if "input_ids" in accepted:
-        text = {"input_ids": words(1)}
+        text = {"input_ids": words(model, 1)}
         if "attention_mask" in accepted:
             text["attention_mask"] = torch.ones(2, LENGTH, dtype=torch.long)
-    target: Inputs = {"decoder_input_ids": words(2)} if "decoder_input_ids" in accepted else {}
+    target: Inputs = {"decoder_input_ids": words(model, 2)} if "decoder_input_ids" in accepted else {}
     if text:
         yield text | target
-        yield {"input_ids": words(1)} | target
-        yield {"input_ids": words(1, 64)} | target
+        yield {"input_ids": words(model, 1)} | target
+        yield {"input_ids": words(model, 1, 64)} | target
     for name, shapes in MODALITIES.items():
         if name in accepted:
             for shape in shapes:

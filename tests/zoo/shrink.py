@@ -36,9 +36,15 @@ RULES: list[Rule] = _rules(
         r"(n|num|moe_num)_shared_experts": at_most(1),
         r"first_k_dense_replace|num_dense_layers|moe_layer_start_index|num_kv_shared_layers": at_most(1),
         r".*(num_key_value_heads|kv_n_heads|num_kv_heads|kv_heads)": at_most(HEADS),
+        r"linear_num_key_heads": HEADS,
         r"linear_num_value_heads": 2 * HEADS,
         r"mamba_(n|num)_heads": 4,
         r".*(attention|attn|cross|num|encoder|n|resampler|linear_num|index_n|resampler_n)_heads?|num_attention_heads.*": HEADS,
+        r"mamba_d_ssm": INNER,
+        r"base_channels": 32,
+        r"num_filters": at_most(4),
+        r"upsample_initial_channel": HIDDEN,
+        r"hidden_dim": HIDDEN,
         r"qk_rope_head_dim": HEAD // 2,
         r"qk_nope_head_dim": HEAD // 2,
         r"mamba_(d_head|head_?dim)": HEAD,
@@ -75,6 +81,7 @@ LAYER_COUNTS = re.compile(
     r"|num_timestamp_prediction_layers|aligner_num_add_layers|speech_encoder_layers|t2u_(en|de)coder_layers"
 )
 INDICES = re.compile(r".*(_layer_ids|_indexes|_indices|_layers|_idxs)")
+WIDTHS = re.compile(r"hidden_sizes|.*_dim|.*channels|.*conv_channel_size")
 TOKEN = re.compile(r".*(token_id|token_index|_token|_id|_index|token_ids)")
 
 
@@ -115,11 +122,16 @@ def _shrink_one(config: Any, special: Iterator[int]) -> None:
         elif type(value) is int:
             new = _number(name, value, special)
             if "key_value_heads" in name or name in ("num_kv_heads", "kv_n_heads"):
-                new = HEADS if value == heads else 1
+                own = values.get(name.replace("key_value", "attention"), heads)
+                new = HEADS if value == own else 1
+            elif name == "head_dim" and value == values.get("qk_rope_head_dim"):
+                new = HEAD // 2
         elif isinstance(value, (list, tuple)) and value:
             new = _listed(name, value, layers, special)
         elif isinstance(value, dict):
-            new = _rotary(value)
+            new = _by_layer(_rotary(value), max(layers.values(), default=LAYERS))
+        elif value is None and name == "head_dim":
+            new = HEAD
         if new is not value:
             setattr(config, name, new)
 
@@ -156,10 +168,19 @@ def _listed(name: str, value: Any, layers: dict[int, int], special: Iterator[int
     if all(type(entry) is int for entry in value):
         if TOKEN.fullmatch(name):
             return kind(_number(name, entry, special) for entry in value)
+        if WIDTHS.fullmatch(name):
+            return kind(min(entry, HIDDEN) for entry in value)
         if INDICES.fullmatch(name):
             last = max(layers.values(), default=LAYERS)
             return kind(entry for entry in value if entry < last) or kind([last - 1])
     return value
+
+
+def _by_layer(value: dict[Any, Any], layers: int) -> dict[Any, Any]:
+    """Entries of layers that stay, where the keys are layer numbers."""
+    if not value or not all(str(key).isdigit() for key in value):
+        return value
+    return {key: entry for key, entry in value.items() if int(key) < layers}
 
 
 def _rotary(value: dict[str, Any]) -> dict[str, Any]:
