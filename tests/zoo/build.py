@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from tests.zoo.fixes import ARGUMENTS, repair
-from tests.zoo.shrink import shrink
+from tests.zoo.shrink import shrink, shrink_overrides
 
 MAPPINGS = ("CAUSAL_LM", "IMAGE_TEXT_TO_TEXT", "MULTIMODAL_LM", "SEQ_TO_SEQ_CAUSAL_LM", "MASKED_LM", "SPEECH_SEQ_2_SEQ")
 MOST = 8_000_000
@@ -34,8 +34,8 @@ def tiny_config(name: str) -> Any:
     import transformers
 
     kind = getattr(transformers, name).config_class
-    config = repair(shrink(kind(**ARGUMENTS.get(kind.model_type, {}))))
-    return kind.from_dict(config.to_dict())
+    config = shrink(kind(**(ARGUMENTS.get(name) or ARGUMENTS.get(kind.model_type) or {})))
+    return kind.from_dict(repair(kind.model_type, shrink_overrides(config.to_dict())))
 
 
 def tiny_model(name: str) -> Any:

@@ -42,6 +42,8 @@ RULES: list[Rule] = _rules(
         r".*(attention|attn|cross|num|encoder|n|resampler|linear_num|index_n|resampler_n)_heads?|num_attention_heads.*": HEADS,
         r"mamba_d_ssm": INNER,
         r"base_channels": 32,
+        r"upsample_groups": at_most(HIDDEN),
+        r"num_query_tokens|latent_query_num": at_most(4),
         r"num_filters": at_most(4),
         r"upsample_initial_channel": HIDDEN,
         r"hidden_dim": HIDDEN,
@@ -65,7 +67,7 @@ RULES: list[Rule] = _rules(
         ),
         r"image_size|crop_size|img_size|input_size|resolution": at_most(32),
         r"patch_size": at_most(8),
-        r".*window(_size)?|local_attention|.*chunk_size|chunk_length": at_most(32),
+        r".*window(_size)?|local_attention|.*chunk_size": at_most(32),
         r"index_topk|.*block_size": at_most(16),
     }
 )
@@ -73,7 +75,7 @@ RULES: list[Rule] = _rules(
 KEPT = re.compile(
     r"chunk_size_feed_forward|num_channels|in_channels|out_channels|audio_channels|type_vocab_size|hidden_size_per_layer"
     r"|channel_multiplier|max_window_layers|num_codebooks|input_channels|.*conv_kernel.*|max_relative_positions"
-    r"|speech_encoder_chunk_size|mask_.*|num_residual_layers|num_adapter_layers|spatial_vision_layer"
+    r"|speech_encoder_chunk_size|acoustic_tokenizer_chunk_size|num_hidden_groups|mask_.*|num_residual_layers|num_adapter_layers|spatial_vision_layer"
 )
 LAYER_COUNTS = re.compile(
     r"(.*_)?num_hidden_layers|(.*_)?num_layers|n_layers?|(.*_)?(encoder|decoder)_layers|depth|layers|num_blocks"
@@ -161,19 +163,34 @@ def _layers(values: dict[str, Any], counts: set[int]) -> dict[int, int]:
 
 
 def _listed(name: str, value: Any, layers: dict[int, int], special: Iterator[int]) -> Any:
-    """A list with an entry per layer is cut; one of layer numbers loses those that are gone."""
+    """A list with an entry per layer is cut; one of layer numbers loses those that are gone; widths become small."""
     kind = type(value)
+    numbers = all(type(entry) is int for entry in value)
+    if numbers and WIDTHS.fullmatch(name):
+        return kind(min(entry, HIDDEN) for entry in value)
+    if numbers and name == "depths":
+        return kind([1] * len(value))
     if len(value) in layers and len(value) > 3:
-        return kind(value[: layers[len(value)]])
-    if all(type(entry) is int for entry in value):
-        if TOKEN.fullmatch(name):
-            return kind(_number(name, entry, special) for entry in value)
-        if WIDTHS.fullmatch(name):
-            return kind(min(entry, HIDDEN) for entry in value)
-        if INDICES.fullmatch(name):
-            last = max(layers.values(), default=LAYERS)
-            return kind(entry for entry in value if entry < last) or kind([last - 1])
-    return value
+        value = kind(value[: layers[len(value)]])
+    if numbers and INDICES.fullmatch(name):
+        last = max(layers.values(), default=LAYERS)
+        return kind(entry for entry in value if entry < last) or kind([last - 1])
+    return kind(_number(name, entry, special) for entry in value) if numbers else value
+
+
+def shrink_overrides(data: dict[str, Any]) -> dict[str, Any]:
+    """A config's data with its settings for single layers shrunk too; layers that are gone lose theirs."""
+    own = data.get("per_layer_config")
+    if own:
+        kept = _by_layer(own, data["num_hidden_layers"])
+        data["per_layer_config"] = {
+            layer: {name: _number(name, value, iter(())) if type(value) is int else value for name, value in few.items()}
+            for layer, few in kept.items()
+        }
+    for value in data.values():
+        if isinstance(value, dict) and "model_type" in value:
+            shrink_overrides(value)
+    return data
 
 
 def _by_layer(value: dict[Any, Any], layers: int) -> dict[Any, Any]:
