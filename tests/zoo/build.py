@@ -68,6 +68,8 @@ def randomize(model: torch.nn.Module) -> None:
             if parameter.dim() < 2 or min(parameter.shape[-2:]) < 2:
                 continue
             spread = torch.exp(0.3 * torch.randn((*parameter.shape[:-1], 1), generator=generator))
-            size = 1.0 if table else parameter[0].numel() ** -0.5 if parameter.dim() == 2 else parameter.shape[-1] ** -0.5
+            size = (
+                1.0 if table else parameter[0].numel() ** -0.5 if parameter.dim() == 2 else parameter.shape[-1] ** -0.5
+            )
             values = torch.randn(parameter.shape, generator=generator) * spread * size
             parameter.data = values.to(parameter.dtype)

@@ -105,7 +105,7 @@ def _outcome(result: Result, layout: str, options: Options, source: Any, inputs:
         result.quantized = max(result.quantized, len(plan.units))
         report = verify(path, against=folder / "source")
     except HalfbyteError as error:
-        return f"said: refused: {_line(error)}"
+        return f"said: refused: {_line(error).replace(str(folder / 'source'), 'SRC')}"
     except Exception as error:
         return f"silent: convert stops with {_crash(error)}"
     said = [*plan.notes, *(problem.text for problem in report.problems if problem.level == "warning")]
@@ -150,7 +150,11 @@ def _check(made: Any, source: Any, inputs: Inputs, path: Path, decoded: Path, re
 def _close(source: Any, reference: Any) -> None:
     """Run-time weights against the source's: finds what is transposed, swapped, not there, or should have been kept."""
     found = dict(reference.named_parameters())
-    owners = {f"{name}.{own}": module for name, module in source.named_modules() for own in dict(module.named_parameters(recurse=False))}
+    owners = {
+        f"{name}.{own}": module
+        for name, module in source.named_modules()
+        for own in dict(module.named_parameters(recurse=False))
+    }
     head = source.get_output_embeddings()
     for name, parameter in source.named_parameters():
         if name not in found or found[name].shape != parameter.shape:
@@ -168,7 +172,7 @@ def _close(source: Any, reference: Any) -> None:
 
 def load(made: Any, path: Path) -> Any:
     """The model, if nothing was missing, left over or of another shape."""
-    model, info = made.from_pretrained(path, dtype=torch.bfloat16, output_loading_info=True)
+    model, info = made.from_pretrained(path, output_loading_info=True)
     for kind in ("missing_keys", "mismatched_keys", "unexpected_keys", "error_msgs"):
         names = sorted(map(str, info.get(kind) or ()))
         if names:

@@ -40,7 +40,11 @@ FIXES: Mapping[str, Mapping[str, Any]] = {
     "dbrx": {"attn_config.rope_theta": 10000.0, "attn_config.clip_qkv": 8.0},
     "deepseek_ocr2": {"text_config.mlp_layer_types": SPARSE, "text_config.num_experts_per_tok": 2},
     "deepseek_v2": {"n_group": 1, "topk_group": 1, "num_experts_per_tok": 2},
-    "diffusion_gemma": {"text_config.num_experts": 4, "text_config.top_k_experts": 2, "text_config.moe_intermediate_size": 96},
+    "diffusion_gemma": {
+        "text_config.num_experts": 4,
+        "text_config.top_k_experts": 2,
+        "text_config.moe_intermediate_size": 96,
+    },
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
     "ernie4_5_vl_moe": {"text_config.rope_parameters": SECTIONS | {"mrope_section": [5, 5, 6]}},
     "esm": {"vocab_size": 256, "pad_token_id": 1, "mask_token_id": 2},
@@ -65,7 +69,10 @@ FIXES: Mapping[str, Mapping[str, Any]] = {
     "paddleocr_vl": {"text_config.rope_parameters": SECTIONS},
     "qwen2_vl": {"text_config.rope_parameters": SECTIONS},
     "qwen2_5_vl": {"text_config.rope_parameters": SECTIONS},
-    "qwen2_5_omni": {"thinker_config.text_config.rope_parameters": SECTIONS, "thinker_config.vision_start_token_id": 199},
+    "qwen2_5_omni": {
+        "thinker_config.text_config.rope_parameters": SECTIONS,
+        "thinker_config.vision_start_token_id": 199,
+    },
     "qwen2_5_omni_thinker": {"text_config.rope_parameters": SECTIONS, "vision_start_token_id": 199},
     "qwen3_omni_moe": {
         "talker_config.text_config.shared_expert_intermediate_size": 96,

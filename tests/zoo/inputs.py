@@ -1,4 +1,4 @@
-"""Inputs that a model's forward accepts, found by trying: words first, then pictures and sound where words are not enough."""
+"""Inputs that a model's forward accepts, found by trying: words first; pictures or sound where words are not enough."""
 
 from __future__ import annotations
 

@@ -20,6 +20,8 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+import torch
+
 from tests.zoo.build import class_names
 from tests.zoo.case import LAYOUTS, Result, examine
 
@@ -35,6 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--limit", type=float, default=LIMIT, metavar="SECONDS", help="time for one class")
     options = parser.parse_args(arguments)
     prepare()
+    torch.set_num_threads(1)
     results: list[Result] = []
     began = time.monotonic()
     for result in examine_all(options.classes or class_names(), options.jobs, options.limit):
@@ -51,12 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def prepare() -> None:
     """Import what every class needs, once, before the processes are forked."""
     warnings.simplefilter("ignore")
-    import torch
+    import compressed_tensors.compressors  # noqa: F401
     import transformers
 
-    import compressed_tensors.compressors  # noqa: F401
-
-    torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
 
@@ -71,7 +71,7 @@ def examine_all(names: Sequence[str], jobs: int, limit: float) -> Iterator[Resul
             while waiting and len(running) < jobs:
                 name = waiting.pop()
                 receiver, sender = context.Pipe(duplex=False)
-                process = context.Process(target=_work, args=(name, Path(scratch) / name, sender))
+                process: BaseProcess = context.Process(target=_work, args=(name, Path(scratch) / name, sender))
                 process.start()
                 sender.close()
                 running[receiver] = (name, process, time.monotonic())

@@ -16,61 +16,53 @@ VOCABULARY, WORDS = 256, 160
 """Words of the inputs are below WORDS; special tokens are above."""
 POSITIONS, EXPERTS, LAYERS, MOST_LAYERS = 128, 4, 2, 8
 
-Rule = tuple[re.Pattern[str], int | Callable[[int], int]]
-
 
 def at_most(limit: int) -> Callable[[int], int]:
     return lambda value: min(value, limit)
 
 
-def _rules(**patterns: int | Callable[[int], int]) -> list[Rule]:
-    return [(re.compile(pattern), value) for pattern, value in patterns.items()]
+def always(small: int) -> Callable[[int], int]:
+    return lambda value: small
 
 
-RULES: list[Rule] = _rules(
-    **{
-        r".*vocab.*size.*|.*codebook_size|num_embeddings|num_embeds|.*hash_byte_group_vocab": at_most(VOCABULARY),
-        r"n_groups?|topk_group|num_expert_group|mamba_n_?groups|num_query_groups": at_most(1),
-        r"num_experts_per_tok(en)?|moe_top_?k|moe_k|top_k": at_most(2),
-        r"n_routed_experts|(num|moe_num)(_local)?_experts|zero_expert_num": at_most(EXPERTS),
-        r"(n|num|moe_num)_shared_experts": at_most(1),
-        r"first_k_dense_replace|num_dense_layers|moe_layer_start_index|num_kv_shared_layers": at_most(1),
-        r".*(num_key_value_heads|kv_n_heads|num_kv_heads|kv_heads)": at_most(HEADS),
-        r"linear_num_key_heads": HEADS,
-        r"linear_num_value_heads": 2 * HEADS,
-        r"mamba_(n|num)_heads": 4,
-        r".*(attention|attn|cross|num|encoder|n|resampler|linear_num|index_n|resampler_n)_heads?|num_attention_heads.*": HEADS,
-        r"mamba_d_ssm": INNER,
-        r"base_channels": 32,
-        r"upsample_groups": at_most(HIDDEN),
-        r"num_query_tokens|latent_query_num": at_most(4),
-        r"num_filters": at_most(4),
-        r"upsample_initial_channel": HIDDEN,
-        r"hidden_dim": HIDDEN,
-        r"qk_rope_head_dim": HEAD // 2,
-        r"qk_nope_head_dim": HEAD // 2,
-        r"mamba_(d_head|head_?dim)": HEAD,
-        r"partial_rotary_dim|rotary_dim": HEAD // 2,
-        r".*(head_dim|d_kv|d_head|dim_head|kv_channels|attention_head_size)": HEAD,
-        r"(q|kv|o)_lora_rank|.*_rank|.*lowrank": at_most(RANK),
-        r"moe_intermediate_size|expert_ffn_hidden_size|(moe_)?shared_expert_intermediate_size|share_expert_dim": at_most(
-            EXPERT_INNER
-        ),
-        r"(.*_)?(intermediate_size.*|ffn_dim|d_ff|dff|dim_ff|ffn_hidden_size|mlp_dim|d_inner|feed_forward_size)": INNER,
-        r"shared_intermediate_size": at_most(INNER),
-        r".*(hidden_size.*|d_model|n_embd|n_embed|embedding_size|embed_dim|emb_dim|projection_dim|_proj_dim)": HIDDEN,
-        r"dim|emb_size|.*output_dim|.*input_dim|d_latents|embedding_dim|lru_width|decoder_dim|.*_channels": HIDDEN,
-        r"state_size|ssm_state_size|mamba_d_state": at_most(16),
-        r".*dt_rank|time_step_rank": at_most(16),
-        r".*(max.*position.*|n_positions|n_ctx|max_seq_len|model_max_length|context_length|max_source_positions)": at_most(
-            POSITIONS
-        ),
-        r"image_size|crop_size|img_size|input_size|resolution": at_most(32),
-        r"patch_size": at_most(8),
-        r".*window(_size)?|local_attention|.*chunk_size": at_most(32),
-        r"index_topk|.*block_size": at_most(16),
-    }
-)
+RULES = [
+    (re.compile(pattern), small)
+    for small, pattern in [
+        (at_most(VOCABULARY), r".*vocab.*size.*|.*codebook_size|num_embeddings|num_embeds|.*hash_byte_group_vocab"),
+        (at_most(1), r"n_groups?|topk_group|num_expert_group|mamba_n_?groups|num_query_groups"),
+        (at_most(2), r"num_experts_per_tok(en)?|moe_top_?k|moe_k|top_k"),
+        (at_most(EXPERTS), r"n_routed_experts|(num|moe_num)(_local)?_experts|zero_expert_num"),
+        (at_most(1), r"(n|num|moe_num)_shared_experts"),
+        (at_most(1), r"first_k_dense_replace|num_dense_layers|moe_layer_start_index|num_kv_shared_layers"),
+        (at_most(HEADS), r".*(num_key_value_heads|kv_n_heads|num_kv_heads|kv_heads)"),
+        (always(HEADS), r"linear_num_key_heads"),
+        (always(2 * HEADS), r"linear_num_value_heads|mamba_(n|num)_heads"),
+        (always(HEADS), r".*(attention|attn|cross|num|encoder|n|resampler)_heads?|num_attention_heads.*"),
+        (always(INNER), r"mamba_d_ssm"),
+        (always(32), r"base_channels"),
+        (at_most(HIDDEN), r"upsample_groups"),
+        (at_most(4), r"num_query_tokens|latent_query_num|num_filters"),
+        (always(HIDDEN), r"upsample_initial_channel|hidden_dim"),
+        (always(HEAD // 2), r"qk_(rope|nope)_head_dim|(partial_)?rotary_dim"),
+        (always(HEAD), r"mamba_(d_head|head_?dim)"),
+        (always(HEAD), r".*(head_dim|d_kv|d_head|dim_head|kv_channels|attention_head_size)"),
+        (at_most(RANK), r"(q|kv|o)_lora_rank|.*_rank|.*lowrank"),
+        (at_most(EXPERT_INNER), r"moe_intermediate_size|expert_ffn_hidden_size"),
+        (at_most(EXPERT_INNER), r"(moe_)?shared_expert_intermediate_size|share_expert_dim"),
+        (always(INNER), r"(.*_)?(intermediate_size.*|ffn_dim|d_ff|dff|dim_ff|ffn_hidden_size)"),
+        (always(INNER), r"(.*_)?(mlp_dim|d_inner|feed_forward_size)"),
+        (always(HIDDEN), r".*(hidden_size.*|d_model|n_embd|n_embed|embedding_size|embed_dim|emb_dim)"),
+        (always(HIDDEN), r".*(projection_dim|_proj_dim|output_dim|input_dim|_channels)"),
+        (always(HIDDEN), r"dim|emb_size|d_latents|embedding_dim|lru_width|decoder_dim"),
+        (at_most(16), r"state_size|ssm_state_size|mamba_d_state|.*dt_rank|time_step_rank"),
+        (at_most(POSITIONS), r".*(max.*position.*|n_positions|n_ctx|max_seq_len|model_max_length|context_length)"),
+        (at_most(32), r"image_size|crop_size|img_size|input_size|resolution"),
+        (at_most(8), r"patch_size"),
+        (at_most(32), r".*window(_size)?|local_attention|.*chunk_size"),
+        (at_most(16), r"index_topk|.*block_size"),
+    ]
+]
+"""What a number becomes, by its name; the first that fits counts."""
 
 KEPT = re.compile(
     r"chunk_size_feed_forward|num_channels|in_channels|out_channels|audio_channels|type_vocab_size|hidden_size_per_layer"
@@ -105,7 +97,9 @@ def parts(config: Any) -> Iterator[Any]:
             continue
         seen.add(id(part))
         yield part
-        waiting += [value for value in vars(part).values() if hasattr(value, "model_type") and hasattr(value, "to_dict")]
+        waiting += [
+            value for value in vars(part).values() if hasattr(value, "model_type") and hasattr(value, "to_dict")
+        ]
 
 
 def _shrink_one(config: Any, special: Iterator[int]) -> None:
@@ -145,7 +139,7 @@ def _number(name: str, value: int, special: Iterator[int]) -> int:
         return next(special) if value >= WORDS else value
     for pattern, new in RULES:
         if pattern.fullmatch(name):
-            return value if value <= 0 else new(value) if callable(new) else new
+            return new(value) if value > 0 else value
     return value
 
 
@@ -184,7 +178,9 @@ def shrink_overrides(data: dict[str, Any]) -> dict[str, Any]:
     if own:
         kept = _by_layer(own, data["num_hidden_layers"])
         data["per_layer_config"] = {
-            layer: {name: _number(name, value, iter(())) if type(value) is int else value for name, value in few.items()}
+            layer: {
+                name: _number(name, value, iter(())) if type(value) is int else value for name, value in few.items()
+            }
             for layer, few in kept.items()
         }
     for value in data.values():
@@ -202,12 +198,16 @@ def _by_layer(value: dict[Any, Any], layers: int) -> dict[Any, Any]:
 
 def _rotary(value: dict[str, Any]) -> dict[str, Any]:
     """Sections of multimodal rotary embeddings add up to half a head."""
-    new = {key: _rotary(entry) if isinstance(entry, dict) else entry for key, entry in value.items()}
-    sections = new.get("mrope_section")
-    if sections:
-        new["mrope_section"] = [entry * (HEAD // 2) // sum(sections) for entry in sections]
-        new["mrope_section"][0] += HEAD // 2 - sum(new["mrope_section"])
-    for key in ("short_factor", "long_factor"):
-        if key in new:
-            new[key] = new[key][: HEAD // 2]
+    new: dict[str, Any] = {}
+    for key, entry in value.items():
+        if isinstance(entry, dict):
+            new[key] = _rotary(entry)
+        elif key == "mrope_section" and entry:
+            sections = [part * (HEAD // 2) // sum(entry) for part in entry]
+            sections[0] += HEAD // 2 - sum(sections)
+            new[key] = sections
+        elif key in ("short_factor", "long_factor"):
+            new[key] = entry[: HEAD // 2]
+        else:
+            new[key] = entry
     return new
