@@ -82,12 +82,10 @@ def test_configs_are_small_all_the_way_down() -> None:
 
 
 def test_every_fix_is_of_a_class_that_exists() -> None:
-    import transformers
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-    names = set(class_names())
-    types = {getattr(transformers, name).config_class.model_type for name in names}
-    assert set(FIXES) <= types
-    assert set(ARGUMENTS) <= types | names
+    assert set(FIXES) <= set(CONFIG_MAPPING_NAMES)
+    assert set(ARGUMENTS) <= {*CONFIG_MAPPING_NAMES, *class_names()}
 
 
 def test_the_table_tells_each_reason_once() -> None:
