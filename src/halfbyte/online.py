@@ -24,7 +24,7 @@ from halfbyte.models import Model
 from halfbyte.models.experts import expert_module, is_stack, is_transposed
 from halfbyte.models.families import find_family
 from halfbyte.models.names import layer_index
-from halfbyte.models.partners import share_scales
+from halfbyte.models.partners import fused_layers, share_scales
 from halfbyte.quantize import quantize
 from halfbyte.types import QuantizedTensor
 
@@ -77,7 +77,8 @@ def quantize_named(params: Iterable[Named], rules: Rules, config: Config) -> lis
     weights = {name.removesuffix(".weight"): x for name, x in pairs if name.endswith(".weight") and len(x.shape) == 2}
     reasons = {module: _reason(selector, module, x, format.block, rules, config) for module, x in weights.items()}
     fresh = {module for module, reason in reasons.items() if reason is None}
-    groups, partners = share_scales(list(weights), fresh.__contains__, model.family.optional, strict=True)
+    fused = fused_layers(config.model_type)
+    groups, partners = share_scales(list(weights), fresh.__contains__, model.family.optional, strict=True, fused=fused)
     amaxes = _shared_amaxes(weights, [group for group in groups if format.has_global])
     engine = Engine(format, target.contract, target.method, target.repairs)
     result: list[Named] = []

@@ -16,7 +16,7 @@ from halfbyte.checkpoint.plan.unstack import orient, split
 from halfbyte.errors import CheckpointError
 from halfbyte.layouts.storage import known_methods
 from halfbyte.models import model_of
-from halfbyte.models.partners import share_scales
+from halfbyte.models.partners import fused_layers_of, share_scales
 
 
 def make_plan(source: Path, options: Options) -> Plan:
@@ -61,7 +61,8 @@ def _choose(draft: Draft, selector: Selector) -> None:
     if format is not None and format.has_global:
         flat = [weight.module for weight in single if not weight.stacked]
         fresh = {weight.module for weight in single if weight.kind != "nvfp4" and reasons[weight.module] is None}
-        groups, partners = share_scales(flat, fresh.__contains__, draft.model.family.optional)
+        fused = fused_layers_of(draft.checkpoint.config)
+        groups, partners = share_scales(flat, fresh.__contains__, draft.model.family.optional, fused=fused)
         reasons |= partners
         grouped = {module for group in groups for module in group}
         draft.groups = groups + [
