@@ -199,6 +199,13 @@ def _written(
     )
 
 
+def asks_for_fp8_cache(config: Json) -> bool:
+    """Whether a quantization_config asks for an FP8 cache of keys and values."""
+    scheme = config.get("kv_cache_scheme")
+    named = config.get("kv_cache_quant_algo") == "FP8"
+    return named or (isinstance(scheme, dict) and (scheme.get("num_bits"), scheme.get("type")) == (8, "float"))
+
+
 @dataclass(frozen=True)
 class Setting:
     """What a config has to say: which modules are FP4 and which are not."""
@@ -213,10 +220,8 @@ class Setting:
 
     @property
     def fp8_cache(self) -> bool:
-        """Whether the source asks for an FP8 cache of keys and values; its scales are copied with everything else."""
-        scheme = self.source.get("kv_cache_scheme")
-        named = self.source.get("kv_cache_quant_algo") == "FP8"
-        return named or (isinstance(scheme, dict) and (scheme.get("num_bits"), scheme.get("type")) == (8, "float"))
+        """Whether the source asks for an FP8 cache of keys and values."""
+        return asks_for_fp8_cache(self.source)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from halfbyte.models.architectures import Architecture, RunTime, find_architectu
 from halfbyte.models.experts import Stacking, projections
 from halfbyte.models.families import POLICIES, UNKNOWN, Family, find_family
 from halfbyte.models.names import layer_index
+from halfbyte.models.partners import ANY, FusedLayers, fused_layers_of
 from halfbyte.models.roles import NEVER, REASONS, Role, role_by_name
 
 HEAD = "lm_head"
@@ -35,6 +36,8 @@ class Model:
     """The row of the table; None for an architecture that it does not have."""
     name: str = ""
     """The class or the model type that the config names."""
+    fused: FusedLayers = ANY
+    """What servers fuse in it."""
 
     @property
     def known(self) -> bool:
@@ -44,6 +47,10 @@ class Model:
     def is_known(self, module: str) -> bool:
         """Whether the table has this module."""
         return self.architecture is not None and self.architecture.role(module) is not None
+
+    def may_have(self, module: str) -> bool:
+        """Whether the model may have a module of that name: yes, unless its architecture is known and has none."""
+        return self.architecture is None or self.is_known(module)
 
     def role(self, module: str) -> Role:
         """What a module is: by the table, else by its name."""
@@ -141,6 +148,7 @@ def model_of(config: Mapping[str, Any], architecture: Architecture | None = None
         hidden=setting(config, "hidden_size"),
         expert_inner=setting(config, "moe_intermediate_size") or setting(config, "intermediate_size"),
         architecture=architecture,
+        fused=fused_layers_of(config),
         name=str(named[0]) if isinstance(named, list) and named else str(config.get("model_type", "")),
     )
 

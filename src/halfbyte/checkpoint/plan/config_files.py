@@ -63,7 +63,7 @@ def excluded_modules(draft: Draft) -> list[str]:
     if run_time:
         excluded += _not_stored(draft)
     excluded += _whole_experts(excluded, quantized)
-    return exclude_list([*excluded, *draft.ignore], quantized, draft.target.layout.readers)
+    return exclude_list([*excluded, *draft.ignore], quantized, draft.target.layout.readers, model.fused)
 
 
 def _not_stored(draft: Draft) -> list[str]:

@@ -63,7 +63,10 @@ def _choose(draft: Draft, selector: Selector) -> None:
     if format is not None and format.has_global:
         flat = [weight.module for weight in single if not weight.stacked]
         fresh = {weight.module for weight in single if weight.kind != "nvfp4" and reasons[weight.module] is None}
-        groups, partners = share_scales(flat, fresh.__contains__, draft.model.family.optional)
+        model = draft.model
+        groups, partners = share_scales(
+            flat, fresh.__contains__, model.family.optional, fused=model.fused, may_have=model.may_have
+        )
         reasons |= partners
         grouped = {module for group in groups for module in group}
         draft.groups = groups + [
