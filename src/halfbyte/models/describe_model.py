@@ -10,7 +10,7 @@ import ast
 import inspect
 import re
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -189,9 +189,9 @@ def _stacking(experts: Any, shape: tuple[int, ...], hidden: int | None) -> str |
 
 
 @cache
-def weights_read(kind: type) -> frozenset[str]:
+def weights_read(kind: Hashable) -> frozenset[str]:
     """Children whose weight a module reads and which it never calls: `self.dt_proj.weight`."""
-    if kind.__module__.startswith("torch"):
+    if not isinstance(kind, type) or kind.__module__.startswith("torch"):
         return frozenset()
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))

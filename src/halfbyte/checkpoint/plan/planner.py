@@ -26,6 +26,11 @@ def make_plan(source: Path, options: Options) -> Plan:
     checkpoint = open_checkpoint(source)
     model = model_of(checkpoint.config)
     draft = Draft(checkpoint, model, resolve_target(options, model.family), ignore=options.ignore)
+    if draft.target.layout.replaces and not checkpoint.quantization:
+        raise CheckpointError(
+            f"{source}: readers of {model.family.name} expect FP8 outside its experts, and this source is not "
+            "quantized; convert the FP8 release of the model"
+        )
     selector = Selector(options.rules, model)
     _choose(draft, selector)
     if not draft.converted and not (draft.target.format is None and draft.decoded):
