@@ -14,7 +14,8 @@ from pathlib import Path
 from halfbyte.checkpoint.execute.disk import Disk
 from halfbyte.checkpoint.execute.journal import JOURNAL, Journal, work_folder
 from halfbyte.checkpoint.execute.manifest import manifest_of, read_manifest
-from halfbyte.checkpoint.io.index import CONFIG, MANIFEST, WORK
+from halfbyte.checkpoint.io.index import CONFIG, MANIFEST
+from halfbyte.checkpoint.io.side_files import WORK
 from halfbyte.checkpoint.plan.types import Plan
 from halfbyte.errors import CheckpointError
 

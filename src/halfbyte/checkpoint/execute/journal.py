@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from halfbyte.checkpoint.execute.disk import Disk
-from halfbyte.checkpoint.io.index import WORK
+from halfbyte.checkpoint.io.side_files import WORK
 from halfbyte.checkpoint.plan.types import VERSION, Plan
 from halfbyte.errors import CheckpointError
 
