@@ -217,6 +217,11 @@ def test_activations(tmp_path: Path) -> None:
         ({"model.layers.0.mlp.up_proj": -1}, "expected the largest magnitude, a positive number"),
         ({"model.layers.0.mlp.up_proj": True}, "expected the largest magnitude"),
         ([], "expected a JSON object"),
+        (
+            {"model.layers.1.mlp.down_prj": 2.0, "x": 1.0},
+            r"amax.json: unknown module 'model.layers.1.mlp.down_prj'; nearest of \d+: model.layers.1.mlp.down_proj,.*"
+            r" \(1 more names in it are unknown\)",
+        ),
     ],
 )
 def test_bad_calibration(tmp_path: Path, content: object, message: str) -> None:
@@ -224,6 +229,13 @@ def test_bad_calibration(tmp_path: Path, content: object, message: str) -> None:
     (tmp_path / "amax.json").write_text(json.dumps(content))
     with pytest.raises(CheckpointError, match=message):
         make_plan(source, Options(activations=str(tmp_path / "amax.json")))
+
+
+def test_a_calibration_file_may_name_modules_that_are_kept(tmp_path: Path) -> None:
+    source = write_checkpoint(tmp_path / "s", llama())
+    amaxes = {module: 10.0 for group in groups() for module in group} | {"lm_head": 3.0, "model.norm": 2.0}
+    (tmp_path / "amax.json").write_text(json.dumps(amaxes))
+    assert "calibrated" in make_plan(source, Options(activations=str(tmp_path / "amax.json"))).activations
 
 
 def test_missing_calibration_file(tmp_path: Path) -> None:

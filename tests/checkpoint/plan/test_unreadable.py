@@ -49,7 +49,11 @@ def test_keep_wins_over_a_dtype_that_cannot_be_read(tmp_path: Path, dtype: str, 
 @pytest.mark.parametrize(
     ("dtype", "size", "message"),
     [
-        ("F64", 8, "F64 of shape [4, 16] is a weight in a form that no reader knows. Save it as BF16 or F32 first, or "),
+        (
+            "F64",
+            8,
+            "F64 of shape [4, 16] is a weight in a form that no reader knows. Save it as BF16 or F32 first, or ",
+        ),
         ("F8_E5M2", 1, "F8_E5M2 of shape [4, 16] is a weight in a form that no reader knows. Save it as BF16 or F32"),
         ("I64", 8, "I64 of shape [4, 16] is a weight in a form that no reader knows. Integers are no linear layer: "),
         ("F8_E4M3", 1, "is quantized (F8_E4M3), but none of its possible scales is there: "),

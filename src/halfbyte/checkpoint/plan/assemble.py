@@ -25,7 +25,8 @@ def assemble(draft: Draft, options: Options, selector: Selector) -> Plan:
     checkpoint, target = draft.checkpoint, draft.target
     have = bool(draft.converted) and all(weight.sources[0].input_scale is not None for weight in draft.converted)
     kind, activations = activations_of(options, target, have)
-    scales = input_scales(kind, options, draft.groups)
+    modules = {name.rpartition(".")[0] for name in checkpoint.tensors} | set(draft.kept)
+    scales = input_scales(kind, options, draft.groups, modules)
     _split_biases(draft)
     group_of = {module: number for number, group in enumerate(draft.groups) for module in group}
     wanted: dict[str, list[Part]] = defaultdict(list)
