@@ -186,7 +186,7 @@ def test_broken_weights_are_refused_by_name(tmp_path: Path, value: float, word: 
     tensors["model.layers.1.mlp.down_proj.weight"][3, 5] = value
     source = write_checkpoint(tmp_path / "s", tensors)
     options = Options(to=to, layout="compressed-tensors")
-    with pytest.raises(CheckpointError, match=rf"model.layers.1.mlp.down_proj holds {word}.*--keep"):
+    with pytest.raises(CheckpointError, match=rf"(?s)model.layers.1.mlp.down_proj holds {word}.*--keep"):
         run(make_plan(source, options), tmp_path / "d", SMALL)
     assert {path.name for path in (tmp_path / "d").iterdir()} == {".halfbyte"}
     kept = Options(to=to, layout="compressed-tensors", rules=Rules(keep=("model.layers.1.mlp.down_proj",)))

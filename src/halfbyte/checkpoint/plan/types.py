@@ -176,6 +176,34 @@ class Plan:
             digest.update(json.dumps([unit.input_scale for unit in shard.units]).encode())
         return digest.hexdigest()
 
+    def shard_fingerprint(self, shard: Shard) -> str:
+        """Equal for shards with the same bytes, made from files that did not change, in whatever plan they stand.
+
+        What a unit's tensor scale depends on lies partly in other shards: the units that share it count too.
+        """
+        digest = hashlib.sha256()
+        digest.update(json.dumps([VERSION, self.choices, self.repairs], sort_keys=True).encode())
+        digest.update(shard.name.encode() + shard.header)
+        files = {copy.file for copy in shard.copies}
+        for copy in shard.copies:
+            digest.update(repr((copy.file, copy.offset, copy.output)).encode())
+        for unit in shard.units:
+            sharing = self._sharing.get(unit.group, [unit])
+            digest.update(repr((unit.module, unit.action, unit.outputs, unit.input_scale)).encode())
+            digest.update(repr([(other.module, other.action, other.sources) for other in sharing]).encode())
+            files |= {file for other in sharing for source in other.sources for file in source.files}
+        digest.update(repr([file for file in self.files if file.name in files]).encode())
+        return digest.hexdigest()
+
+    @cached_property
+    def _sharing(self) -> dict[int, list[Unit]]:
+        """The units of each group, by its number."""
+        found: dict[int, list[Unit]] = {}
+        for unit in self.units:
+            if unit.group >= 0:
+                found.setdefault(unit.group, []).append(unit)
+        return found
+
     @property
     def choices(self) -> dict[str, str]:
         """The options that decide bytes, as words."""
