@@ -34,6 +34,10 @@ class CheckpointError(HalfbyteError):
     """A checkpoint that cannot be read, planned, written or continued. The message says which file or tensor."""
 
 
+class ModelCodeError(HalfbyteError):
+    """transformers, vLLM or a model's own code could not be asked, or failed. The message says which and why."""
+
+
 class VectorError(HalfbyteError):
     """A directory of conformance vectors that cannot be read."""
 
