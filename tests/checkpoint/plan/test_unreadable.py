@@ -27,8 +27,8 @@ def with_dtype(folder: Path, module: str, dtype: str, size: int, tensors: dict[s
     return source
 
 
-def plan_of(source: Path, *keep: str, **options: str) -> Plan:
-    return make_plan(source, Options(method=None if "to" in options else "amax", rules=Rules(keep=keep), **options))
+def plan_of(source: Path, *keep: str, to: str = "nvfp4") -> Plan:
+    return make_plan(source, Options(to, method="amax" if to == "nvfp4" else None, rules=Rules(keep=keep)))
 
 
 DTYPES = [("F64", 8), ("I64", 8), ("I32", 4), ("F8_E5M2", 1), ("BOOL", 1), ("C64", 8), ("F8_E4M3", 1)]

@@ -18,6 +18,7 @@ from halfbyte.checkpoint.io.header import encode_header, tensor_bytes
 from halfbyte.checkpoint.io.views import SourceMatrix
 from halfbyte.checkpoint.plan.select import Rules
 from halfbyte.contracts import Contract
+from halfbyte.errors import InputError
 from halfbyte.formats import BlockFormat
 from halfbyte.layouts.description import Part
 from halfbyte.methods import Method
@@ -43,6 +44,16 @@ class Options:
     activations: str | None = None
     """none, unit, or a JSON file of calibrated amaxes; None: what the contract writes, or what the source has."""
     rules: Rules = Rules()
+    ignore: tuple[str, ...] = ()
+    """Names for the exclude list, written as they are."""
+    modules_from_model: bool = False
+    """Whether transformers is asked what the modules are, instead of the table."""
+    trust_remote_code: bool = False
+    """Whether it may run the code that comes with the checkpoint."""
+
+    def __post_init__(self) -> None:
+        if not all(self.ignore):
+            raise InputError("--ignore needs a name; an empty one would exclude every module in some readers")
 
 
 @dataclass(frozen=True, slots=True)
