@@ -147,6 +147,19 @@ def test_a_finished_conversion_is_replaced_only_when_asked(tmp_path: Path, sourc
     assert all_bytes(tmp_path / "d") == all_bytes(tmp_path / "fresh")  # hf_quant_config.json of the first is gone
 
 
+def test_folders_of_a_replaced_conversion_go_with_their_files(tmp_path: Path, source: Path) -> None:
+    for name in ("a/b/config.json", "2_Dense/config.json"):
+        (source / name).parent.mkdir(parents=True)
+        (source / name).write_text("{}")
+    run(make_plan(source, Options(method="amax")), tmp_path / "d", ONE)
+    (tmp_path / "d" / "2_Dense" / "mine.txt").write_text("x")
+    shutil.rmtree(source / "a")
+    shutil.rmtree(source / "2_Dense")
+    run(make_plan(source, Options(method="amax")), tmp_path / "d", ONE, overwrite=True)
+    assert {path.name for path in (tmp_path / "d").iterdir() if path.is_dir()} == {"2_Dense"}
+    assert [path.name for path in (tmp_path / "d" / "2_Dense").iterdir()] == ["mine.txt"]
+
+
 @pytest.mark.parametrize("count", [1, 3, 6])
 def test_killed_while_an_earlier_conversion_is_taken_away(
     tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch, count: int

@@ -114,3 +114,7 @@ def _remove_old(old: dict[str, object], destination: Path) -> None:
         if Path(name).is_absolute() or ".." in Path(name).parts or WORK in Path(name).parts:
             continue
         path.unlink(missing_ok=True)
+        for folder in path.parents:
+            if folder == destination or not folder.is_dir() or any(folder.iterdir()):
+                break
+            folder.rmdir()
