@@ -250,6 +250,8 @@ class Reader:
     asks_for_fused: bool = True
     """Whether it asks for modules under the names that it fuses them to. One that asks for them under their own is
     checked for quantized modules that it would exclude, not for plain ones that it would miss."""
+    matches_substrings: bool = False
+    """Whether a listed name excludes every module whose name contains it."""
 
 
 def no_files(setting: Setting) -> dict[str, dict[str, Any]]:
@@ -285,6 +287,8 @@ class Layout:
     """The order of rows in stacks, where readers know only one."""
     expert_limits: Mapping[str, str] = field(default_factory=dict)
     """Format → which reader cannot use experts of that format in this layout, in a sentence."""
+    run_time_names: bool = False
+    """Whether a reader looks modules up under transformers' names, which may differ from those on disk."""
     needs_input_scales: bool = False
     """Whether readers expect input scales unless they are told otherwise."""
     replaces: str = ""

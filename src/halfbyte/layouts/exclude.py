@@ -14,19 +14,21 @@ from halfbyte.layouts.description import Reader
 from halfbyte.models.partners import served_name
 
 
-def exclude_list(excluded: Iterable[str], quantized: Sequence[str]) -> list[str]:
+def exclude_list(excluded: Iterable[str], quantized: Sequence[str], readers: Sequence[Reader]) -> list[str]:
     """The names to list, sorted.
 
     vLLM's reader of Model-Optimizer files excludes every module whose name contains a listed one:
-    `model.layers.0.mlp.gate` would take `model.layers.0.mlp.gate_up_proj` along. A list that does so is refused.
+    `model.layers.0.mlp.gate` would take `model.layers.0.mlp.gate_up_proj` along. A list that does so is refused where a
+    reader of the layout matches in that way.
     """
     names = sorted(set(excluded))
-    found = clashes(names, quantized)
+    by_substring = [reader.name for reader in readers if reader.matches_substrings]
+    found = clashes(names, quantized) if by_substring else []
     if found:
         name, module = found[0]
         raise InputError(
-            f"{name} stays unquantized, but its name is part of {module}, which is quantized: readers that match "
-            f"exclude lists by substring would take both. Keep {module} too (--keep)"
+            f"{name} stays unquantized, but its name is part of {module}, which is quantized: {by_substring[0]} matches "
+            f"exclude lists of this layout by substring and would take both. Keep {module} too (--keep)"
         )
     return names
 

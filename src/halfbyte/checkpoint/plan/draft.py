@@ -28,6 +28,8 @@ class Draft:
     """Source tensor → the module that it becomes part of."""
     dropped: dict[str, str] = field(default_factory=dict)
     groups: list[tuple[str, ...]] = field(default_factory=list)
+    ignore: tuple[str, ...] = ()
+    """Names to exclude as the caller gave them."""
 
     def claim(self, weight: SourceWeight) -> None:
         for name in (weight.tensor.name, *weight.belongs):
