@@ -238,6 +238,25 @@ def test_a_calibration_file_may_name_modules_that_are_kept(tmp_path: Path) -> No
     assert "calibrated" in make_plan(source, Options(activations=str(tmp_path / "amax.json"))).activations
 
 
+def test_a_calibration_file_may_have_the_names_of_run_time(tmp_path: Path) -> None:
+    """A model that is calibrated in transformers knows no other names."""
+    tensors = {f"language_model.{name}": x for name, x in llama().items()}
+    config = {"model_type": "llava", "architectures": ["LlavaForConditionalGeneration"]}
+    source = write_checkpoint(tmp_path / "s", tensors, config)
+    scales = {}
+    for number, (before, after) in enumerate([("", ""), ("language_model.model.", "model.language_model.")]):
+        amaxes = {
+            f"language_model.{module}".replace(before, after, 1): 10.0 + place
+            for place, group in enumerate(groups())
+            for module in group
+        }
+        (tmp_path / f"{number}.json").write_text(json.dumps(amaxes))
+        plan = make_plan(source, Options(activations=str(tmp_path / f"{number}.json")))
+        scales[number] = {unit.module: unit.input_scale for unit in plan.units}
+    assert scales[0] == scales[1]
+    assert len(set(scales[0].values())) > 2
+
+
 def test_missing_calibration_file(tmp_path: Path) -> None:
     source = write_checkpoint(tmp_path / "s", llama())
     with pytest.raises(CheckpointError, match="neither none nor unit, nor a file"):

@@ -25,8 +25,7 @@ def assemble(draft: Draft, options: Options, selector: Selector) -> Plan:
     checkpoint, target = draft.checkpoint, draft.target
     have = bool(draft.converted) and all(weight.sources[0].input_scale is not None for weight in draft.converted)
     kind, activations = activations_of(options, target, have)
-    modules = {name.rpartition(".")[0] for name in checkpoint.tensors} | set(draft.kept)
-    scales = input_scales(kind, options, draft.groups, modules)
+    scales = input_scales(kind, options, draft.groups, lambda: _names(draft))
     _split_biases(draft)
     group_of = {module: number for number, group in enumerate(draft.groups) for module in group}
     wanted: dict[str, list[Part]] = defaultdict(list)
@@ -86,6 +85,18 @@ def assemble(draft: Draft, options: Options, selector: Selector) -> Plan:
         notes=tuple(plan_notes(draft, selector, excluded)),
         json_files=json_files(draft, activations, shards, excluded),
     )
+
+
+def _names(draft: Draft) -> dict[str, list[str]]:
+    """Every name of a module, on disk and at run time → the modules on disk that are meant by it."""
+    on_disk = {name.rpartition(".")[0] for name in draft.checkpoint.tensors} | set(draft.kept)
+    on_disk |= {module for group in draft.groups for module in group}
+    found = {module: [module] for module in on_disk}
+    for module in sorted(on_disk):
+        for name in draft.model.run_time(module).names:
+            if name not in on_disk:
+                found.setdefault(name, []).append(module)
+    return found
 
 
 def _parts(weight: SourceWeight, target: Target, activations: Activations) -> tuple[Part, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -127,20 +127,19 @@ def activations_of(options: Options, target: Target, sources_have: bool) -> tupl
 
 
 def input_scales(
-    kind: str, options: Options, groups: Sequence[Sequence[str]], known: Collection[str]
+    kind: str, options: Options, groups: Sequence[Sequence[str]], names: Callable[[], Mapping[str, Collection[str]]]
 ) -> dict[str, float]:
     """Multiplier of the activations of every module; members of a group share the largest.
 
     A calibration file is a JSON object: module → largest magnitude of its input. An expert that saw no token takes the
-    largest of the other experts' same projection. known: modules that the file may name beside those of the groups.
+    largest of the other experts' same projection. names: what the file may name, and which modules are meant by it.
     """
     modules = [module for group in groups for module in group]
     if kind == "unit":
         return dict.fromkeys(modules, 1.0)
     if kind != "file":
         return {}
-    given = _read_amaxes(Path(str(options.activations)))
-    _refuse_unknown(str(options.activations), given, {*modules, *known})
+    given = _by_module(str(options.activations), _read_amaxes(Path(str(options.activations))), names())
     siblings: dict[str, float] = {}
     for module, value in given.items():
         key = same_projection(module)
@@ -162,12 +161,17 @@ def input_scales(
     return scales
 
 
-def _refuse_unknown(file: str, given: Collection[str], known: Collection[str]) -> None:
-    """Raise for names in a calibration file that are no modules: as a rule misspelt, or of another model."""
-    unknown = [module for module in given if module not in known]
+def _by_module(file: str, given: Mapping[str, float], names: Mapping[str, Collection[str]]) -> dict[str, float]:
+    """The amaxes under the names of modules on disk. A name that is no module is misspelt, or of another model."""
+    unknown = [name for name in given if name not in names]
     if unknown:
         others = f" ({len(unknown) - 1} more names in it are unknown)" if len(unknown) > 1 else ""
-        raise CheckpointError(f"--activations {file}: {unknown_name('module', unknown[0], known, listed=0)}{others}")
+        raise CheckpointError(f"--activations {file}: {unknown_name('module', unknown[0], names, listed=0)}{others}")
+    amaxes: dict[str, float] = {}
+    for name, value in given.items():
+        for module in names[name]:
+            amaxes[module] = max(amaxes.get(module, 0.0), value)
+    return amaxes
 
 
 def _read_amaxes(path: Path) -> Mapping[str, float]:
