@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from halfbyte.checkpoint.io.index import open_checkpoint
+from halfbyte.checkpoint.io.index import Checkpoint, open_checkpoint
 from halfbyte.checkpoint.plan.assemble import assemble
 from halfbyte.checkpoint.plan.draft import Draft
 from halfbyte.checkpoint.plan.select import Selector
@@ -17,15 +17,17 @@ from halfbyte.checkpoint.plan.unstack import orient, split
 from halfbyte.errors import CheckpointError
 from halfbyte.layouts.description import FLOATS
 from halfbyte.layouts.storage import known_methods
-from halfbyte.models import model_of
+from halfbyte.models import Model, model_of
+from halfbyte.models.architectures import from_description
+from halfbyte.models.from_model import modules_from_model
 from halfbyte.models.partners import share_scales
 from halfbyte.models.roles import REASONS
 
 
 def make_plan(source: Path, options: Options) -> Plan:
-    """Plan a conversion from headers, index and config alone."""
+    """Plan a conversion from headers, index and config; the model itself is asked only if the options say so."""
     checkpoint = open_checkpoint(source)
-    model = model_of(checkpoint.config)
+    model = _model(checkpoint, options)
     draft = Draft(checkpoint, model, resolve_target(options, model.family), ignore=options.ignore)
     if draft.target.layout.replaces and not checkpoint.quantization:
         raise CheckpointError(
@@ -37,6 +39,16 @@ def make_plan(source: Path, options: Options) -> Plan:
     if not draft.converted and not (draft.target.format is None and draft.decoded):
         raise CheckpointError(_nothing(draft))
     return assemble(draft, options, selector)
+
+
+def _model(checkpoint: Checkpoint, options: Options) -> Model:
+    """The model by the table, or by its own code where the caller wants that."""
+    if not options.modules_from_model:
+        return model_of(checkpoint.config)
+    description = modules_from_model(checkpoint.path, options.trust_remote_code)
+    named = checkpoint.config.get("architectures")
+    name = str(named[0]) if isinstance(named, list) and named else str(description["model_type"])
+    return model_of(checkpoint.config, from_description(name, description))
 
 
 def _nothing(draft: Draft) -> str:
