@@ -8,6 +8,7 @@ from pathlib import Path
 
 from halfbyte.checkpoint.io.index import open_checkpoint
 from halfbyte.layouts.storage import read_config
+from halfbyte.models.partners import fused_layers_of
 from halfbyte.verify.block_scales import block_problems
 from halfbyte.verify.claim import claim_problems
 from halfbyte.verify.compare import Progress, compare
@@ -56,7 +57,7 @@ def verify(
     report.extend(claim_problems(checkpoint, contents, claim))
     report.extend(exclude_problems(contents, claim))
     report.extend(scalar_problems(checkpoint.path, sound))
-    report.extend(sharing_problems(checkpoint.path, sound))
+    report.extend(sharing_problems(checkpoint.path, sound, fused_layers_of(checkpoint.config)))
     report.extend(recorded_problems(checkpoint, headers_only))
     if not headers_only:
         report.extend(block_problems(checkpoint.path, sound))

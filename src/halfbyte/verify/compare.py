@@ -10,6 +10,8 @@ import numpy as np
 
 from halfbyte.checkpoint.io.index import Checkpoint, Tensor
 from halfbyte.codec.bits import F32
+from halfbyte.layouts.description import asks_for_fp8_cache
+from halfbyte.layouts.kv_cache import CacheScale, cache_scale, is_cache_tensor
 from halfbyte.layouts.storage import unneeded_suffixes
 from halfbyte.models import model_of
 from halfbyte.models.experts import expert_module, is_stack
@@ -18,9 +20,6 @@ from halfbyte.verify.problems import Problem, Report, WeightError
 from halfbyte.verify.stored import Contents, StoredTensors, read_contents
 from halfbyte.verify.structure import structure_problems
 from halfbyte.verify.values import Matrix, matrices, pieces, view
-
-CACHE_SCALES = (".k_scale", ".v_scale")
-"""Scales of a cache of keys and values; a conversion may leave them out."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +53,7 @@ def compare(
     biases = _split_biases(checkpoint, source)
     report.extend(_completeness(checkpoint, ours, list(contents.unreadable.values()), source, theirs, biases))
     _check_biases(checkpoint, source, biases, report)
+    _check_cache_scales(checkpoint, source, report)
     for name, matrix in theirs.items():
         done += 1
         progress(Progress(done, total))
@@ -123,12 +123,15 @@ def _completeness(
             continue
         text = f"in the source ({theirs[name].kind} {list(theirs[name].shape)}), but not in the checkpoint"
         yield Problem("error", "lost", name, text)
-    unneeded = (*unneeded_suffixes(), *CACHE_SCALES)
+    unneeded = unneeded_suffixes()
+    cached, cached_before = _cache_scales(checkpoint), _cache_scales(source)
     covered = {tensor for matrix in theirs.values() for tensor in matrix.sources}
     for name, tensor in source.tensors.items():
         if name in covered or name in checkpoint.tensors or name.endswith(unneeded):
             continue
         if any(origin == name for origin, _, _ in biases.values()):
+            continue
+        if is_cache_tensor(name) and (cache_scale(name) in cached or not asks_for_fp8_cache(checkpoint.quantization)):
             continue
         text = f"in the source ({tensor.info.dtype} {list(tensor.info.shape)}), but not in the checkpoint"
         yield Problem("error", "lost", name, text)
@@ -141,6 +144,8 @@ def _completeness(
     stored |= {part.name for weight in unread for part in weight.parts.values()}
     for name, tensor in checkpoint.tensors.items():
         if name not in stored and name not in source.tensors and name not in biases:
+            if cache_scale(name) in cached_before:
+                continue
             text = f"{tensor.info.dtype} {list(tensor.info.shape)}, but the source has no such tensor"
             yield Problem("error", "no-source", name, text)
 
@@ -171,6 +176,25 @@ def _check_biases(
         else:
             text = f"is not row {expert} of {origin}, elements {elements.start or 0}::{elements.step or 1}"
             report.add("error", "kept", name, text)
+
+
+def _cache_scales(checkpoint: Checkpoint) -> dict[CacheScale | None, Tensor]:
+    """The scales of a quantized cache, whatever the layout names them."""
+    found = {cache_scale(name): tensor for name, tensor in checkpoint.tensors.items()}
+    return {scale: tensor for scale, tensor in found.items() if scale is not None}
+
+
+def _check_cache_scales(checkpoint: Checkpoint, source: Checkpoint, report: Report) -> None:
+    """Scales that moved to another name must have kept their value."""
+    before = _cache_scales(source)
+    for scale, mine in _cache_scales(checkpoint).items():
+        theirs = before.get(scale)
+        if theirs is None or mine.name in source.tensors:
+            continue
+        if view(checkpoint.path, mine).tobytes() == view(source.path, theirs).tobytes():
+            report.equal += 1
+        else:
+            report.add("error", "kept", mine.name, f"is not what {theirs.name} is in the source")
 
 
 def _equal(checkpoint: Checkpoint, source: Checkpoint, mine: Tensor, theirs: Tensor, report: Report) -> None:

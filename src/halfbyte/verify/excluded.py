@@ -8,8 +8,8 @@ from halfbyte.layouts import LAYOUTS
 from halfbyte.layouts.description import Claim
 from halfbyte.layouts.exclude import culprit, swallowed
 from halfbyte.models.experts import is_stack
-from halfbyte.models.families import is_lookup_table, is_norm, is_router
 from halfbyte.models.partners import served_name
+from halfbyte.models.roles import role_by_name
 from halfbyte.verify.problems import Problem
 from halfbyte.verify.stored import FLOATS, Contents
 
@@ -21,7 +21,7 @@ def unquantized_modules(contents: Contents) -> list[str]:
         rank, floating = len(tensor.info.shape), tensor.info.dtype in FLOATS
         if rank == 2 and floating and name.endswith(".weight"):
             module = name.removesuffix(".weight")
-            if not is_lookup_table(module) and not is_norm(module):
+            if role_by_name(module) not in ("table", "norm"):
                 found.append(module)
         elif rank == 3 and floating and is_stack(name):
             found.append(name.rpartition(".")[0])
@@ -46,7 +46,7 @@ def exclude_problems(contents: Contents, claim: Claim) -> Iterator[Problem]:
             yield Problem("error", "swallowed", module, text)
         for module in plain if reader.asks_for_fused else ():
             if not reader.excludes(served_name(module), claim.ignore):
-                what = "a router" if is_router(module) else "unquantized"
+                what = "a router" if role_by_name(module) == "router" else "unquantized"
                 text = f"{what}, but not in the exclude list as {reader.name} reads it, which expects FP4 tensors there"
                 yield Problem("error", "not-excluded", module, text)
 
