@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -70,20 +71,30 @@ def _wait(process: subprocess.Popen[bytes], seconds: float) -> int | None:
     except subprocess.TimeoutExpired:
         return None
     finally:
-        if process.poll() is None:
+        with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        process.wait()
 
 
 def _last_line(talk: Path) -> str:
     """The error of the last traceback, or else the last line. halfbyte's own errors come without their class."""
-    lines = talk.read_text(encoding="utf-8", errors="replace").splitlines()
-    spoken = [number for number, line in enumerate(lines) if line.startswith("Traceback (most recent call last)")]
-    if spoken:
-        tail = lines[spoken[-1] + 1 :]
-        first = next((number for number, line in enumerate(tail) if line and not line.startswith(" ")), len(tail))
-        return one_line("\n".join(tail[first:])).removeprefix(f"{ModelCodeError.__module__}.ModelCodeError: ")
-    return one_line(next((line for line in reversed(lines) if line.strip()), ""))
+    text = talk.read_text(encoding="utf-8", errors="replace")
+    lines = after_traceback(text)
+    if lines:
+        return one_line("\n".join(lines)).removeprefix(f"{ModelCodeError.__module__}.ModelCodeError: ")
+    return one_line(next((line for line in reversed(text.splitlines()) if line.strip()), ""))
+
+
+def after_traceback(text: str) -> list[str]:
+    """The lines after the last traceback in a text: first the error, then what else was said. [] if there is none.
+
+    >>> after_traceback("Traceback (most recent call last):\\n  File 1\\nKeyError: 'x'\\nand more")
+    ["KeyError: 'x'", 'and more']
+    """
+    _, found, tail = text.rpartition("Traceback (most recent call last):\n")
+    lines = tail.splitlines() if found else []
+    first = next((number for number, line in enumerate(lines) if line and not line.startswith(" ")), len(lines))
+    return lines[first:]
 
 
 def one_line(text: str) -> str:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from halfbyte.child import answer, one_line
+from halfbyte.child import after_traceback, answer, one_line
 from halfbyte.load_check.headers import meta_tensors
 from halfbyte.models.from_model import TRUST
 from halfbyte.models.model_class import find_class
@@ -45,8 +45,10 @@ def load(path: str, trust: str) -> dict[str, Any]:
         "mismatched": sorted({*seen.mismatched, *map(_mismatch, told["mismatched_keys"])}),
     }
     if seen.failures:
-        name, text = seen.failures[0]
-        found["error"] = one_line(f"{name} cannot be made from its tensors ({len(seen.failures)} such weights): {text}")
+        (name, why), others = seen.failures[0], len(seen.failures) - 1
+        found["error"] = one_line(
+            f"{name} cannot be made from its tensors{f' (nor {others} others)' * (others > 0)}: {why}"
+        )
     return found
 
 
@@ -63,7 +65,12 @@ class Seen:
         """Compare a model's shapes before and after its tensors were put in."""
         self.missing, self.unexpected = set(told.missing_keys), set(told.unexpected_keys)
         self.mismatched = [(name, after[name], shape) for name, shape in before.items() if after[name] != shape]
-        self.failures = [(name, str(text).strip().splitlines()[-1]) for name, text in told.conversion_errors.items()]
+        self.failures = [(name, reason(text)) for name, text in told.conversion_errors.items()]
+
+
+def reason(text: str) -> str:
+    """Why tensors could not be merged, from what transformers noted of it: a traceback and more."""
+    return next(iter(after_traceback(text)), text)
 
 
 @contextmanager

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
+
+from halfbyte.models.roles import pattern_of
 
 Client = Literal["transformers", "vllm"]
 CLIENTS: tuple[Client, ...] = get_args(Client)
@@ -16,8 +17,6 @@ NAMES = {"transformers": "transformers", "vllm": "vLLM"}
 
 SHOWN = 6
 """Kinds of names in one sentence; the rest is counted."""
-
-NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,7 @@ def grouped(names: Iterable[str]) -> str:
     >>> grouped(["layers.0.up", "layers.1.up", "head"])
     'layers.#.up (2), head'
     """
-    counts = Counter(NUMBER.sub("#", name) for name in names).most_common()
+    counts = Counter(pattern_of(name) for name in names).most_common()
     told = [kind if count == 1 else f"{kind} ({count})" for kind, count in counts[:SHOWN]]
     left = sum(count for _, count in counts[SHOWN:])
     return ", ".join(told) + (f" and {left} more" if left else "")
