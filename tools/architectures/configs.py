@@ -8,7 +8,7 @@ ROTARY = {kind: {"rope_type": "default", "rope_theta": 1e4} for kind in ("full_a
 SPARSE_INDEX = {
     "indexer_n_heads": 4,
     "indexer_kv_heads": 1,
-    "indexer_head_dim": 64,
+    "indexer_head_dim": 256,
     "indexer_budget": 2048,
     "indexer_compress_ratio": 16,
 }
@@ -59,4 +59,8 @@ LACKS: dict[str, dict[str, Any]] = {
 
 def default_config(kind: Any) -> Any:
     """The config that a class is built from."""
-    return kind.config_class(**LACKS.get(kind.__name__, {}))
+    config = kind.config_class(**LACKS.get(kind.__name__, {}))
+    if kind.__name__ == "Qwen3OmniMoeForConditionalGeneration":
+        config.talker_config.text_config.shared_expert_intermediate_size = 512
+        config.talker_config.spatial_merge_size = 2
+    return config

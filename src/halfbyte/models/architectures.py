@@ -34,6 +34,11 @@ class Rename:
     """(path of a part, prefix of the model): only names under that part, with or without the prefix."""
     operations: tuple[str, ...] | None = None
     """What is done to the values; None for a rule that only renames."""
+    paired: bool = False
+    """Whether each alternative of the expression has a target of its own."""
+    of_weights: bool = False
+    """Whether it is a rule for tensors called weight. In a quantized checkpoint transformers applies it to packed
+    weights, and to unquantized ones no longer."""
 
     def apply(self, name: str) -> list[str] | None:
         """The names that a name becomes; None if the rule does not fit."""
@@ -53,7 +58,7 @@ class Rename:
         group = next(key for key, value in found.groupdict().items() if value is not None)
         index = self.find.groupindex[group]
         results = []
-        for target in self.put:
+        for target in (self.put[int(group[1:])],) if self.paired else self.put:
             text = re.sub(r"\\(\d)", lambda number, at=index: found.group(at + int(number[1])) or "", target)  # type: ignore[misc]
             results.append(before + rest.replace(found.group(0), text.replace("\\", ""), 1))
         return results
@@ -67,11 +72,18 @@ class RunTime:
     """Names at run time; several where the tensor is split."""
     operations: tuple[str, ...] = ()
     """What is done to the values on the way."""
+    of_weights: bool = False
+    """Whether that is done to packed weights alone once a checkpoint is quantized."""
 
     @property
     def is_reshaped(self) -> bool:
         """Whether values move between tensors in a way that packed weights do not survive."""
-        return bool(self.operations) and not set(self.operations) <= MERGE_EXPERTS
+        return bool(self.operations) and not (self.merges_experts and set(self.operations) <= MERGE_EXPERTS)
+
+    @property
+    def merges_experts(self) -> bool:
+        """Whether single experts are stacked."""
+        return "MergeModulelist" in self.operations
 
 
 @dataclass(frozen=True)
@@ -110,7 +122,7 @@ class Architecture:
             return self._run_time(tensor)
         found = self._run_time(EXPERT.sub(".experts.0.", tensor, count=1))  # the same for all experts of a layer
         names = tuple(name.replace(".experts.0.", number[0], 1) for name in found.names)
-        return RunTime(names, found.operations)
+        return RunTime(names, found.operations, found.of_weights)
 
     def _run_time(self, tensor: str) -> RunTime:
         known = self._names.get(tensor)
@@ -126,14 +138,15 @@ class Architecture:
     def _renamed(self, tensor: str) -> RunTime:
         names: list[str] = [tensor]
         operations: tuple[str, ...] = ()
+        of_weights = False
         for rename in self.renames:
             if rename.operations is None and (renamed := rename.apply(names[0])) is not None:
                 names = renamed[:1]
         for rename in self.renames:
             if rename.operations is not None and (renamed := rename.apply(names[0])) is not None:
-                names, operations = renamed, rename.operations
+                names, operations, of_weights = renamed, rename.operations, rename.of_weights
                 break
-        return RunTime(tuple(self._with_prefix(name) for name in names), operations)
+        return RunTime(tuple(self._with_prefix(name) for name in names), operations, of_weights)
 
     def _with_prefix(self, name: str) -> str:
         """The name with the prefix of the class added or taken away where only that makes it known."""
@@ -146,6 +159,15 @@ class Architecture:
     def _knows(self, tensor: str) -> bool:
         pattern = pattern_of(tensor)
         return pattern in self.stacks or pattern.removesuffix(".weight") in self.roles
+
+    def finds(self, module: str) -> bool:
+        """Whether transformers finds a place for a module on disk, single experts included that it stacks."""
+        return all(self._knows(name) for name in self.run_time(f"{module}.weight").names)
+
+    def repeated(self, role: Role, layers: int) -> list[str]:
+        """Names of the modules of a role in layers 0 to `layers`, whether or not each layer has one."""
+        patterns = [name for name, found in self.roles.items() if found == role and name.count("#") == 1]
+        return [pattern.replace("#", str(layer)) for pattern in patterns for layer in range(layers)]
 
     def role(self, module: str) -> Role | None:
         """What a module is, by its name on disk; None where the table does not have it."""
@@ -245,4 +267,6 @@ def _rename(rule: Mapping[str, Any]) -> Rename:
         tuple(rule["put"]),
         None if scope is None else (scope[0], scope[1] or ""),
         None if operations is None else tuple(operations),
+        rule.get("paired", False),
+        rule.get("of_weights", False),
     )

@@ -242,12 +242,16 @@ def _asked(error: AttributeError) -> object:
 def _renames(model: Any) -> Iterator[dict[str, Any]]:
     """transformers' own rules that turn names on disk into names at run time, in the order in which they apply."""
     from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import GroupWeightRename
 
     for rule in get_model_conversion_mapping(model):
         operations = [type(operation).__name__ for operation in getattr(rule, "operations", ())]
+        of_weights = all(source.endswith(".weight") for source in rule._original_source_patterns)
         yield {
             "find": rule.compiled_sources.pattern,
             "put": list(rule.target_patterns),
             **({"scope": [rule.scope_prefix, rule.base_model_prefix]} if rule.scope_prefix is not None else {}),
+            **({"paired": True} if isinstance(rule, GroupWeightRename) else {}),
             **({"operations": operations} if hasattr(rule, "operations") else {}),
+            **({"of_weights": True} if hasattr(rule, "operations") and of_weights else {}),
         }

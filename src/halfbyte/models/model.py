@@ -7,7 +7,7 @@ not know a module, the rules for names do.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from halfbyte.models.architectures import Architecture, RunTime, find_architecture
@@ -62,7 +62,7 @@ class Model:
         if self.architecture is None:
             return RunTime((module,))
         found = self.architecture.run_time(f"{module}.weight")
-        return RunTime(tuple(name.removesuffix(".weight") for name in found.names), found.operations)
+        return replace(found, names=tuple(name.removesuffix(".weight") for name in found.names))
 
     @property
     def heads(self) -> tuple[str, ...]:

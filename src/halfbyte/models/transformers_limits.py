@@ -12,29 +12,37 @@ SHOWN = 4
 """Patterns that a sentence names."""
 
 
-def transformers_limits(model: Model, quantized: Iterable[str]) -> list[str]:
-    """What transformers will not do with these modules quantized, in sentences. For layouts that it reads."""
+def transformers_limits(model: Model, quantized: Iterable[str], plain: Iterable[str]) -> list[str]:
+    """What transformers will not do with these modules quantized and those plain, in sentences. For layouts that it
+    reads.
+    """
     if model.architecture is None:
         return []
-    patterns: dict[str, str] = {}
-    for module in quantized:
-        patterns.setdefault(pattern_of(module), module)
-    return list(_limits(model, patterns.values()))
+    return list(_limits(model, _first_of_each(quantized), _first_of_each(plain)))
 
 
-def _limits(model: Model, modules: Iterable[str]) -> Iterator[str]:
+def _first_of_each(modules: Iterable[str]) -> list[str]:
+    """One module of each pattern."""
+    found: dict[str, str] = {}
+    for module in modules:
+        found.setdefault(pattern_of(module), module)
+    return list(found.values())
+
+
+def _limits(model: Model, quantized: Sequence[str], plain: Sequence[str]) -> Iterator[str]:
     architecture = model.architecture
     if architecture is None:
         return
     read, reshaped, unknown = [], [], []
-    for module in modules:
+    for module in quantized:
         there = model.run_time(module)
         if not set(map(pattern_of, there.names)).isdisjoint(architecture.read_at_start):
             read.append(module)
         elif there.is_reshaped:
             reshaped.append(module)
-        elif not model.is_known(module):
+        elif not architecture.finds(module):
             unknown.append(module)
+    left = [module for module in plain if model.run_time(module).of_weights]
     reader = f"transformers ({table_version()})"
     if read:
         yield (
@@ -48,6 +56,11 @@ def _limits(model: Model, modules: Iterable[str]) -> Iterator[str]:
         )
     if unknown:
         yield f"{reader} has no {_list(unknown)} in {model.name} and will not load them"
+    if left:
+        yield (
+            f"{reader} splits or joins {_list(left)} while loading {model.name}, which it leaves out for unquantized "
+            "weights of a quantized checkpoint: it will not load them"
+        )
 
 
 def _list(modules: Sequence[str]) -> str:

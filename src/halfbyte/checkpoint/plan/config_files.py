@@ -11,7 +11,7 @@ from halfbyte.checkpoint.plan.draft import Draft
 from halfbyte.checkpoint.plan.types import Shard
 from halfbyte.layouts.description import Activations, Setting
 from halfbyte.layouts.exclude import exclude_list
-from halfbyte.models.experts import is_stack
+from halfbyte.models.experts import expert_module, is_stack
 from halfbyte.models.names import routed_layer
 
 
@@ -74,6 +74,7 @@ def excluded_modules(draft: Draft) -> list[str]:
         excluded.append(module)
         if run_time:
             excluded += [name for name in model.run_time(module).names if not is_stack(name)]
+            excluded += _first_expert(module) if is_stack(module) else ()
     excluded += model.heads
     if run_time:
         excluded += _not_stored(draft)
@@ -89,7 +90,13 @@ def _not_stored(draft: Draft) -> list[str]:
     stored = {name.removesuffix(".weight") for name in draft.checkpoint.tensors}
     stored |= {weight.module for weight in draft.converted}
     found = {name for module in stored for name in draft.model.run_time(module).names}
-    return [name for name in architecture.single_linears() if name not in found]
+    wanted = [*architecture.single_linears(), *architecture.repeated("shared", draft.model.layers or 0)]
+    return [name for name in wanted if name not in found]
+
+
+def _first_expert(stack: str) -> list[str]:
+    """The names by which vLLM asks whether a layer of experts is quantized."""
+    return [expert_module(stack, 0, projection) for projection in ("gate_proj", "up_proj", "down_proj")]
 
 
 def _whole_experts(excluded: Sequence[str], quantized: Sequence[str]) -> list[str]:

@@ -29,7 +29,8 @@ def plan_notes(draft: Draft, selector: Selector, excluded: Sequence[str]) -> lis
             "BF16 and computes in one dtype"
         )
     if draft.target.layout.run_time_names:
-        notes += transformers_limits(draft.model, quantized)
+        stored = {name.removesuffix(".weight") for name in draft.checkpoint.tensors if name.endswith(".weight")}
+        notes += transformers_limits(draft.model, quantized, stored.difference(quantized))
     narrow = [
         weight.module
         for weight in draft.converted
