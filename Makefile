@@ -23,7 +23,7 @@ test-docs: $(VENV)/.peers  ## run the examples in README.md and docs/, check the
 	$(BIN)/python -m pytest README.md docs tests/test_docs.py
 
 test-clients: $(VENV)/.peers .venv-vllm/.ready .venv-sglang/.ready  ## vLLM and SGLang load what convert writes (minutes)
-	$(BIN)/python -m pytest tests/clients/check_sglang.py tests/clients/check_vllm.py
+	$(BIN)/python -m pytest tests/clients/check_sglang.py tests/clients/check_vllm.py tests/clients/check_vllm_loader.py
 
 test-gpu:  ## the bit-identity matrix on the card of this machine, with the Python that is there; installs nothing
 	PYTHONPATH=src $(PYTHON) -W ignore -m tests.backends.gpu.run_card

@@ -147,7 +147,4 @@ LAYOUT = Layout(
     write_config=write_config,
     read_config=read_config,
     readers=(Reader("vLLM", compressed_tensors),),
-    expert_limits={
-        "nvfp4": "transformers (through 5.22) reads NVFP4 experts in this layout wrongly and silently; vLLM reads them"
-    },
 )
