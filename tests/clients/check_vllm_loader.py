@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from halfbyte.models.limits import limits
-from tests.clients.converted import convert
+from tests.clients.converted import cache_scales, convert, with_fp8_cache
 from tests.clients.fused_sources import disagreements, fusions
 from tests.clients.served_models import MODELS
-from tests.quantized import write_dequantized
+from tests.quantized import edit, load, write_dequantized
 
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
@@ -45,6 +45,7 @@ LAYERS = {
 """Model → how many layers vLLM builds, towers included, and how many of them as quantized."""
 
 CASES = {f"{model} {layout[1]}": (model, layout) for model in LAYERS for layout in (MODELOPT, COMPRESSED)}
+CACHED = {f"FP8 cache {layout[1]}": ("FP8 cache", layout) for layout in (MODELOPT, COMPRESSED)}
 LIMITED = {f"mamba {layout[1]}": ("mamba", layout) for layout in (MODELOPT, COMPRESSED)}
 """What the table of limits says that vLLM cannot load."""
 
@@ -63,19 +64,22 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Answer]:
         raise AssertionError(f"{PYTHON} is not there: run `make test-clients`, which builds vLLM's environment")
     base = tmp_path_factory.mktemp("vllm-loader")
     jobs = []
-    for number, (model, layout) in enumerate((CASES | LIMITED).values()):
+    names = CASES | CACHED | LIMITED
+    for number, (model, layout) in enumerate(names.values()):
         source = base / model
         if not source.exists():
-            MODELS[model](source)
+            MODELS.get(model, with_fp8_cache)(source)
         path = convert(source, base / f"{number}-converted", *layout)
         decoded = write_dequantized(base / f"{number}-decoded", path)
         for code in path.glob("*.py"):
             shutil.copy(code, decoded)
+        if model == "FP8 cache":
+            edit(decoded, drop=tuple(name for name in load(decoded) if name.endswith((".k_scale", ".v_scale"))))
         jobs.append({"checkpoint": str(path), "decoded": str(decoded), "output": str(base / f"{number}.json")})
     (base / "jobs.json").write_text(json.dumps(jobs))
     subprocess.run([PYTHON, CLIENT, base / "jobs.json"], check=True, capture_output=True, timeout=3000)
     result = {}
-    for name, job in zip(CASES | LIMITED, jobs, strict=True):
+    for name, job in zip(names, jobs, strict=True):
         output = Path(job["output"])
         found = json.loads(output.read_text()) if output.exists() else {}
         result[name] = Answer(found, output.with_suffix(".log").read_text())
@@ -88,6 +92,18 @@ def test_every_layer_holds_the_decoded_weights(answers: dict[str, Answer], name:
     assert found, answers[name].log[-2000:]
     assert (found["layers"], found["quantized"]) == LAYERS[CASES[name][0]], found["names"]
     assert found["error"] == 0, found["worst"]
+
+
+@pytest.mark.parametrize("name", CACHED)
+def test_scales_of_an_fp8_cache_arrive(answers: dict[str, Answer], name: str) -> None:
+    found = answers[name].found
+    assert found, answers[name].log[-2000:]
+    assert found["error"] == 0
+    wanted = {
+        f"{tensor.rsplit('.', 2)[0]}.attn.{tensor.rpartition('.')[2]}": float(value)
+        for tensor, value in cache_scales().items()
+    }
+    assert found["cache"] == wanted
 
 
 @pytest.mark.parametrize("name", LIMITED)

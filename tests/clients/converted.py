@@ -30,7 +30,7 @@ def converted(directory: Path, model: str, *options: str) -> Path:
 def cache_scales() -> Tensors:
     """Scales of an FP8 cache of the tiny Llama, under Model-Optimizer's names: another one for each tensor."""
     return {
-        f"model.layers.{layer}.self_attn.{part}_proj.{part}_scale": np.asarray(2.0 ** -(2 * layer + place), np.float32)
+        f"model.layers.{layer}.self_attn.{part}_proj.{part}_scale": np.asarray(2.0 ** -(2 * layer + place + 1), np.float32)
         for layer in range(LAYERS)
         for place, part in enumerate("kv")
     }

@@ -101,8 +101,15 @@ def weights(model: Any) -> dict[str, tuple[Any, bool]]:
     return found
 
 
+def cache_scales(model: Any) -> dict[str, float]:
+    """The scales of a quantized cache of keys and values that attention layers were given."""
+    named = ((name, parameter) for name, parameter in model.named_parameters() if "attn" in name)
+    return {name: float(parameter) for name, parameter in named if name.endswith((".k_scale", ".v_scale"))}
+
+
 def compare(job: dict[str, str]) -> dict[str, Any]:
-    ours, plain = weights(load(job["checkpoint"])), weights(load(job["decoded"]))
+    model = load(job["checkpoint"])
+    ours, plain = weights(model), weights(load(job["decoded"]))
     if set(ours) != set(plain):
         raise SystemExit(f"vLLM builds other layers: {sorted(set(ours) ^ set(plain))[:8]}")
     errors = {
@@ -117,6 +124,7 @@ def compare(job: dict[str, str]) -> dict[str, Any]:
         "worst": worst,
         "error": errors[worst],
         "names": quantized,
+        "cache": cache_scales(model),
     }
 
 
