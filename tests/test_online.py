@@ -169,3 +169,12 @@ def test_broken_weights_and_dtypes() -> None:
         quantize_named([("a.down_proj.weight", broken)], Rules(), Config())
     with pytest.raises(InputError, match="cannot quantize dtype"):
         quantize_named([("a.down_proj.weight", np.ones((32, 32), np.int32))], Rules(), Config())
+
+
+def test_partners_are_those_of_the_model_type() -> None:
+    pairs: list[Named] = [(f"h.0.mlp.{leaf}.weight", random(7 + len(leaf), 32, 64)) for leaf in ("w1", "w2")]
+    pairs[1] = (pairs[1][0], 8 * to_numpy(pairs[1][1]))
+    found = dict(quantize_named(pairs, Rules(), Config(model_type="qwen")))
+    assert_same_bits(found["h.0.mlp.w1.weight_scale_2"], found["h.0.mlp.w2.weight_scale_2"])
+    with pytest.raises(CheckpointError, match=r"w1 shares its scale with h\.0\.mlp\.w3"):
+        quantize_named(pairs, Rules(), Config(model_type="mixtral"))

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from halfbyte.layouts.matching import sglang_modelopt
+from tests.clients import fused_sources
 from tests.clients.converted import converted
 from tests.clients.matching_cases import disagreements
 from tests.quantized import dequantized, edit, load
@@ -89,3 +90,18 @@ def test_config_files_that_disagree_are_seen(tmp_path: Path) -> None:
 
 def test_verify_matches_exclude_lists_as_sglang_does(tmp_path: Path) -> None:
     assert disagreements(PYTHON, "sglang", sglang_modelopt, tmp_path) == []
+
+
+def test_the_table_of_fused_layers_is_that_of_sglang() -> None:
+    (package,) = (ROOT / ".venv-sglang" / "lib").glob("python*/site-packages/sglang")
+    models = package / "srt" / "models"
+    assert len(fused_sources.fusions(models)) > 200
+    assert fused_sources.disagreements(models, named=False) == []
+
+
+def test_dense_mxfp4_has_no_scheme(tmp_path: Path) -> None:
+    """The limit that convert notes."""
+    path = converted(tmp_path, "llama", "--to", "mxfp4", *COMPRESSED)
+    done = run(path, tmp_path / "weights.npz")
+    assert done.returncode != 0
+    assert "No compressed-tensors compatible scheme" in done.stderr

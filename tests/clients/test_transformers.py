@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from conformance.peers.spec import quiet
-from tests.clients.converted import convert, converted
+from tests.clients.converted import cache_scales, convert, converted, with_fp8_cache
 from tests.quantized import write_dequantized
 from tests.tiny_models import VOCABULARY
 
@@ -90,3 +90,14 @@ def test_modelopt_is_not_for_transformers(tmp_path: Path) -> None:
     path = converted(tmp_path, "llama", "--to", "nvfp4", "--layout", "modelopt")
     with pytest.raises((ValueError, RuntimeError)):
         load(path)
+
+
+def test_scales_of_an_fp8_cache_are_where_it_looks(tmp_path: Path) -> None:
+    """Model-Optimizer hangs them on the projections, where transformers would not expect them."""
+    loaded, missed = load(convert(with_fp8_cache(tmp_path / "fp8"), tmp_path / "converted", "--to", "nvfp4", *CT))
+    assert missed == {}
+    found = {
+        name: float(value) for name, value in loaded.state_dict().items() if name.endswith((".k_scale", ".v_scale"))
+    }
+    wanted = {name.replace("k_proj.", "").replace("v_proj.", ""): float(x) for name, x in cache_scales().items()}
+    assert found == wanted

@@ -114,3 +114,24 @@ def test_blocks_without_scales_are_a_weight_that_lacks_a_part(tmp_path: Path) ->
     edit(path, drop=(f"{stack}_scales",))
     assert found(verify(path), "error", "missing-part") == [stack]
     assert found(verify(path), "error", "stray-tensor") == []
+
+
+def test_fused_layers_are_those_of_the_model_type(tmp_path: Path) -> None:
+    """w1 and w2 are one matrix in Qwen-1, and two in all other models."""
+    path = write_checkpoint(
+        tmp_path / "q",
+        {
+            f"h.0.mlp.{leaf}.{part}": values
+            for number, leaf in enumerate(("w1", "w2"))
+            for part, values in (
+                ("weight", np.zeros((16, 32), np.uint8)),
+                ("weight_scale", np.ones((16, 4), np.float32).astype(E4M3)),
+                ("weight_scale_2", np.asarray(0.01 * (number + 1), np.float32)),
+            )
+        },
+        {"model_type": "qwen", "quantization_config": {"quant_method": "modelopt", "quant_algo": "W4A16_NVFP4"}},
+        shards=1,
+    )
+    assert found(verify(path), "error", "shared-scale")
+    change(path, "config.json", model_type="other")
+    assert not found(verify(path), "error", "shared-scale")

@@ -148,7 +148,4 @@ LAYOUT = Layout(
     read_config=read_config,
     readers=(Reader("vLLM", compressed_tensors),),
     run_time_names=True,
-    expert_limits={
-        "nvfp4": "transformers (through 5.22) reads NVFP4 experts in this layout wrongly and silently; vLLM reads them"
-    },
 )

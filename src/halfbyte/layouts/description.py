@@ -8,7 +8,7 @@ Convert writes and reads by these tables, online writes by them, verify checks b
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, Literal
 
@@ -290,8 +290,6 @@ class Layout:
     """Whether stacked experts stay in one tensor. some families: those that say so."""
     stacking: Stacking | None = None
     """The order of rows in stacks, where readers know only one."""
-    expert_limits: Mapping[str, str] = field(default_factory=dict)
-    """Format → which reader cannot use experts of that format in this layout, in a sentence."""
     run_time_names: bool = False
     """Whether a reader looks modules up under transformers' names, which may differ from those on disk."""
     needs_input_scales: bool = False

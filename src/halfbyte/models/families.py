@@ -6,8 +6,7 @@ Rules are (pattern, reason); a pattern is searched in the module's full name. A 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from halfbyte.models.experts import Stacking
 from halfbyte.models.roles import last, part
@@ -46,8 +45,6 @@ class Family:
     """Model-Optimizer's layout keeps the experts of this family in one tensor."""
     optional: tuple[str, ...] = ()
     """Partners that some layers do not have (a k_proj that serves as v_proj)."""
-    expert_limits: Mapping[str, str] = field(default_factory=dict)
-    """Format → which reader cannot use experts of that format in any layout, in a sentence."""
     native_fp8: bool = False
     """Modules that are not converted keep the source's FP8 instead of becoming BF16."""
 
@@ -90,9 +87,6 @@ FAMILIES = (
         only=re.compile(r"\.experts(\.\d+)?\.(gate_up_proj|gate_proj|up_proj|down_proj)$"),
         stacking="interleaved",
         stays_stacked=True,
-        expert_limits={
-            "nvfp4": "no server reads gpt-oss in NVFP4 yet: its experts have biases, which their kernels do not take"
-        },
     ),
 )
 

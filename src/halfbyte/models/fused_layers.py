@@ -47,6 +47,7 @@ DEFAULT = (
 """What is fused in every model that has modules of these names, unless its model type says otherwise."""
 
 LATENT_GATE = FusedLayer((*LATENT.members, "g_proj"), "fused_qkv_a_g_proj", beside=("q_a_proj", "g_proj"))
+DELTA_OUTPUTS = FusedLayer(("f_b_proj", "g_b_proj"), "fused_fg_b_proj", optional=("g_b_proj",))
 DELTA_ATTENTION = (
     FusedLayer(
         (*QKV.members, "b_proj", "f_a_proj", "g_a_proj", "g_proj"),
@@ -54,7 +55,7 @@ DELTA_ATTENTION = (
         beside=("f_a_proj",),
         optional=("g_a_proj", "g_proj"),
     ),
-    FusedLayer(("f_b_proj", "g_b_proj"), "fused_fg_b_proj", optional=("g_b_proj",)),
+    DELTA_OUTPUTS,
     LATENT_GATE,
 )
 """Linear attention of Kimi beside latent attention: vLLM fuses q, k, v, b and f_a, SGLang also g_a."""
@@ -75,11 +76,12 @@ BY_MODEL_TYPE: Mapping[str, tuple[FusedLayer, ...]] = {
     "dots3_note": (LATENT_GATE,),
     "bailing_hybrid": (
         FusedLayer(
-            (*QKV.members, "b_proj", "f_proj", "g_proj"),
+            (*QKV.members, "b_proj", "f_proj", "g_proj", "f_a_proj", "g_a_proj"),
             "qkvb_proj",
             beside=("b_proj",),
-            optional=("f_proj", "g_proj"),
+            optional=("f_proj", "g_proj", "f_a_proj", "g_a_proj"),
         ),
+        DELTA_OUTPUTS,
     ),
     "olmo_hybrid": (FusedLayer((*QKV.members, "g_proj"), "in_proj_qkvg", parent="linear_attn", optional=("g_proj",)),),
     "jet_nemotron": (FusedLayer((*QKV.members, "a_proj", "b_proj", "g_proj"), "qkvabz_proj", beside=("a_proj",)),),
@@ -101,7 +103,10 @@ BY_MODEL_TYPE: Mapping[str, tuple[FusedLayer, ...]] = {
         FusedLayer(("wkv", "wgate"), "fused_wkv_wgate", parent="compressor"),
         FusedLayer(("wq_a", "wkv"), "fused_wqa_wkv"),
     ),
-    "qwen4_exp": (FusedLayer(("key_proj", "value_proj"), "kv_proj", parent="ple"),),
+    "qwen4_exp": (
+        FusedLayer(("key_proj", "value_proj"), "kv_proj", parent="ple"),
+        FusedLayer(("input_mix_weight_down", "block_inject_weight"), "input_mix_weight_down_block_inject"),
+    ),
 }
 """Model type, outer or of the text part, → layers that come before the default ones. One without a condition (parent,
 beside) takes the place of every default layer that has one of its members."""

@@ -8,6 +8,7 @@ from halfbyte.checkpoint.io.index import INDEX, Checkpoint, read_json
 from halfbyte.layouts import LAYOUTS, modelopt
 from halfbyte.layouts.description import Claim, texts
 from halfbyte.models import model_of
+from halfbyte.models.limits import limits
 from halfbyte.models.names import ROUTED
 from halfbyte.verify.problems import Problem
 from halfbyte.verify.stored import Contents
@@ -58,11 +59,12 @@ def _readers(checkpoint: Checkpoint, contents: Contents, claim: Claim) -> Iterat
         model = checkpoint.model_type or "this one"
         text = f"quant_method {layout.quant_method} is read for {layout.name} models only, not for {model}"
         yield Problem("error", "reader", "config.json", text)
-    for limits in (family.expert_limits, {} if layout is None else layout.expert_limits):
-        for weight in contents.quantized.values():
-            if weight.storage.format in limits and ROUTED in weight.name:
-                yield Problem("warning", "reader", weight.name, limits[weight.storage.format])
-                break
+    weights = [weight for weight in contents.quantized.values() if weight.storage.layout == claim.layout]
+    for format in dict.fromkeys(weight.storage.format for weight in weights):
+        alike = [weight for weight in weights if weight.storage.format == format]
+        experts = [ROUTED in weight.name for weight in alike]
+        for limit in limits(checkpoint.model_type, claim.layout or "", format, any(experts), not all(experts)):
+            yield Problem("warning", "reader", alike[0].name, limit.text)
 
 
 def _activations(contents: Contents, claim: Claim) -> Iterator[Problem]:

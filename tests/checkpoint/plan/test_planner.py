@@ -171,3 +171,25 @@ def test_decoding_a_plan_gives_tensors_of_the_right_kind(tmp_path: Path) -> None
     run(make_plan(write_checkpoint(tmp_path / "s", llama()), Options()), tmp_path / "d", SMALL)
     dtypes = {name.rpartition(".")[2]: x.dtype for name, x in read_checkpoint(tmp_path / "d").items() if "mlp" in name}
     assert dtypes == {"weight": np.uint8, "weight_scale": np.uint8, "weight_scale_2": np.float32}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "leaves", "group"),
+    [("qwen", ("w1", "w2"), ("w2", "w1")), ("exaone", ("c_fc_0", "c_fc_1"), ("c_fc_0", "c_fc_1"))],
+)
+def test_partners_are_those_of_the_model_type(
+    tmp_path: Path, model_type: str, leaves: tuple[str, ...], group: tuple[str, ...]
+) -> None:
+    tensors = {f"h.0.mlp.{leaf}.weight": random(number, 32, 64) for number, leaf in enumerate((*leaves, "c_proj"))}
+    plan = make_plan(write_checkpoint(tmp_path / "s", tensors, {"model_type": model_type}), Options())
+    assert plan.shared == [tuple(f"h.0.mlp.{leaf}" for leaf in group)]
+
+
+def test_limits_of_readers_are_noted(tmp_path: Path) -> None:
+    tensors = {"backbone.layers.0.mixer.in_proj.weight": random(1, 64, 32)}
+    source = write_checkpoint(tmp_path / "s", tensors, {"model_type": "mamba"})
+    assert any(
+        note.startswith("vLLM (0.32) builds the projections of Mamba") for note in make_plan(source, Options()).notes
+    )
+    other = write_checkpoint(tmp_path / "t", tensors, {"model_type": "mamba2"})
+    assert not any("vLLM" in note for note in make_plan(other, Options()).notes)

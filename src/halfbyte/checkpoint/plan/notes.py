@@ -9,7 +9,8 @@ from halfbyte.checkpoint.plan.config_files import computes_in_bfloat16
 from halfbyte.checkpoint.plan.draft import Draft, action_of
 from halfbyte.checkpoint.plan.select import Selector
 from halfbyte.layouts.exclude import culprit, swallowed
-from halfbyte.models.names import ROUTED, is_expert, is_row_parallel, routed_layer
+from halfbyte.models.limits import limits
+from halfbyte.models.names import ROUTED, is_row_parallel, routed_layer
 from halfbyte.models.roles import pattern_of
 from halfbyte.models.transformers_limits import transformers_limits
 
@@ -50,10 +51,9 @@ def plan_notes(draft: Draft, selector: Selector, excluded: Sequence[str]) -> lis
             "this; keep or include them all"
         )
     notes += _swallowed(draft, excluded)
-    experts = any(is_expert(weight.module) or weight.stacked for weight in draft.converted)
-    for limits in (draft.target.layout.expert_limits, draft.model.family.expert_limits):
-        if experts and format.name in limits:
-            notes.append(limits[format.name])
+    experts = [weight.stacked or ROUTED in weight.module for weight in draft.converted]
+    found = limits(draft.checkpoint.model_type, draft.target.layout.name, format.name, any(experts), not all(experts))
+    notes += [limit.text for limit in found]
     counts = Counter(weight.kind for weight in draft.decoded)
     if counts:
         listed = ", ".join(f"{count} {kind}" for kind, count in counts.items())
