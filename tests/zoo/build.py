@@ -53,6 +53,7 @@ def tiny_model(name: str) -> Any:
         raise Unbuildable(f"{size} parameters")
     torch.manual_seed(0)
     model = made(config).to(torch.bfloat16).eval()
+    model.tie_weights()  # as loading does
     randomize(model)
     return model
 
