@@ -141,11 +141,6 @@ def _close(source: Any, reference: Any) -> float:
     The result is the share of elements that are quantized.
     """
     found = dict(reference.named_parameters())
-    owners = {
-        f"{name}.{own}": module
-        for name, module in source.named_modules()
-        for own in dict(module.named_parameters(recurse=False))
-    }
     head = source.get_output_embeddings()
     quantized = linear = 0
     for name, parameter in source.named_parameters():
@@ -154,7 +149,7 @@ def _close(source: Any, reference: Any) -> float:
         difference = relative(found[name].detach().float(), parameter.detach().float())
         if not difference <= CLOSE:
             raise Wrong(f"decoded to BF16: {name} differs by {difference:.2g} from the source")
-        owner = owners[name]
+        owner = source.get_submodule(name.rpartition(".")[0])
         stacked = parameter.dim() == 3 and "Conv" not in type(owner).__name__
         if stacked or (parameter.dim() == 2 and isinstance(owner, torch.nn.Linear)):
             linear += parameter.numel()
