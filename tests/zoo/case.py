@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -116,18 +116,18 @@ def _outcome(result: Result, layout: str, options: Options, source: Any, inputs:
     except Exception as error:
         return f"silent: convert stops with {_crash(error)}"
     said = [*plan.notes, *(problem.text for problem in report.problems if problem.level == "warning")]
-    limits = [note for note in said if READER in note]
+    limits = reader_limits(said)
     result.notes[layout] = said
     errors = [f"{problem.name}: {problem.text}" for problem in report.problems if problem.level == "error"]
     if errors:
         return f"silent: verify finds errors: {_line(errors[0])}"
     try:
         reference = load(type(source), decoded, "decoded to BF16: ")
-        result.share[layout] = _close(source, reference)
+        result.share[layout] = quantized_share(source, reference)
         if options.layout != "modelopt":
             _equal(load(type(source), path), reference, inputs)
     except Unread as error:
-        return f"said: {limits[0]} [{_line(error)}]" if limits else f"silent: {_line(error)}"
+        return judged(error, limits)
     except Wrong as error:
         return f"silent: {_line(error)}"
     if limits and options.layout != "modelopt":
@@ -135,7 +135,16 @@ def _outcome(result: Result, layout: str, options: Options, source: Any, inputs:
     return "computes"
 
 
-def _close(source: Any, reference: Any) -> float:
+def reader_limits(said: Sequence[str]) -> list[str]:
+    return [text for text in said if READER in text]
+
+
+def judged(error: Unread, limits: Sequence[str]) -> str:
+    """What transformers did, and whether one knew."""
+    return f"said: {limits[0]} [{_line(error)}]" if limits else f"silent: {_line(error)}"
+
+
+def quantized_share(source: Any, reference: Any) -> float:
     """Run-time weights against the source's: finds what is transposed, swapped, not there, or should have been kept.
 
     The result is the share of elements that are quantized.
