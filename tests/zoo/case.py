@@ -25,6 +25,8 @@ LAYOUTS: Mapping[str, Options] = {
 }
 READER = "transformers"
 """A limit counts as said beforehand if a note of the plan or a warning of verify names the reader."""
+THEN = "; and so: "
+"""Between a limit that was said and what transformers then did."""
 CLOSE = 0.25
 """Relative error of a quantized weight, at most; 4-bit floats of random weights err by 0.08 to 0.13."""
 EQUAL = 1e-5
@@ -69,7 +71,8 @@ def examine(name: str, folder: Path) -> Result:
     try:
         source, inputs = _source(result, folder / "source")
     except (Unbuildable, NoInputs) as error:
-        result.outcomes = dict.fromkeys(LAYOUTS, f"unbuildable: {_line(error)}")
+        text = _line(error).replace(str(folder / "source"), "SRC")
+        result.outcomes = dict.fromkeys(LAYOUTS, f"unbuildable: {text}")
         return result
     for layout, options in LAYOUTS.items():
         result.outcomes[layout] = _outcome(result, layout, options, source, inputs, folder)
@@ -141,7 +144,7 @@ def reader_limits(said: Sequence[str]) -> list[str]:
 
 def judged(error: Unread, limits: Sequence[str]) -> str:
     """What transformers did, and whether one knew."""
-    return f"said: {limits[0]} [{_line(error)}]" if limits else f"silent: {_line(error)}"
+    return f"said: {limits[0]}{THEN}{_line(error)}" if limits else f"silent: {_line(error)}"
 
 
 def quantized_share(source: Any, reference: Any) -> float:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.zoo.build import class_names, tiny_config, tiny_model
-from tests.zoo.case import LAYOUTS, Unread, Wrong, examine, judged, quantized_share, reader_limits
+from tests.zoo.case import LAYOUTS, THEN, Unread, Wrong, examine, judged, quantized_share, reader_limits
 from tests.zoo.fixes import ARGUMENTS, FIXES
 from tests.zoo.run import prepare
 from tests.zoo.shrink import EXPERTS, HIDDEN
@@ -107,7 +107,7 @@ def test_a_limit_counts_only_if_its_reader_is_named() -> None:
         "silent: 3 missing"
     )
     told = judged(error, reader_limits(["vLLM cannot", "transformers cannot"]))
-    assert told == "said: transformers cannot [3 missing keys: lm_head.weight_packed]"
+    assert told == "said: transformers cannot; and so: 3 missing keys: lm_head.weight_packed"
 
 
 def test_every_fix_is_of_a_class_that_exists() -> None:
@@ -120,8 +120,8 @@ def test_every_fix_is_of_a_class_that_exists() -> None:
 def test_the_table_tells_each_reason_once() -> None:
     rows = [
         {"name": "A", "outcomes": dict.fromkeys(LAYOUTS, "computes")},
-        {"name": "B", "outcomes": dict.fromkeys(LAYOUTS, "said: transformers cannot [3 missing keys: x.1]")},
-        {"name": "C", "outcomes": dict.fromkeys(LAYOUTS, "said: transformers cannot [4 missing keys: y.2]")},
+        {"name": "B", "outcomes": dict.fromkeys(LAYOUTS, f"said: transformers cannot{THEN}3 missing keys: x.1")},
+        {"name": "C", "outcomes": dict.fromkeys(LAYOUTS, f"said: transformers cannot{THEN}4 missing keys: y.2")},
     ]
     text = table(rows)
     assert "| A | computes | computes | computes |" in text
