@@ -53,6 +53,7 @@ def tiny_model(name: str) -> Any:
         raise Unbuildable(f"{size} parameters")
     torch.manual_seed(0)
     model = made(config).to(torch.bfloat16).eval()
+    model.tie_weights()  # as loading does
     randomize(model)
     return model
 
@@ -60,16 +61,17 @@ def tiny_model(name: str) -> Any:
 def randomize(model: torch.nn.Module) -> None:
     """Matrices get another size in each row, so that no two have the same amax; vectors stay as they are made."""
     generator = torch.Generator().manual_seed(7)
+    tables = [module for module in model.modules() if isinstance(module, torch.nn.Embedding)]
     for module in model.modules():
-        table = isinstance(module, torch.nn.Embedding)
         if "Sinusoidal" in type(module).__name__:  # computed, and not saved
             continue
         for parameter in module.parameters(recurse=False):
             if parameter.dim() < 2 or min(parameter.shape[-2:]) < 2:
                 continue
             spread = torch.exp(0.3 * torch.randn((*parameter.shape[:-1], 1), generator=generator))
-            size = (
-                1.0 if table else parameter[0].numel() ** -0.5 if parameter.dim() == 2 else parameter.shape[-1] ** -0.5
-            )
-            values = torch.randn(parameter.shape, generator=generator) * spread * size
-            parameter.data = values.to(parameter.dtype)
+            inputs = parameter.shape[-1] if parameter.dim() == 3 else parameter[0].numel()
+            size = 1.0 if module in tables else inputs**-0.5
+            parameter.data = (torch.randn(parameter.shape, generator=generator) * spread * size).to(parameter.dtype)
+    for table in tables:
+        if table.padding_idx is not None:
+            table.weight.data[table.padding_idx] = 0  # some classes do so when they load

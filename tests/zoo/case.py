@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,8 @@ LAYOUTS: Mapping[str, Options] = {
 }
 READER = "transformers"
 """A limit counts as said beforehand if a note of the plan or a warning of verify names the reader."""
+THEN = "; and so: "
+"""Between a limit that was said and what transformers then did."""
 CLOSE = 0.25
 """Relative error of a quantized weight, at most; 4-bit floats of random weights err by 0.08 to 0.13."""
 EQUAL = 1e-5
@@ -39,10 +41,12 @@ class Result:
     model_type: str = ""
     parameters: int = 0
     inputs: tuple[str, ...] = ()
-    quantized: int = 0
-    """Modules that became NVFP4 in Model-Optimizer's layout."""
+    share: dict[str, float] = field(default_factory=dict)
+    """How much of the linear layers and stacked experts is quantized, by elements."""
     outcomes: dict[str, str] = field(default_factory=dict)
     notes: dict[str, list[str]] = field(default_factory=dict)
+    alarms: dict[str, str] = field(default_factory=dict)
+    """Limits of transformers that were said of a model that it computes."""
     seconds: float = 0.0
 
     def as_json(self) -> dict[str, Any]:
@@ -53,8 +57,12 @@ class Result:
         return any(outcome.startswith("silent") for outcome in self.outcomes.values())
 
 
+class Unread(Exception):
+    """What transformers did with a checkpoint instead of reading it. No failure if it was said beforehand."""
+
+
 class Wrong(Exception):
-    """What transformers did with a checkpoint that it should have read."""
+    """What is wrong in the files themselves. No word beforehand excuses it."""
 
 
 def examine(name: str, folder: Path) -> Result:
@@ -63,7 +71,8 @@ def examine(name: str, folder: Path) -> Result:
     try:
         source, inputs = _source(result, folder / "source")
     except (Unbuildable, NoInputs) as error:
-        result.outcomes = dict.fromkeys(LAYOUTS, f"unbuildable: {_line(error)}")
+        text = _line(error).replace(str(folder / "source"), "SRC")
+        result.outcomes = dict.fromkeys(LAYOUTS, f"unbuildable: {text}")
         return result
     for layout, options in LAYOUTS.items():
         result.outcomes[layout] = _outcome(result, layout, options, source, inputs, folder)
@@ -94,91 +103,99 @@ def _same(saved: Any, loaded: Any) -> None:
     found = dict(loaded.named_parameters())
     for name, parameter in saved.named_parameters():
         if relative(found[name].detach().float(), parameter.detach().float()):
-            raise Wrong(f"{name} differs")
+            raise Unread(f"{name} differs")
 
 
 def _outcome(result: Result, layout: str, options: Options, source: Any, inputs: Inputs, folder: Path) -> str:
     path = folder / layout.replace(" ", "-")
+    decoded = folder / f"{path.name}-decoded"
     try:
         plan = make_plan(folder / "source", options)
         run(plan, path, Resources(workers=1, sync=False))
-        result.quantized = max(result.quantized, len(plan.units))
         report = verify(path, against=folder / "source")
+        run(make_plan(path, Options(to="bf16")), decoded, Resources(workers=1, sync=False))
     except HalfbyteError as error:
         return f"said: refused: {_line(error).replace(str(folder / 'source'), 'SRC')}"
     except Exception as error:
         return f"silent: convert stops with {_crash(error)}"
     said = [*plan.notes, *(problem.text for problem in report.problems if problem.level == "warning")]
+    limits = reader_limits(said)
     result.notes[layout] = said
     errors = [f"{problem.name}: {problem.text}" for problem in report.problems if problem.level == "error"]
     if errors:
         return f"silent: verify finds errors: {_line(errors[0])}"
     try:
-        _check(type(source), source, inputs, path, folder / f"{path.name}-decoded", options.layout != "modelopt")
-    except Exception as error:
-        text = _line(error) if isinstance(error, Wrong) else _crash(error)
-        limits = [note for note in said if READER in note]
-        return f"said: {limits[0]} [{text}]" if limits else f"silent: {text}"
+        reference = load(type(source), decoded, "decoded to BF16: ")
+        result.share[layout] = quantized_share(source, reference)
+        if options.layout != "modelopt":
+            _equal(load(type(source), path), reference, inputs)
+    except Unread as error:
+        return judged(error, limits)
+    except Wrong as error:
+        return f"silent: {_line(error)}"
+    if limits and options.layout != "modelopt":
+        result.alarms[layout] = limits[0]
     return "computes"
 
 
-def _check(made: Any, source: Any, inputs: Inputs, path: Path, decoded: Path, reads: bool) -> None:
-    """Raise Wrong unless decoded weights are close to the source's, and outputs those of the decoded weights."""
-    run(make_plan(path, Options(to="bf16")), decoded, Resources(workers=1, sync=False))
-    try:
-        reference = load(made, decoded)
-    except Exception as error:
-        raise Wrong(f"decoded to BF16: {_line(error)}") from error
-    _close(source, reference)
-    if not reads:
-        return
-    try:
-        loaded = load(made, path)
-    except Wrong:
-        raise
-    except Exception as error:
-        raise Wrong(f"loading stops with {_crash(error)}") from error
-    try:
-        found = compute(loaded, inputs)
-    except Exception as error:
-        raise Wrong(f"computing stops with {_crash(error)}") from error
-    difference = relative(found, compute(reference, inputs))
-    if not difference <= EQUAL:
-        raise Wrong(f"outputs differ by {difference:.2g} from those of the decoded weights")
+def reader_limits(said: Sequence[str]) -> list[str]:
+    return [text for text in said if READER in text]
 
 
-def _close(source: Any, reference: Any) -> None:
-    """Run-time weights against the source's: finds what is transposed, swapped, not there, or should have been kept."""
+def judged(error: Unread, limits: Sequence[str]) -> str:
+    """What transformers did, and whether one knew."""
+    return f"said: {limits[0]}{THEN}{_line(error)}" if limits else f"silent: {_line(error)}"
+
+
+def quantized_share(source: Any, reference: Any) -> float:
+    """Run-time weights against the source's: finds what is transposed, swapped, not there, or should have been kept.
+
+    The result is the share of elements that are quantized.
+    """
     found = dict(reference.named_parameters())
-    owners = {
-        f"{name}.{own}": module
-        for name, module in source.named_modules()
-        for own in dict(module.named_parameters(recurse=False))
-    }
     head = source.get_output_embeddings()
+    quantized = linear = 0
     for name, parameter in source.named_parameters():
         if name not in found or found[name].shape != parameter.shape:
             raise Wrong(f"decoded to BF16: {name} has another shape or is not there")
         difference = relative(found[name].detach().float(), parameter.detach().float())
         if not difference <= CLOSE:
             raise Wrong(f"decoded to BF16: {name} differs by {difference:.2g} from the source")
-        if difference:
-            owner = owners[name]
-            if parameter.dim() == 2 and not isinstance(owner, torch.nn.Linear):
-                raise Wrong(f"{name} is quantized and belongs to no linear layer but to {type(owner).__name__}")
-            if owner is head:
-                raise Wrong(f"{name} is quantized and is the output head")
+        owner = source.get_submodule(name.rpartition(".")[0])
+        stacked = parameter.dim() == 3 and "Conv" not in type(owner).__name__
+        if stacked or (parameter.dim() == 2 and isinstance(owner, torch.nn.Linear)):
+            linear += parameter.numel()
+            quantized += parameter.numel() if difference else 0
+        elif difference:
+            raise Wrong(f"{name} is quantized and belongs to no linear layer but to {type(owner).__name__}")
+        if difference and owner is head:
+            raise Wrong(f"{name} is quantized and is the output head")
+    return round(quantized / max(linear, 1), 3)
 
 
-def load(made: Any, path: Path) -> Any:
+def load(made: Any, path: Path, when: str = "") -> Any:
     """The model, if nothing was missing, left over or of another shape."""
-    model, info = made.from_pretrained(path, output_loading_info=True)
+    try:
+        model, info = made.from_pretrained(path, output_loading_info=True)
+    except Exception as error:
+        raise Unread(f"{when}loading stops with {_crash(error)}") from error
     for kind in ("missing_keys", "mismatched_keys", "unexpected_keys", "error_msgs"):
         names = sorted(map(str, info.get(kind) or ()))
         if names:
             patterns = dict.fromkeys(re.sub(r"\d+", "N", name) for name in names)
-            raise Wrong(f"{len(names)} {kind.replace('_', ' ')}: {', '.join(list(patterns)[:4])}")
+            raise Unread(f"{when}{len(names)} {kind.replace('_', ' ')}: {', '.join(list(patterns)[:4])}")
     return model.eval()
+
+
+def _equal(loaded: Any, reference: Any, inputs: Inputs) -> None:
+    """Raise unless the outputs are those of the decoded weights."""
+    try:
+        found = compute(loaded, inputs)
+    except Exception as error:
+        raise Unread(f"computing stops with {_crash(error)}") from error
+    difference = relative(found, compute(reference, inputs))
+    if not difference <= EQUAL:
+        raise Unread(f"outputs differ by {difference:.2g} from those of the decoded weights")
 
 
 def relative(found: torch.Tensor, wanted: torch.Tensor) -> float:

@@ -103,12 +103,12 @@ def find_inputs(model: Any) -> Inputs:
         try:
             found = compute(model, inputs)
         except Exception as error:
-            reasons.append(f"{'+'.join(inputs)}: {type(error).__name__}: {error}".replace("\n", " ")[:160])
+            reasons.append(f"{type(error).__name__}: {error}".replace("\n", " ")[:160])
             continue
         if bool(torch.isfinite(found).all()) and float(found.norm()) > 0:
             return inputs
-        reasons.append(f"{'+'.join(inputs)}: not finite, or zero")
-    raise NoInputs("; ".join(reasons[:3]) or "the forward takes none that we know")
+        reasons.append("not finite, or zero")
+    raise NoInputs("; ".join(list(dict.fromkeys(reasons))[:2]) or "the forward takes none that we know")
 
 
 def compute(model: Any, inputs: Inputs) -> torch.Tensor:

@@ -121,7 +121,8 @@ def line(result: Result) -> str:
         told = outcomes[0]
     else:
         told = " | ".join(f"{layout}: {outcome}" for layout, outcome in result.outcomes.items())
-    return f"{result.name} ({result.seconds} s): {told}"
+    share = max(result.share.values(), default=0)
+    return f"{result.name} ({result.seconds} s, {share:.0%} of the linear layers): {told}"
 
 
 def summary(results: Sequence[Result]) -> str:
@@ -129,6 +130,9 @@ def summary(results: Sequence[Result]) -> str:
     for layout in LAYOUTS:
         counts = Counter(result.outcomes[layout].partition(":")[0] for result in results)
         lines.append(f"{layout}: " + ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items())))
+    alarms = [result.name for result in results if result.alarms]
+    if alarms:
+        lines.append(f"{len(alarms)} compute although a limit of transformers was said: {', '.join(alarms)}")
     return "\n".join(lines)
 
 

@@ -125,7 +125,7 @@ def _shrink_one(config: Any, special: Iterator[int]) -> None:
         elif isinstance(value, (list, tuple)) and value:
             new = _listed(name, value, layers, special)
         elif isinstance(value, dict):
-            new = _by_layer(_rotary(value), max(layers.values(), default=LAYERS))
+            new = _rotary(value)
         elif value is None and name == "head_dim":
             new = HEAD
         if new is not value:
@@ -190,9 +190,7 @@ def shrink_overrides(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _by_layer(value: dict[Any, Any], layers: int) -> dict[Any, Any]:
-    """Entries of layers that stay, where the keys are layer numbers."""
-    if not value or not all(str(key).isdigit() for key in value):
-        return value
+    """Entries of layers that stay; the keys are layer numbers."""
     return {key: entry for key, entry in value.items() if int(key) < layers}
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.zoo.case import LAYOUTS
+from tests.zoo.case import LAYOUTS, THEN
 
 PAGE = Path(__file__).parents[2] / "docs" / "clients.md"
 BEGIN, END = "<!-- table: zoo -->", "<!-- end -->"
@@ -47,7 +47,7 @@ def _row(row: Row, reasons: dict[str, int]) -> str:
     for layout in LAYOUTS:
         kind, _, text = str(row["outcomes"][layout]).partition(": ")
         if text:
-            kind = f"{kind} ({reasons.setdefault(reason(text), len(reasons) + 1)})"
+            kind = f"{kind} ({reasons.setdefault(reason(text, row['name']), len(reasons) + 1)})"
         cells.append(kind)
     return f"| {row['name']} | {' | '.join(cells)} |"
 
@@ -57,16 +57,20 @@ def _counts(report: Sequence[Row], layout: str) -> str:
     return ", ".join(f"{kinds.count(kind)} {kind}" for kind in sorted(set(kinds)))
 
 
-def reason(text: str) -> str:
-    """A reason without what differs from class to class: numbers, and what transformers then did.
+def reason(text: str, name: str) -> str:
+    """A reason without what differs from class to class: names of modules, and what transformers then did.
 
-    >>> reason("transformers reads no weight_global_scale of experts [12 unexpected keys: model.layers.3.x]")
-    'transformers reads no weight_global_scale of experts'
-    >>> reason("layers.0.mlp is kept, and 3 more")
-    'layers.N.mlp is kept, and N more'
+    >>> reason("transformers reads no scale of experts; and so: 12 unexpected keys: model.layers.3.x", "A")
+    'transformers reads no scale of experts'
+    >>> reason("transformers (5.22.2) cannot load A with model.layers.#.q, model.layers.#.k and 2 more packed", "A")
+    'transformers (5.22.2) cannot load it with … packed'
     """
-    short = re.sub(r"\s*\[[^\]]*\]?$", "", text)
-    return re.sub(r"(?<![A-Za-z])\d+(\.\d+)?(e-?\d+)?", "N", short).replace("|", "\\|").replace("<", "&lt;")
+    short = re.sub(MODULES, "…", text.partition(THEN)[0].replace(name, "it"))
+    return re.sub(r"[.;] (To load it there|add the missing tensor|Keep ).*", "", short).replace("|", "\\|")
+
+
+MODULE = r"[A-Za-z_][\w#]*(?:\.[\w#]+){2,}"
+MODULES = rf"{MODULE}(?:, {MODULE})*(?: and \d+ more)?"
 
 
 if __name__ == "__main__":

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from pathlib import Path
 
 import pytest
 
-from tests.zoo.build import class_names, tiny_config
-from tests.zoo.case import LAYOUTS, examine
+from tests.zoo.build import class_names, tiny_config, tiny_model
+from tests.zoo.case import LAYOUTS, THEN, Unread, Wrong, examine, judged, quantized_share, reader_limits
 from tests.zoo.fixes import ARGUMENTS, FIXES
 from tests.zoo.run import prepare
 from tests.zoo.shrink import EXPERTS, HIDDEN
@@ -81,6 +82,34 @@ def test_configs_are_small_all_the_way_down() -> None:
     assert config.vision_config.hidden_size == HIDDEN
 
 
+def test_what_should_have_been_kept_is_found() -> None:
+    """A changed head or table, and a weight in another's place, are wrong whatever was said."""
+    source = tiny_model("LlamaForCausalLM")
+    assert quantized_share(source, copy.deepcopy(source)) == 0
+    for module, message in [
+        ("lm_head", "output head"),
+        ("model.embed_tokens", "no linear layer but to Embedding"),
+        ("model.layers.0.self_attn.o_proj", "differs by"),
+    ]:
+        changed = copy.deepcopy(source)
+        weight = changed.get_submodule(module).weight
+        weight.data = weight.data.T.contiguous() if message == "differs by" else weight.data * 1.125
+        with pytest.raises(Wrong, match=message):
+            quantized_share(source, changed)
+    changed = copy.deepcopy(source)
+    changed.model.layers[0].mlp.up_proj.weight.data *= 1.125
+    assert 0 < quantized_share(source, changed) < 0.2
+
+
+def test_a_limit_counts_only_if_its_reader_is_named() -> None:
+    error = Unread("3 missing keys: lm_head.weight_packed")
+    assert judged(error, reader_limits(["vLLM cannot", "pattern 'x' matches no module"])).startswith(
+        "silent: 3 missing"
+    )
+    told = judged(error, reader_limits(["vLLM cannot", "transformers cannot"]))
+    assert told == "said: transformers cannot; and so: 3 missing keys: lm_head.weight_packed"
+
+
 def test_every_fix_is_of_a_class_that_exists() -> None:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
@@ -91,8 +120,8 @@ def test_every_fix_is_of_a_class_that_exists() -> None:
 def test_the_table_tells_each_reason_once() -> None:
     rows = [
         {"name": "A", "outcomes": dict.fromkeys(LAYOUTS, "computes")},
-        {"name": "B", "outcomes": dict.fromkeys(LAYOUTS, "said: transformers cannot [3 missing keys: x.1]")},
-        {"name": "C", "outcomes": dict.fromkeys(LAYOUTS, "said: transformers cannot [4 missing keys: y.2]")},
+        {"name": "B", "outcomes": dict.fromkeys(LAYOUTS, f"said: transformers cannot{THEN}3 missing keys: x.1")},
+        {"name": "C", "outcomes": dict.fromkeys(LAYOUTS, f"said: transformers cannot{THEN}4 missing keys: y.2")},
     ]
     text = table(rows)
     assert "| A | computes | computes | computes |" in text
