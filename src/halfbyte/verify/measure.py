@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from halfbyte.codec.bits import F32
 from halfbyte.formats import E4M3
-from halfbyte.verify.nearest import BlockSums, Encoded, block_sums, not_nearest
+from halfbyte.verify.nearest import BlockSums, Encoded, block_sums
 from halfbyte.verify.problems import WeightError
 from halfbyte.verify.scale_rules import ScaleRules
 from halfbyte.verify.values import Matrix
@@ -28,10 +28,10 @@ class Measured:
     error: WeightError
     row_errors: F64
     """Relative error of each row; NaN where the row has NaN, Inf where the source is 0 and the row is not."""
-    wrong_codes: dict[int, int] = field(default_factory=dict)
-    """Row → how many of its codes are not the nearest ones."""
-    wrong_blocks: int = 0
+    wrong_blocks: dict[int, int] = field(default_factory=dict)
+    """Row → how many of its blocks have a code that is not the nearest one."""
     blocks: int = 0
+    """Of one row."""
     factors: tuple[float, float] = (1.0, 1.0)
     """Numbers by which the decoded values would fit the source: if the error is independent of the decoded values, as
     after rounding to nearest; if it is independent of the source, as after rounding at random."""
@@ -39,6 +39,8 @@ class Measured:
     """What these numbers are uncertain by, as a standard deviation."""
     explained: float = 0.0
     """The share of the squared error that the first factor undoes."""
+    by_amax: bool = False
+    """Whether the scales prove that the tensor scale is right."""
     rule: str = ""
     """By which rule the scales were chosen, where that can be told."""
     odd_scales: list[tuple[int, int]] = field(default_factory=list)
@@ -64,7 +66,7 @@ def measure(mine: Matrix, theirs: Matrix) -> Measured:
     relative = _relative(float(squares.sum()), float(reference.sum()))
     measured = Measured(WeightError(mine.name, mine.kind, mine.shape, relative, largest), row_errors)
     if codes is not None:
-        codes.conclude(measured, float(squares.sum()), float(reference.sum()))
+        codes.conclude(measured)
     return measured
 
 
@@ -73,9 +75,8 @@ class _Codes:
 
     def __init__(self, mine: Matrix) -> None:
         self.wrong: dict[int, int] = {}
-        self.wrong_blocks = 0
         self.blocks = 0
-        self.product = self.power = self.spread = 0.0
+        self.product = self.power = self.squares = self.spread = 0.0
         self.rules: ScaleRules | None = None
         self.rows = mine.shape[0]
         self.has_tensor_scale = False
@@ -88,34 +89,38 @@ class _Codes:
 
     def _feed(self, start: int, stored: Encoded, wanted: F32) -> None:
         sums = block_sums(stored, wanted)
-        self.blocks += sums.wrong.size
+        self.blocks = sums.wrong.shape[1]
         self.has_tensor_scale = stored.scale_format is E4M3
         if self.has_tensor_scale:
-            self.rules = self.rules or ScaleRules(self.rows * sums.wrong.shape[1])
+            self.rules = self.rules or ScaleRules(self.rows * self.blocks)
             self.rules.feed(start, sums, stored)
         self._add_to_factor(sums, stored)
         if sums.wrong.any():
-            self.wrong_blocks += int(sums.wrong.sum())
-            rows = np.flatnonzero(sums.wrong.any(axis=1))
-            counts = not_nearest(stored.rows(rows), wanted[rows]).sum(axis=1)
-            self.wrong |= {start + int(row): int(count) for row, count in zip(rows, counts, strict=True)}
+            counts = sums.wrong.sum(axis=1)
+            self.wrong |= {start + int(row): int(counts[row]) for row in np.flatnonzero(counts)}
 
-    @np.errstate(invalid="ignore", over="ignore")
+    @np.errstate(all="ignore")
     def _add_to_factor(self, sums: BlockSums, stored: Encoded) -> None:
-        scales = stored.multiplier()[:, :, 0].astype(np.float64)
-        product, power = np.nan_to_num(scales * sums.product), np.nan_to_num(scales * scales * sums.power)
+        """Each block in units of its own scale, so that every one counts alike."""
+        scales = stored.multiplier()[:, :, 0]
+        product, power, squares = sums.product / scales, sums.power, sums.squares / (scales * scales)
+        told = np.isfinite(product) & np.isfinite(squares)
+        product, power, squares = (part[told].astype(np.float64) for part in (product, power, squares))
         self.product += float(product.sum())
         self.power += float(power.sum())
+        self.squares += float(squares.sum())
         self.spread += float(((product - power) ** 2).sum())
 
-    def conclude(self, measured: Measured, squares: float, reference: float) -> None:
-        measured.wrong_codes, measured.wrong_blocks, measured.blocks = self.wrong, self.wrong_blocks, self.blocks
-        if self.has_tensor_scale and self.power > 0 and self.product > 0 and math.isfinite(squares + reference):
-            measured.factors = self.product / self.power, reference / self.product
+    def conclude(self, measured: Measured) -> None:
+        measured.wrong_blocks, measured.blocks = self.wrong, self.blocks
+        if self.has_tensor_scale and self.power > 0 and self.product > 0:
+            measured.factors = self.product / self.power, self.squares / self.product
             measured.factor_error = math.sqrt(self.spread) / self.power
-            measured.explained = (measured.factors[0] - 1) ** 2 * self.power / squares if squares else 0.0
+            error = self.squares - 2 * self.product + self.power
+            measured.explained = (measured.factors[0] - 1) ** 2 * self.power / error if error > 0 else 0.0
         if self.rules is not None:
             measured.rule, measured.odd_scales = self.rules.verdict()
+            measured.by_amax = self.rules.by_amax
 
 
 def _square_sums(values: F32) -> F64:

@@ -62,6 +62,8 @@ class BlockSums:
     """Sum of code times source."""
     power: F32
     """Sum of squared codes."""
+    squares: F32
+    """Sum of the squared source."""
     wrong: Bools
     """Whether some code is not the nearest."""
 
@@ -99,9 +101,10 @@ def block_sums(stored: Encoded, source: F32) -> BlockSums:
     rows, blocks = stored.scales.shape
     by_block = source.reshape(rows, blocks, stored.block)
     values = look_up(VALUES, stored.codes).reshape(by_block.shape)
-    product, power = np.einsum("rbk,rbk->rb", values, by_block), np.einsum("rbk,rbk->rb", values, values)
+    pairs = (values, by_block), (values, values), (by_block, by_block)
+    product, power, squares = (np.einsum("rbk,rbk->rb", *pair) for pair in pairs)
     wrong = not_nearest(stored, source).reshape(rows, blocks, -1)
-    return BlockSums(_largest(by_block), product, power, wrong.view(np.uint64).any(axis=2))
+    return BlockSums(_largest(by_block), product, power, squares, wrong.view(np.uint64).any(axis=2))
 
 
 @np.errstate(invalid="ignore", over="ignore")

@@ -21,14 +21,11 @@ from halfbyte.verify.values import Matrix
 FACTOR = 0.02
 """How far from 1 the best factor of a weight may be."""
 
-CERTAIN = 6
+CERTAIN = 4
 """Standard deviations by which it must differ."""
 
 EXPLAINED = 0.99
 """Share of the squared error that a missing factor explains where codes are right and the source is exact."""
-
-WHOLE = 0.3
-"""Share of wrong codes from which a row is wrong as a whole, not in some blocks."""
 
 SHOWN = 50
 """Places of one weight that are named one by one."""
@@ -45,16 +42,22 @@ def is_off_by_a_factor(measured: Measured) -> bool:
     off = [factor - 1 for factor in measured.factors]
     if min(abs(part) for part in off) < max(FACTOR, CERTAIN * measured.factor_error) or off[0] * off[1] < 0:
         return False
-    return measured.explained > EXPLAINED or is_rounded_otherwise(measured)
+    exact = measured.explained > EXPLAINED and not measured.by_amax
+    return exact or is_rounded_otherwise(measured)
 
 
 def is_rounded_otherwise(measured: Measured) -> bool:
     """Whether codes that are not the nearest are so common that the writer must have meant them."""
-    rows, width = measured.error.shape
+    rows = measured.error.shape[0]
     if rows < 16:
-        return measured.wrong_blocks > max(8, measured.blocks // 4)
-    scattered = sum(count <= WHOLE * width for count in measured.wrong_codes.values())
-    return scattered > max(4, rows // 20) or len(measured.wrong_codes) > rows // 2
+        return sum(measured.wrong_blocks.values()) > max(8, rows * measured.blocks // 4)
+    scattered = sum(not _is_whole(measured, row) for row in measured.wrong_blocks)
+    return scattered > max(4, rows // 20) or len(measured.wrong_blocks) > rows // 2
+
+
+def _is_whole(measured: Measured, row: int) -> bool:
+    """Whether a row is wrong as a whole, not in some blocks."""
+    return measured.wrong_blocks[row] > max(2, measured.blocks // 2)
 
 
 def damage_problems(measured: Measured, mine: Matrix, theirs: Matrix) -> Iterator[Problem]:
@@ -70,10 +73,9 @@ def damage_problems(measured: Measured, mine: Matrix, theirs: Matrix) -> Iterato
     elif is_rounded_otherwise(measured):
         yield from _bad_rows(measured, mine, theirs)
     else:
-        width = mine.shape[1]
-        rows = sorted(measured.wrong_codes)
+        rows = sorted(measured.wrong_blocks)
         for row in rows[:SHOWN]:
-            if measured.wrong_codes[row] > WHOLE * width:
+            if _is_whole(measured, row):
                 yield _whole_row(row, measured, mine, theirs)
             else:
                 yield from _blocks(row, mine, theirs)

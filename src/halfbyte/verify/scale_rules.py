@@ -66,9 +66,12 @@ def _least_squares(sums: BlockSums, stored: Encoded) -> Bools:
     return _rounds_to(wanted, stored.scale_bytes, 1e-3) | clips
 
 
+BY_AMAX = ("maps the largest magnitude to 6", "maps the largest magnitude to 6 or 4")
+"""Rules that scales obey only under the right tensor scale."""
+
 RULES: dict[str, Callable[[BlockSums, Encoded], Bools]] = {
-    "maps the largest magnitude to 6": _to_six,
-    "maps the largest magnitude to 6 or 4": _to_four_or_six,
+    BY_AMAX[0]: _to_six,
+    BY_AMAX[1]: _to_four_or_six,
     "has the least squared error for its codes": _least_squares,
 }
 """What a rule says of a scale → which blocks obey."""
@@ -101,10 +104,13 @@ class ScaleRules:
             else:
                 self.broken[rule] += [(start + int(row), int(block)) for row, block in places]
 
+    @property
+    def by_amax(self) -> bool:
+        """Whether the scales come from the largest magnitudes, which proves the tensor scale right."""
+        return self.judged >= ENOUGH and any(rule in self.broken for rule in BY_AMAX)
+
     def verdict(self) -> tuple[str, list[tuple[int, int]]]:
         """The rule that the fewest blocks break, and those blocks; ("", []) where no rule holds."""
         if self.judged < ENOUGH or not self.broken:
             return "", []
         return min(self.broken.items(), key=lambda item: len(item[1]))
-
-
