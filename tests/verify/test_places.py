@@ -146,8 +146,10 @@ def test_swapped_rows(format: str, contract: str, method: str) -> None:
     weight = Weight(normal(), format, contract, method)
     weight.codes[[5, 40]], weight.scales[[5, 40]] = weight.codes[[40, 5]], weight.scales[[40, 5]]
     first, second = texts(weight)
-    assert first.startswith("row 5: ") and first.endswith("it holds the values of row 40 of the source")
-    assert second.startswith("row 40: ") and second.endswith("it holds the values of row 5 of the source")
+    assert first.startswith("row 5: ")
+    assert first.endswith("it holds the values of row 40 of the source")
+    assert second.startswith("row 40: ")
+    assert second.endswith("it holds the values of row 5 of the source")
 
 
 @nvfp4
@@ -161,7 +163,7 @@ def test_a_tensor_scale_that_is_off(
             weight = Weight(values, format, contract, method)
             weight.tensor_scale *= factor
             (text,) = texts(weight)
-            assert "right when multiplied by" in text and "the tensor scale is off by" in text, kind
+            assert "the tensor scale is off by" in text, kind
             assert float(text.split("multiplied by ")[1].split(";")[0]) == pytest.approx(1 / factor, rel=0.02)
 
 
@@ -183,7 +185,7 @@ def test_a_tensor_scale_over_an_exact_source(change: float) -> None:
 def random_rounding(weight: Weight) -> None:
     """Codes of one of the two neighbours, each as likely as it is near: the mean is right."""
     scales = np.repeat(E4M3.values[weight.scales] * np.float32(weight.tensor_scale), 16, axis=1)
-    magnitudes = np.float32([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    magnitudes = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
     quotient = np.minimum(np.abs(weight.source) / scales, 6)
     below = np.clip(np.searchsorted(magnitudes, quotient, side="right") - 1, 0, 6)
     share = (quotient - magnitudes[below]) / (magnitudes[below + 1] - magnitudes[below])

@@ -10,9 +10,9 @@ import numpy as np
 
 from halfbyte.checkpoint.io.index import Checkpoint, Tensor
 from halfbyte.verify.complete import completeness, split_biases
-from halfbyte.verify.places import damage_problems, is_off_by_a_factor, is_rounded_otherwise
 from halfbyte.verify.diagnose import diagnose
 from halfbyte.verify.measure import measure
+from halfbyte.verify.places import damage_problems, is_off_by_a_factor, is_rounded_otherwise
 from halfbyte.verify.problems import Report, WeightError
 from halfbyte.verify.rounded import rounding_problems
 from halfbyte.verify.stored import Contents, read_contents
@@ -126,8 +126,8 @@ def _equal(checkpoint: Checkpoint, source: Checkpoint, mine: Tensor, theirs: Ten
 def _otherwise(count: int) -> str:
     more = f" (and {count - 1} weights more)" if count > 1 else ""
     return (
-        f"most rows have codes that are not the nearest to the source{more}: the writer rounded in another way (GPTQ, at "
-        "random), so damage is found only where it is large"
+        f"most rows have codes that are not the nearest to the source{more}: the writer rounded in another way "
+        "(GPTQ, at random), so damage is found only where it is large"
     )
 
 

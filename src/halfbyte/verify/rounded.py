@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import ml_dtypes
 import numpy as np
 
 from halfbyte.codec.bits import F32
@@ -15,6 +14,9 @@ from halfbyte.verify.values import Matrix, Raw, view
 
 SLACK = 2.0**-20
 """The source itself may have been computed with another order of products in float32."""
+
+STEPS = {"BF16": 2.0**-7, "F16": 2.0**-10, "F32": 2.0**-23}
+"""One step of a dtype, relative to the value."""
 
 FEW = 0.001
 """Share of values up to which others are damage; beyond it, the writer rounded in another way."""
@@ -35,7 +37,7 @@ def rounding_problems(path: Path, mine: Matrix, theirs: Matrix) -> Iterator[Prob
             row, column = np.argwhere(wrong)[0]
             place = start + int(row), int(column)
         off += int(wrong.sum())
-        far += int(_outside(stored, wanted, float(ml_dtypes.finfo(stored.dtype).eps)).sum())
+        far += int(_outside(stored, wanted, STEPS.get(mine.plain.dtype, 0.0)).sum())
     if place is None or (not far and off > FEW * mine.shape[0] * mine.shape[1] + 1):
         return
     row, column = place

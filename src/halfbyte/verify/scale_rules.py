@@ -51,19 +51,19 @@ def _rounds_to(wanted: F32, scale_bytes: U8, slack: float) -> Bools:
 
 def _to_six(sums: BlockSums, stored: Encoded) -> Bools:
     wanted = sums.amax / np.float32(E2M1.max * stored.tensor_scale)
-    return _rounds_to(wanted, stored.scale_bytes, 1e-5) | (sums.amax == 0)
+    return np.asarray(_rounds_to(wanted, stored.scale_bytes, 1e-5) | (sums.amax == 0))
 
 
 def _to_four_or_six(sums: BlockSums, stored: Encoded) -> Bools:
     wanted = sums.amax / np.float32(4 * stored.tensor_scale)
-    return _to_six(sums, stored) | _rounds_to(wanted, stored.scale_bytes, 1e-5)
+    return np.asarray(_to_six(sums, stored) | _rounds_to(wanted, stored.scale_bytes, 1e-5))
 
 
 def _least_squares(sums: BlockSums, stored: Encoded) -> Bools:
-    """Some writers take no scale that would clip a number beyond 7 steps, so a smaller one that does is not asked for."""
+    """Some writers take no scale that would clip a number beyond 7 steps: a smaller one that does is not asked for."""
     wanted = sums.product / (sums.power * np.float32(stored.tensor_scale))
     clips = (wanted < stored.scales) & (sums.amax > np.float32(CLIPPED * stored.tensor_scale) * wanted)
-    return _rounds_to(wanted, stored.scale_bytes, 1e-3) | clips
+    return np.asarray(_rounds_to(wanted, stored.scale_bytes, 1e-3) | clips)
 
 
 BY_AMAX = ("maps the largest magnitude to 6", "maps the largest magnitude to 6 or 4")
