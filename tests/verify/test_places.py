@@ -191,7 +191,7 @@ def random_rounding(weight: Weight) -> None:
     share = (quotient - magnitudes[below]) / (magnitudes[below + 1] - magnitudes[below])
     up = np.random.default_rng(9).random(share.shape) < share
     codes = (below + up + np.where(weight.source < 0, 8, 0)).astype(np.uint8)
-    weight.codes = codes[:, ::2] | codes[:, 1::2] << 4
+    weight.codes = np.asarray(codes[:, ::2] | codes[:, 1::2] << 4, np.uint8)
 
 
 def zero_row(weight: Weight) -> None:

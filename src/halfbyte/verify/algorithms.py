@@ -25,7 +25,9 @@ READERS = "vLLM, SGLang and TensorRT-LLM build the layer by this and cannot load
 
 def algorithm_problems(checkpoint: Checkpoint, contents: Contents) -> Iterator[Problem]:
     """quant_algo, group_size and the cache in both files. Nothing for configs of other layouts."""
-    weights = {name: weight for name, weight in contents.quantized.items() if weight.storage.layout in ("modelopt", "fp8")}
+    weights = {
+        name: weight for name, weight in contents.quantized.items() if weight.storage.layout in ("modelopt", "fp8")
+    }
     outer, nested = checkpoint.config.get("quantization_config"), _nested(checkpoint)
     if isinstance(outer, dict) and str(outer.get("quant_method", "")).startswith("modelopt"):
         yield from _file(CONFIG, outer, weights)

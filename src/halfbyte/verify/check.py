@@ -8,6 +8,7 @@ from pathlib import Path
 
 from halfbyte.checkpoint.io.index import open_checkpoint
 from halfbyte.layouts.storage import read_config
+from halfbyte.models import model_of
 from halfbyte.verify.algorithms import algorithm_problems
 from halfbyte.verify.block_scales import block_problems
 from halfbyte.verify.cache import cache_problems
@@ -16,8 +17,8 @@ from halfbyte.verify.compare import Progress, compare
 from halfbyte.verify.excluded import exclude_problems, unquantized_modules
 from halfbyte.verify.problems import Report
 from halfbyte.verify.recorded import recorded_problems
-from halfbyte.verify.sharing import scalar_problems, sharing_problems
 from halfbyte.verify.schemes import scheme_problems
+from halfbyte.verify.sharing import scalar_problems, sharing_problems
 from halfbyte.verify.stored import read_contents
 from halfbyte.verify.structure import structure_problems
 
@@ -56,12 +57,13 @@ def verify(
     report.extend(structure_problems(contents))
     broken = {problem.name for problem in report.problems if problem.level == "error"}
     sound = contents.without(broken)  # the rest can be read
+    model = model_of(checkpoint.config)
     report.extend(claim_problems(checkpoint, contents, claim))
     report.extend(algorithm_problems(checkpoint, contents))
     if claim.layout == "compressed-tensors":
-        report.extend(scheme_problems(checkpoint.quantization, contents, unquantized_modules(contents)))
+        report.extend(scheme_problems(checkpoint.quantization, contents, unquantized_modules(contents, model)))
     report.extend(cache_problems(checkpoint.quantization, contents, claim))
-    report.extend(exclude_problems(contents, claim))
+    report.extend(exclude_problems(checkpoint, contents, claim, model))
     report.extend(scalar_problems(checkpoint.path, sound))
     report.extend(sharing_problems(checkpoint.path, sound))
     report.extend(recorded_problems(checkpoint, headers_only))

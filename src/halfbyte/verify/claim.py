@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 from halfbyte.checkpoint.io.index import INDEX, Checkpoint, read_json
 from halfbyte.layouts import LAYOUTS, modelopt
-from halfbyte.layouts.description import Claim
-from halfbyte.models import model_of
-from halfbyte.models.names import ROUTED
+from halfbyte.layouts.description import Claim, Layout
+from halfbyte.models import Model, model_of
+from halfbyte.verify.limits import limit_problems, limits_of
 from halfbyte.verify.problems import Problem
+from halfbyte.verify.roles import role_problems
 from halfbyte.verify.stored import Contents
 
 
@@ -28,13 +29,16 @@ def claim_problems(checkpoint: Checkpoint, contents: Contents, claim: Claim) -> 
     elif claim.formats and formats and not formats <= set(claim.formats):
         text = f"quantization_config describes {', '.join(claim.formats)}, but tensors are {', '.join(sorted(formats))}"
         yield Problem("error", "config", "config.json", text)
+    if not contents.quantized and not contents.stray and claim.layout is None:
+        text = "no weight is quantized, and no config says so: this checkpoint is unquantized"
+        yield Problem("warning", "unquantized", "config.json", text)
     yield from _others(contents, claim)
-    yield from _readers(checkpoint, contents, claim)
+    model, layout = model_of(checkpoint.config), LAYOUTS.get(claim.layout or "")
+    yield from _stacking(checkpoint, model, layout)
+    yield from limit_problems(limits_of(model, layout), contents)
     yield from _activations(contents, claim)
     yield from _two_files(checkpoint)
-    if checkpoint.setting("tie_word_embeddings") is True and "lm_head" in contents.quantized:
-        text = "quantized, although tie_word_embeddings makes readers use the embedding instead"
-        yield Problem("error", "tied", "lm_head", text)
+    yield from role_problems(model, contents)
     yield from _index(checkpoint)
 
 
@@ -52,18 +56,12 @@ def _others(contents: Contents, claim: Claim) -> Iterator[Problem]:
             yield Problem("error", "config", weight.name, text)
 
 
-def _readers(checkpoint: Checkpoint, contents: Contents, claim: Claim) -> Iterator[Problem]:
-    """Checkpoints that are correct, but that some reader cannot use."""
-    family, layout = model_of(checkpoint.config).family, LAYOUTS.get(claim.layout or "")
-    if layout is not None and layout.stacking is not None and family.stacking != layout.stacking:
-        model = checkpoint.model_type or "this one"
-        text = f"quant_method {layout.quant_method} is read for {layout.name} models only, not for {model}"
+def _stacking(checkpoint: Checkpoint, model: Model, layout: Layout | None) -> Iterator[Problem]:
+    """Layouts whose readers know one order of rows only."""
+    if layout is not None and layout.stacking is not None and model.stacking != layout.stacking:
+        named = checkpoint.model_type or "this one"
+        text = f"quant_method {layout.quant_method} is read for {layout.name} models only, not for {named}"
         yield Problem("error", "reader", "config.json", text)
-    for limits in (family.expert_limits, {} if layout is None else layout.expert_limits):
-        for weight in contents.quantized.values():
-            if weight.storage.format in limits and ROUTED in weight.name:
-                yield Problem("warning", "reader", weight.name, limits[weight.storage.format])
-                break
 
 
 def _activations(contents: Contents, claim: Claim) -> Iterator[Problem]:

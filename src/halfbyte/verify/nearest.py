@@ -38,7 +38,7 @@ class Encoded:
 
     @property
     def block(self) -> int:
-        return 2 * self.codes.shape[1] // self.scales.shape[1]
+        return int(2 * self.codes.shape[1] // self.scales.shape[1])
 
     def rows(self, picked: slice | npt.NDArray[np.intp]) -> Encoded:
         """These rows alone."""
@@ -104,7 +104,7 @@ def block_sums(stored: Encoded, source: F32) -> BlockSums:
     pairs = (values, by_block), (values, values), (by_block, by_block)
     product, power, squares = (np.einsum("rbk,rbk->rb", *pair) for pair in pairs)
     wrong = not_nearest(stored, source).reshape(rows, blocks, -1)
-    return BlockSums(_largest(by_block), product, power, squares, wrong.view(np.uint64).any(axis=2))
+    return BlockSums(_largest(by_block), product, power, squares, np.asarray(wrong.view(np.uint64).any(axis=2)))
 
 
 @np.errstate(invalid="ignore", over="ignore")

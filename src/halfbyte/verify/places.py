@@ -1,8 +1,8 @@
 """Which parts of a weight are damaged: what one pass measured, judged and placed by row, block and column.
 
 A weight that was rounded to nearest has no code but the nearest ones, so a few others are damage, and so is a scale
-that breaks the rule which all others follow. Other ways of rounding (GPTQ, at random) leave such codes in most rows; then
-only rows and codes that are much worse than the rest can be told.
+that breaks the rule which all others follow. Other ways of rounding (GPTQ, at random) leave such codes in most rows;
+then only rows that are much worse than the rest can be told.
 """
 
 from __future__ import annotations

@@ -36,7 +36,9 @@ def scheme_problems(config: Json, contents: Contents, plain: Sequence[str]) -> I
 
     plain: modules with an unquantized matrix, which targets may match as well.
     """
-    weights = [weight for weight in contents.quantized.values() if weight.storage.layout in ("compressed-tensors", "fp8")]
+    weights = [
+        weight for weight in contents.quantized.values() if weight.storage.layout in ("compressed-tensors", "fp8")
+    ]
     if not weights:
         return
     groups = [group for group in read_groups(config) if not group.is_attention]
@@ -44,7 +46,9 @@ def scheme_problems(config: Json, contents: Contents, plain: Sequence[str]) -> I
     for weight in weights:
         group = group_of(weight.name, groups)
         if group is None:
-            text = f"stored as {weight.storage.name}, but no target of config_groups matches it: readers take it as plain"
+            text = (
+                f"stored as {weight.storage.name}, but no target of config_groups matches it: readers take it as plain"
+            )
             yield Problem("error", "targets", weight.name, text)
         else:
             members.setdefault(group.name, []).append(weight)
@@ -96,7 +100,9 @@ def _whole(config: Json, groups: Sequence[Group], members: dict[str, list[Stored
         yield _wrong("format", config.get("format"), f"{wanted[0]!r} by the tensors")
     status = config.get("quantization_status", "initialized")
     if status != "compressed":
-        text = f"quantization_status is {status!r}, but the tensors are packed: transformers builds plain layers for them"
+        text = (
+            f"quantization_status is {status!r}, but the tensors are packed: transformers builds plain layers for them"
+        )
         yield Problem("error", "scheme", FILE, text)
 
 

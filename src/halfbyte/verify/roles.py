@@ -1,0 +1,38 @@
+"""Quantized modules that are not linear layers for every reader: tables, heads, routers, towers and so on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from halfbyte.models import Model
+from halfbyte.verify.modules import heads_of, role_of, runtime_name
+from halfbyte.verify.problems import Level, Problem
+from halfbyte.verify.stored import Contents
+
+ROLES: dict[str, tuple[Level, str]] = {
+    "table": ("error", "a lookup table: readers take rows out of it and would take codes for values"),
+    "convolution": ("error", "a convolution: no reader has a quantized one"),
+    "transposed": ("error", "stored as [in, out] (Conv1D): the blocks lie along the wrong axis"),
+    "direct": ("error", "read by the model without its module: transformers would compute with codes"),
+    "router": ("warning", "a router: vLLM and SGLang build routers unquantized, whatever the config says"),
+    "head": ("warning", "the output head: vLLM and SGLang read it unquantized in most models"),
+    "tower": ("warning", "in a vision or audio tower: vLLM and SGLang build most towers unquantized"),
+    "projector": ("warning", "in a projector: vLLM and SGLang build most projectors unquantized"),
+}
+"""Role → how bad it is that such a module is quantized, and why."""
+
+
+def role_problems(model: Model, contents: Contents) -> Iterator[Problem]:
+    """Every quantized module whose role makes that a mistake or a risk."""
+    heads = heads_of(model) if model.tied_head else ()
+    for weight in contents.quantized.values():
+        if weight.storage.stacked:
+            continue
+        if weight.name in heads or runtime_name(model, weight.name) in heads:
+            text = "quantized, although tie_word_embeddings makes readers use the embedding instead"
+            yield Problem("error", "tied", weight.name, text)
+            continue
+        found = ROLES.get(role_of(model, weight.name) or "")
+        if found is not None:
+            level, reason = found
+            yield Problem(level, "role", weight.name, f"stored as {weight.storage.name}, but it is {reason}")
