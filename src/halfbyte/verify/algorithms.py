@@ -1,4 +1,4 @@
-"""The algorithms that Model-Optimizer's config files name, against the tensors; and the two files against each other."""
+"""The algorithms that Model-Optimizer's two config files name, against the tensors and against each other."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def _groups(config: Json, weights: dict[str, StoredTensors]) -> Iterator[Problem
         with_inputs = any(group.inputs is not None for group in groups)
         if with_inputs != (named == "NVFP4"):
             have = "have" if with_inputs else "have no"
-            text = f"quant_algo is {named}, but config_groups {have} input_activations: readers differ in which they follow"
+            text = f"quant_algo is {named}, but config_groups {have} input_activations: readers follow one or the other"
             yield Problem("error", "scheme", CONFIG, text)
 
 

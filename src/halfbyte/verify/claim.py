@@ -8,6 +8,7 @@ from halfbyte.checkpoint.io.index import INDEX, Checkpoint, read_json
 from halfbyte.layouts import LAYOUTS, modelopt
 from halfbyte.layouts.description import Claim, Layout
 from halfbyte.models import Model, model_of
+from halfbyte.verify.activations import activation_problems
 from halfbyte.verify.limits import limit_problems, limits_of
 from halfbyte.verify.problems import Problem
 from halfbyte.verify.roles import role_problems
@@ -36,7 +37,7 @@ def claim_problems(checkpoint: Checkpoint, contents: Contents, claim: Claim) -> 
     model, layout = model_of(checkpoint.config), LAYOUTS.get(claim.layout or "")
     yield from _stacking(checkpoint, model, layout)
     yield from limit_problems(limits_of(model, layout), contents)
-    yield from _activations(contents, claim)
+    yield from activation_problems(checkpoint.quantization, contents, claim)
     yield from _two_files(checkpoint)
     yield from role_problems(model, contents)
     yield from _index(checkpoint)
@@ -62,21 +63,6 @@ def _stacking(checkpoint: Checkpoint, model: Model, layout: Layout | None) -> It
         named = checkpoint.model_type or "this one"
         text = f"quant_method {layout.quant_method} is read for {layout.name} models only, not for {named}"
         yield Problem("error", "reader", "config.json", text)
-
-
-def _activations(contents: Contents, claim: Claim) -> Iterator[Problem]:
-    """Input scales: in every NVFP4 weight when activations are quantized, else in none."""
-    nvfp4 = [weight for weight in contents.quantized.values() if weight.storage.format == "nvfp4"]
-    nvfp4 = [weight for weight in nvfp4 if weight.storage.layout == claim.layout]
-    for weight in nvfp4:
-        if claim.activations and weight.storage.input_role not in weight.parts:
-            missing = weight.name + weight.storage.rules[weight.storage.input_role].suffix
-            text = f"the config says activations are FP4, but {missing} is missing: vLLM uses uninitialised memory"
-            yield Problem("error", "input-scale", weight.name, text)
-    extra = [weight.name for weight in nvfp4 if weight.storage.input_role in weight.parts]
-    if extra and not claim.activations:
-        text = f"{len(extra)} weights have an input scale, but the config says that activations are not quantized"
-        yield Problem("warning", "input-scale", extra[0], text)
 
 
 def _two_files(checkpoint: Checkpoint) -> Iterator[Problem]:

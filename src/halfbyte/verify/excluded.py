@@ -14,7 +14,7 @@ from halfbyte.models import Model
 from halfbyte.models.experts import is_stack
 from halfbyte.models.partners import served_name
 from halfbyte.verify.groups import group_of, read_groups
-from halfbyte.verify.modules import heads_of, is_linear, role_of, runtime_name
+from halfbyte.verify.modules import heads_of, is_linear, role_of, runtime_names
 from halfbyte.verify.problems import Problem
 from halfbyte.verify.stored import FLOATS, Contents
 
@@ -63,17 +63,15 @@ def _not_excluded(plain: Sequence[str], claim: Claim, reader: Reader, model: Mod
         if not reader.excludes(served_name(module), claim.ignore):
             text = f"{what}, but not in the exclude list as {reader.name} reads it, which expects FP4 tensors there"
             yield Problem("error", "not-excluded", module, text)
-        named = runtime_name(model, module)
-        if named != module and claim.layout == "compressed-tensors" and not reader.excludes(named, claim.ignore):
-            text = (
-                f"{what}, and transformers calls it {named}, which is not in the exclude list: it expects FP4 tensors"
-            )
-            yield Problem("error", "not-excluded", module, text)
+        for named in runtime_names(model, module) if claim.layout == "compressed-tensors" else ():
+            if named != module and not reader.excludes(named, claim.ignore):
+                text = f"{what}, and transformers calls it {named}, which is not in the exclude list: it expects FP4"
+                yield Problem("error", "not-excluded", module, text)
 
 
 def _heads(contents: Contents, claim: Claim, readers: Sequence[Reader], model: Model) -> Iterator[Problem]:
     """Heads that are in no file, because they are tied: readers build them all the same."""
-    stored = {runtime_name(model, module) for module in (*contents.quantized, *_modules(contents))}
+    stored = {name for module in (*contents.quantized, *_modules(contents)) for name in runtime_names(model, module)}
     for head in heads_of(model):
         for reader in readers:
             if head not in stored and reader.asks_for_fused and not reader.excludes(head, claim.ignore):
@@ -84,8 +82,8 @@ def _heads(contents: Contents, claim: Claim, readers: Sequence[Reader], model: M
 def _idle(contents: Contents, claim: Claim, model: Model) -> Iterator[Problem]:
     """Entries that name nothing in the checkpoint."""
     modules = [*contents.quantized, *_modules(contents)]
-    names = {*modules, *map(served_name, modules), *(runtime_name(model, module) for module in modules), "lm_head"}
-    every = "\n".join(sorted({*names, *heads_of(model)}))
+    names = {*modules, *map(served_name, modules), *heads_of(model), "lm_head"}
+    every = "\n".join(sorted(names.union(*(runtime_names(model, module) for module in modules))))
     idle = [entry for entry in claim.ignore if not _names_something(entry, every)]
     if idle:
         more = f" (and {len(idle) - 1} more)" if len(idle) > 1 else ""

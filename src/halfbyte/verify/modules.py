@@ -1,4 +1,4 @@
-"""What verify asks of a model: the role of a module, its name at run time, the output heads. All of it is asked here."""
+"""What verify asks of a model, all in one place: the role of a module, its names at run time, the output heads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROLES = {
 
 
 def role_of(model: Model, module: str) -> str | None:
-    """table, norm, head, router, tower, projector, convolution, transposed, direct or linear; None: not known."""
+    """What a module is: linear, table, norm, head, router, tower and so on; None: not known."""
     if is_lookup_table(module):
         return "table"
     if is_norm(module):
@@ -25,9 +25,9 @@ def role_of(model: Model, module: str) -> str | None:
     return "linear" if reason is None else ROLES.get(reason)
 
 
-def runtime_name(model: Model, module: str) -> str:
-    """The name of a module of the file in the model that transformers builds."""
-    return module
+def runtime_names(model: Model, module: str) -> tuple[str, ...]:
+    """The names of a module of the file in the model that transformers builds."""
+    return (module,)
 
 
 def heads_of(model: Model) -> tuple[str, ...]:

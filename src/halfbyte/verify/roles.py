@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from halfbyte.models import Model
-from halfbyte.verify.modules import heads_of, role_of, runtime_name
+from halfbyte.verify.modules import heads_of, role_of, runtime_names
 from halfbyte.verify.problems import Level, Problem
 from halfbyte.verify.stored import Contents
 
@@ -14,6 +14,9 @@ ROLES: dict[str, tuple[Level, str]] = {
     "convolution": ("error", "a convolution: no reader has a quantized one"),
     "transposed": ("error", "stored as [in, out] (Conv1D): the blocks lie along the wrong axis"),
     "direct": ("error", "read by the model without its module: transformers would compute with codes"),
+    "shared": ("error", "one weight of several layers: readers do not tie it when it is packed"),
+    "norm": ("error", "a norm, which has no matrix to multiply with"),
+    "other": ("error", "no linear layer in this architecture"),
     "router": ("warning", "a router: vLLM and SGLang build routers unquantized, whatever the config says"),
     "head": ("warning", "the output head: vLLM and SGLang read it unquantized in most models"),
     "tower": ("warning", "in a vision or audio tower: vLLM and SGLang build most towers unquantized"),
@@ -28,7 +31,7 @@ def role_problems(model: Model, contents: Contents) -> Iterator[Problem]:
     for weight in contents.quantized.values():
         if weight.storage.stacked:
             continue
-        if weight.name in heads or runtime_name(model, weight.name) in heads:
+        if not {weight.name, *runtime_names(model, weight.name)}.isdisjoint(heads):
             text = "quantized, although tie_word_embeddings makes readers use the embedding instead"
             yield Problem("error", "tied", weight.name, text)
             continue
