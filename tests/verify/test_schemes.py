@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -205,6 +207,21 @@ def test_configs_are_read_as_compressed_tensors_reads_them(tmp_path: Path) -> No
 # --- Model-Optimizer ---
 
 
+def model_optimizer() -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """The package's own way from hf_quant_config.json to config.json, from the one file that has it."""
+    package = importlib.util.find_spec("modelopt")
+    if package is None or not package.submodule_search_locations:
+        pytest.skip("Model-Optimizer is not installed")
+    file = Path(package.submodule_search_locations[0]) / "torch" / "export" / "convert_hf_config.py"
+    spec = importlib.util.spec_from_file_location("convert_hf_config", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    convert: Callable[[dict[str, Any]], dict[str, Any]] = module.convert_hf_quant_config_format
+    return convert
+
+
 @pytest.mark.parametrize("file", [CONFIG, NESTED])
 @pytest.mark.parametrize("value", ["FP8", "W4A16_AWQ", "", None])
 def test_a_wrong_algorithm(tmp_path: Path, file: str, value: object) -> None:
@@ -240,7 +257,7 @@ def test_activations_of_groups_against_the_algorithm(tmp_path: Path) -> None:
 
 def test_a_config_of_model_optimizer_is_clean(tmp_path: Path) -> None:
     """Converted by the package from its own other form, wildcards included."""
-    convert = pytest.importorskip("modelopt.torch.export.convert_hf_config").convert_hf_quant_config_format
+    convert = model_optimizer()
     path = write_quantized(tmp_path / "q", activations=True)
     nested = json.loads((path / NESTED).read_text())
     module = f"{LAYER}.self_attn"
@@ -257,7 +274,7 @@ def test_a_config_of_model_optimizer_is_clean(tmp_path: Path) -> None:
 
 
 def test_mixed_precision_of_model_optimizer(tmp_path: Path) -> None:
-    convert = pytest.importorskip("modelopt.torch.export.convert_hf_config").convert_hf_quant_config_format
+    convert = model_optimizer()
     path = write_quantized(tmp_path / "q", activations=True)
     eights = with_fp8(path, ".weight_scale")
     tensors = load(path)
