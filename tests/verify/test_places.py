@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import halfbyte as hb
+from halfbyte.codec.element import encode
 from halfbyte.contracts import CONTRACTS
 from halfbyte.errors import HalfbyteError
-from halfbyte.formats import E4M3
+from halfbyte.formats import E2M1, E4M3
 from halfbyte.verify.measure import measure
 from halfbyte.verify.nearest import VALUES, look_up
 from halfbyte.verify.places import is_off_by_a_factor, is_rounded_otherwise
@@ -194,17 +195,49 @@ def random_rounding(weight: Weight) -> None:
     weight.codes = np.asarray(codes[:, ::2] | codes[:, 1::2] << 4, np.uint8)
 
 
-def zero_row(weight: Weight) -> None:
-    weight.codes[3] = 0
+def feedback_rounding(weight: Weight) -> None:
+    """GPTQ: the error of each column is passed on to the columns after it."""
+    generator = np.random.default_rng(7)
+    rows, columns = weight.source.shape
+    inputs = generator.standard_normal((4 * columns, columns)) @ (
+        np.eye(columns) + 1.5 * generator.standard_normal((columns, columns)) / columns**0.5
+    )
+    hessian = inputs.T @ inputs / len(inputs) + 0.01 * np.eye(columns)
+    factor = np.linalg.cholesky(np.linalg.inv(hessian)).T
+    values, codes = weight.source.astype(np.float64), np.zeros((rows, columns), np.uint8)
+    for column in range(columns):
+        scale = E4M3.values[weight.scales[:, column // 16]].astype(np.float64) * weight.tensor_scale
+        codes[:, column] = encode((values[:, column] / scale).astype(np.float32), E2M1)
+        error = (values[:, column] - E2M1.values[codes[:, column]] * scale) / factor[column, column]
+        values[:, column + 1 :] -= np.outer(error, factor[column, column + 1 :])
+    weight.codes = np.asarray(codes[:, ::2] | codes[:, 1::2] << 4, np.uint8)
 
 
-@pytest.mark.parametrize("damage", [None, zero_row])
-def test_other_rounding_is_recognised(damage: Callable[[Weight], None] | None) -> None:
+@pytest.mark.parametrize("rounding", [random_rounding, feedback_rounding])
+def test_other_rounding_is_recognised(rounding: Callable[[Weight], None]) -> None:
     weight = Weight(normal(), "nvfp4", "modelopt")
-    random_rounding(weight)
-    if damage is not None:
-        damage(weight)
+    rounding(weight)
     measured = measure(*weight.pair)
     assert is_rounded_otherwise(measured)
-    assert not is_off_by_a_factor(measured)
-    assert texts(weight) == ([] if damage is None else ["row 3: relative error 1; it decodes to 0"])
+    assert texts(weight) == []
+
+
+@pytest.mark.parametrize("rounding", [random_rounding, feedback_rounding])
+def test_large_damage_under_other_rounding(rounding: Callable[[Weight], None]) -> None:
+    weight = Weight(normal(), "nvfp4", "modelopt")
+    rounding(weight)
+    weight.codes[3] = 0
+    weight.scales[20, 2] ^= 16
+    row, block = texts(weight)
+    assert row == "row 3: relative error 1; it decodes to 0"
+    assert block.startswith("row 20, columns 32 to 47: off by ")
+
+
+@pytest.mark.parametrize("rounding", [random_rounding, feedback_rounding])
+@pytest.mark.parametrize("factor", [0.95, 1.05])
+def test_a_tensor_scale_under_other_rounding(rounding: Callable[[Weight], None], factor: float) -> None:
+    weight = Weight(normal(), "nvfp4", "modelopt")
+    rounding(weight)
+    weight.tensor_scale *= factor
+    (text,) = texts(weight)
+    assert "the tensor scale is off by" in text

@@ -2,7 +2,7 @@
 
 A weight that was rounded to nearest has no code but the nearest ones, so a few others are damage, and so is a scale
 that breaks the rule which all others follow. Other ways of rounding (GPTQ, at random) leave such codes in most rows;
-then only rows that are much worse than the rest can be told.
+then only rows and blocks that are much worse than the rest can be told.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from halfbyte.codec.bits import F32
 from halfbyte.formats import E2M1
 from halfbyte.verify.measure import Measured
-from halfbyte.verify.nearest import VALUES, Encoded, look_up, not_nearest
+from halfbyte.verify.nearest import VALUES, Encoded, block_sums, look_up, not_nearest
 from halfbyte.verify.problems import Problem
 from halfbyte.verify.values import Matrix
 
@@ -34,7 +34,8 @@ EXACT = 1e-6
 """Error of a row that still counts as exact: scales may have been inverted twice."""
 
 BAD_ROW, WORSE = 0.5, 4.0
-"""Where rounding was not to nearest: error of a row that is wrong, and how much worse than the median it must be."""
+"""Where rounding was not to nearest: error of a row that is wrong, and how much worse it must be than the median row;
+or a block than nine in ten."""
 
 
 def is_off_by_a_factor(measured: Measured) -> bool:
@@ -72,6 +73,7 @@ def damage_problems(measured: Measured, mine: Matrix, theirs: Matrix) -> Iterato
         yield Problem("error", "values", mine.name, text)
     elif is_rounded_otherwise(measured):
         yield from _bad_rows(measured, mine, theirs)
+        yield from _bad_blocks(measured, mine, theirs)
     else:
         rows = sorted(measured.wrong_blocks)
         for row in rows[:SHOWN]:
@@ -88,12 +90,35 @@ def damage_problems(measured: Measured, mine: Matrix, theirs: Matrix) -> Iterato
 
 def _bad_rows(measured: Measured, mine: Matrix, theirs: Matrix) -> Iterator[Problem]:
     """Rows that are much worse than the rest; where most rows are exact, those that are not."""
+    bad = _bad(measured)
+    for row in bad[:SHOWN]:
+        yield _whole_row(row, measured, mine, theirs)
+    if len(bad) > SHOWN:
+        yield Problem("error", "row", mine.name, f"{len(bad) - SHOWN} more rows are as bad")
+
+
+def _bad(measured: Measured) -> list[int]:
     errors = np.nan_to_num(measured.row_errors, nan=np.inf)
     median = float(np.median(errors))
-    bad = np.flatnonzero(errors > (max(BAD_ROW, WORSE * median) if median else EXACT))
-    if median or len(bad) <= len(errors) // 20 + 1:
-        for row in bad[:SHOWN]:
-            yield _whole_row(int(row), measured, mine, theirs)
+    return [int(row) for row in np.flatnonzero(errors > (max(BAD_ROW, WORSE * median) if median else EXACT))]
+
+
+def _bad_blocks(measured: Measured, mine: Matrix, theirs: Matrix) -> Iterator[Problem]:
+    """Blocks that are off by many more steps than the rest, in rows that are not wrong as a whole."""
+    if mine.encoded is None:
+        return
+    done = set(_bad(measured))
+    for start, stop in mine.chunks():
+        stored = mine.encoded(start, stop)
+        sums, scales = block_sums(stored, theirs.read(start, stop)), stored.multiplier()[:, :, 0]
+        with np.errstate(all="ignore"):
+            squares = sums.squares / scales**2 - 2 * sums.product / scales + sums.power
+            steps = np.sqrt(np.maximum(np.nan_to_num(squares), 0) / stored.block)
+        for row, block in np.argwhere(steps > WORSE * np.percentile(steps, 90)):
+            if start + int(row) not in done:
+                place = _place(start + int(row), int(block), stored)
+                text = f"{place}: off by {steps[row, block]:.3g} steps on average, far more than the rest"
+                yield Problem("error", "block", mine.name, text)
 
 
 def _whole_row(row: int, measured: Measured, mine: Matrix, theirs: Matrix) -> Problem:
