@@ -6,7 +6,7 @@ INSTALL := -m pip --disable-pip-version-check install --quiet
 PIP := $(BIN)/python $(INSTALL)
 CPP = $(shell find src tests -name '*.cpp' -o -name '*.h' -o -name '*.inc' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: help demo test test-docs test-clients test-gpu test-oldest test-arm64 check sanitize lint types format conform bench \
+.PHONY: help demo test test-docs test-clients test-zoo test-gpu test-oldest test-arm64 check sanitize lint types format conform bench \
 	bench-convert docs wheel clean
 
 help:  ## list the targets
@@ -24,6 +24,9 @@ test-docs: $(VENV)/.peers  ## run the examples in README.md and docs/, check the
 
 test-clients: $(VENV)/.peers .venv-vllm/.ready .venv-sglang/.ready  ## vLLM and SGLang load what convert writes (minutes)
 	$(BIN)/python -m pytest tests/clients/check_sglang.py tests/clients/check_vllm.py
+
+test-zoo: $(VENV)/.peers  ## a tiny model of every architecture class of transformers: converted, verified, loaded, computed (minutes)
+	$(BIN)/python -m tests.zoo.run
 
 test-gpu:  ## the bit-identity matrix on the card of this machine, with the Python that is there; installs nothing
 	PYTHONPATH=src $(PYTHON) -W ignore -m tests.backends.gpu.run_card

@@ -20,9 +20,8 @@ from halfbyte.checkpoint.plan.types import Options
 from halfbyte.codec.bits import F32, dtype_name, widen
 from halfbyte.errors import InputError, UnsupportedError
 from halfbyte.layouts.description import Activations, LogicalWeight
-from halfbyte.models import Model
+from halfbyte.models import Model, model_of
 from halfbyte.models.experts import expert_module, is_stack, is_transposed
-from halfbyte.models.families import find_family
 from halfbyte.models.names import layer_index
 from halfbyte.models.partners import share_scales
 from halfbyte.quantize import quantize
@@ -43,6 +42,15 @@ class Config:
     """The trainer's own name of this group (Megatron's, say): patterns match it as well, and its layer number counts
     where the names handed over have none."""
 
+    @property
+    def as_json(self) -> dict[str, object]:
+        """The same in the words of a config.json."""
+        return {
+            "model_type": self.model_type,
+            "num_hidden_layers": self.num_hidden_layers,
+            "tie_word_embeddings": self.tie_word_embeddings,
+        }
+
 
 def quantize_named(params: Iterable[Named], rules: Rules, config: Config) -> list[Named]:
     """Quantize the (name, tensor) pairs of one parameter group; names are those of the checkpoint.
@@ -62,7 +70,7 @@ def quantize_named(params: Iterable[Named], rules: Rules, config: Config) -> lis
     layers.0.mlp.up_proj.weight_scale (32, 4)
     layers.0.mlp.up_proj.weight_scale_2 ()
     """
-    model = Model(find_family(config.model_type), config.num_hidden_layers, config.tie_word_embeddings)
+    model = model_of(config.as_json)
     target = resolve_target(config.options, model.family)
     format = target.format
     if format is None:
@@ -77,7 +85,9 @@ def quantize_named(params: Iterable[Named], rules: Rules, config: Config) -> lis
     weights = {name.removesuffix(".weight"): x for name, x in pairs if name.endswith(".weight") and len(x.shape) == 2}
     reasons = {module: _reason(selector, module, x, format.block, rules, config) for module, x in weights.items()}
     fresh = {module for module, reason in reasons.items() if reason is None}
-    groups, partners = share_scales(list(weights), fresh.__contains__, model.family.optional, strict=True)
+    groups, partners = share_scales(
+        list(weights), fresh.__contains__, model.family.optional, True, model.fused, model.may_have
+    )
     amaxes = _shared_amaxes(weights, [group for group in groups if format.has_global])
     engine = Engine(format, target.contract, target.method, target.repairs)
     result: list[Named] = []

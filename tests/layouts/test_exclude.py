@@ -31,9 +31,9 @@ def test_names_that_swallow_others(listed: str, quantized: str, clash: bool) -> 
     assert bool(clashes([listed], [quantized])) is clash
     if clash:
         with pytest.raises(InputError, match=f"{listed} stays unquantized, but its name is part of {quantized}"):
-            exclude_list([listed], [quantized])
+            exclude_list([listed], [quantized], MODELOPT.readers)
     else:
-        assert exclude_list([listed], [quantized]) == [listed]
+        assert exclude_list([listed], [quantized], MODELOPT.readers) == [listed]
 
 
 def test_fused_names_count_too() -> None:
@@ -41,7 +41,7 @@ def test_fused_names_count_too() -> None:
 
 
 def test_lists_are_sorted_and_have_no_doubles() -> None:
-    assert exclude_list(["b", "a", "b"], ["x"]) == ["a", "b"]
+    assert exclude_list(["b", "a", "b"], ["x"], MODELOPT.readers) == ["a", "b"]
 
 
 @pytest.mark.parametrize(
@@ -66,3 +66,8 @@ def test_partners_are_named_once_and_the_entry_is_found() -> None:
     assert list(swallowed(modules, entries, vllm)) == [(modules[0], "l.0.self_attn.qkv_proj")]
     assert culprit("l.0.self_attn.qkv_proj", entries, vllm) == entries[1]
     assert culprit("l.0.self_attn.qkv_proj", modules, vllm) is None  # only all of them together
+
+
+def test_names_within_others_are_fine_where_no_reader_matches_substrings() -> None:
+    listed, quantized = "model.layers.0.mlp.gate", "model.layers.0.mlp.gate_proj"
+    assert exclude_list([listed], [quantized], COMPRESSED_TENSORS.readers) == [listed]

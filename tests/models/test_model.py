@@ -7,7 +7,7 @@ import pytest
 
 from halfbyte.models import Model, model_of
 from halfbyte.models.experts import Stacking, expert_module, is_stack, is_transposed, projections
-from halfbyte.models.families import FAMILIES, UNKNOWN, find_family, is_lookup_table, is_router
+from halfbyte.models.families import FAMILIES, find_family
 
 
 def test_no_model_type_is_in_two_families() -> None:
@@ -17,7 +17,9 @@ def test_no_model_type_is_in_two_families() -> None:
 
 def test_a_model_from_its_config() -> None:
     config = {"model_type": "qwen3_moe", "num_hidden_layers": 4, "tie_word_embeddings": True, "hidden_size": 64}
-    assert model_of(config) == Model(find_family("qwen3_moe"), 4, True, 64, None)
+    model = model_of(config)
+    assert (model.family, model.layers, model.tied_head) == (find_family("qwen3_moe"), 4, True)
+    assert (model.hidden, model.expert_inner, model.name, model.known) == (64, None, "qwen3_moe", True)
     inner = {"moe_intermediate_size": 32, "intermediate_size": 256}
     assert model_of(config | inner).stack_sizes("experts.gate_up_proj") == (64, 64)
     assert model_of(config | inner).stack_sizes("experts.down_proj") == (64, 32)
@@ -30,7 +32,7 @@ def test_the_config_of_a_model_that_wraps_another() -> None:
 
 @pytest.mark.parametrize("layers", [0, -1, True, "4", None])
 def test_a_number_of_layers_that_is_none(layers: object) -> None:
-    assert model_of({"num_hidden_layers": layers}) == Model(UNKNOWN)
+    assert model_of({"num_hidden_layers": layers}) == Model()
 
 
 def test_kept_by_the_model() -> None:
@@ -38,18 +40,9 @@ def test_kept_by_the_model() -> None:
     assert model.kept("model.layers.0.self_attn.o_proj") == "attention of this family"
     assert model.kept("model.layers.4.mlp.up_proj") == "multi token prediction: beyond num_hidden_layers"
     assert model.kept("model.layers.3.mlp.up_proj") is None
-    assert model.lookup_table("model.embed_tokens") == "embedding"
+    assert model.never("model.embed_tokens") == "embedding"
     assert model.tied("lm_head") == "output head tied to the embedding"
     assert Model().tied("lm_head") is None
-
-
-def test_tables_and_routers_by_name() -> None:
-    assert is_lookup_table("model.embed_tokens")
-    assert is_lookup_table("transformer.wte")
-    assert not is_lookup_table("model.embedding_model.layers.0.up_proj")
-    assert is_router("model.layers.0.mlp.gate")
-    assert is_router("model.layers.0.mlp.router")
-    assert not is_router("model.layers.0.mlp.gate_proj")
 
 
 @pytest.mark.parametrize("stacking", ["halves", "transposed", "interleaved"])

@@ -5,11 +5,24 @@ from __future__ import annotations
 import pytest
 
 from halfbyte.errors import CheckpointError
-from halfbyte.models.partners import FUSED_LAYERS, partners, served_members, served_name, share_scales
+from halfbyte.models.fused_layers import BY_MODEL_TYPE
+from halfbyte.models.partners import (
+    fused_groups,
+    fused_layers,
+    fused_layers_of,
+    partners,
+    served_members,
+    served_name,
+    served_sets,
+    share_scales,
+)
 
 
-def groups(*modules: str, kept: tuple[str, ...] = (), optional: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-    return share_scales(modules, lambda module: module not in kept, optional)[0]
+def groups(
+    *modules: str, kept: tuple[str, ...] = (), optional: tuple[str, ...] = (), model_type: str = ""
+) -> list[tuple[str, ...]]:
+    fused = fused_layers(model_type)
+    return share_scales(modules, lambda module: module not in kept, optional, fused=fused)[0]
 
 
 def test_partners_are_found() -> None:
@@ -69,8 +82,10 @@ def test_kept_modules_need_no_partner() -> None:
     assert groups("a.q_proj", kept=("a.q_proj",)) == []
 
 
-def test_no_module_is_in_two_fused_layers() -> None:
-    members = [member for layer in FUSED_LAYERS for member in layer.members]
+@pytest.mark.parametrize("model_type", ["", *BY_MODEL_TYPE])
+def test_a_module_is_in_two_fused_layers_only_on_conditions(model_type: str) -> None:
+    layers = [layer for layer in fused_layers(model_type).layers if not layer.parent and not layer.beside]
+    members = [member for layer in layers for member in layer.members]
     assert len(members) == len(set(members))
 
 
@@ -95,3 +110,75 @@ def test_names_as_servers_ask_for_them(module: str, served: str) -> None:
     assert served_name(module) == served
     if ".experts." not in module:
         assert module in served_members(served)
+
+
+def test_qwen_1_fuses_w1_with_w2_and_mixtral_with_w3() -> None:
+    modules = [f"h.0.mlp.{leaf}" for leaf in ("w1", "w2", "c_proj")]
+    assert groups(*modules, model_type="qwen") == [("h.0.mlp.w2", "h.0.mlp.w1")]
+    assert fused_layers("qwen").served_name("h.0.mlp.w1") == "h.0.mlp.gate_up_proj"
+    assert fused_layers("mixtral").partners("e.0.w1") == ("e.0.w3",)
+
+
+def test_exaone_and_mpnet_have_names_of_their_own() -> None:
+    assert groups("m.c_fc_0", "m.c_fc_1", "m.c_proj", model_type="exaone") == [("m.c_fc_0", "m.c_fc_1")]
+    assert groups("a.q", "a.k", "a.v", "a.o", model_type="mpnet") == [("a.q", "a.k", "a.v")]
+    assert groups("a.q", "a.k", "a.v") == []
+
+
+def test_linear_attention_of_kimi_beside_its_latent_attention() -> None:
+    delta = ("q_proj", "k_proj", "v_proj", "b_proj", "f_a_proj", "g_a_proj")
+    modules = [f"l.0.self_attn.{leaf}" for leaf in (*delta, "f_b_proj", "g_b_proj", "o_proj")]
+    modules += [f"l.3.self_attn.{leaf}" for leaf in ("q_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")]
+    found = groups(*modules, model_type="kimi_linear")
+    assert found == [
+        tuple(f"l.0.self_attn.{leaf}" for leaf in delta),
+        ("l.0.self_attn.f_b_proj", "l.0.self_attn.g_b_proj"),
+    ]
+    fused = fused_layers("kimi_linear")
+    assert fused.served_name("l.0.self_attn.k_proj", set(modules)) == "l.0.self_attn.in_proj_qkvgfab"
+
+
+def test_latent_attention_with_a_gate() -> None:
+    modules = [f"a.{leaf}" for leaf in ("q_a_proj", "kv_a_proj_with_mqa", "g_proj", "q_b_proj")]
+    assert groups(*modules, model_type="kimi_k3") == [("a.q_a_proj", "a.kv_a_proj_with_mqa", "a.g_proj")]
+    assert groups(*modules, model_type="deepseek_v3") == [("a.q_a_proj", "a.kv_a_proj_with_mqa")]
+
+
+def test_the_parent_decides_where_the_table_says_so() -> None:
+    leaves = ("q_proj", "k_proj", "v_proj", "out_proj")
+    modules = [f"d.{attention}.{leaf}" for attention in ("self_attn", "encoder_attn") for leaf in leaves]
+    assert groups(*modules, model_type="whisper") == [
+        tuple(f"d.self_attn.{leaf}" for leaf in leaves[:3]),
+        ("d.encoder_attn.k_proj", "d.encoder_attn.v_proj"),
+    ]
+    fused = fused_layers("whisper")
+    assert fused.served_name("d.encoder_attn.v_proj") == "d.encoder_attn.kv_proj"
+    assert fused.served_name("d.encoder_attn.q_proj") == "d.encoder_attn.q_proj"
+
+
+def test_a_gate_of_attention_has_no_partner() -> None:
+    modules = [f"l.0.self_attn.{leaf}" for leaf in ("q_proj", "k_proj", "v_proj", "gate_proj")]
+    assert groups(*modules, model_type="afmoe") == [tuple(modules[:3])]
+    assert served_name(modules[3]) == modules[3]
+
+
+def test_deepseek_v4_by_its_own_names() -> None:
+    modules = ["a.wq_a", "a.wkv", "a.compressor.wkv", "a.compressor.wgate", "s.w1", "s.w3"]
+    assert list(fused_groups(modules, fused_layers("deepseek_v4"))) == [
+        ("a.wq_a", "a.wkv"),
+        ("a.compressor.wkv", "a.compressor.wgate"),
+        ("s.w1", "s.w3"),
+    ]
+
+
+def test_the_model_type_may_be_that_of_the_text_part() -> None:
+    config = {"model_type": "qwen_audio", "text_config": {"model_type": "qwen"}}
+    assert fused_layers_of(config).partners("w1") == ("w2",)
+    assert fused_layers_of({}).partners("w1") == ("w3",)
+
+
+def test_a_served_name_may_stand_for_several_sets() -> None:
+    assert served_members("a.qkv_proj") == ["a.q_proj", "a.k_proj", "a.v_proj"]
+    assert ("a.query", "a.key", "a.value") in served_sets("a.qkv_proj")
+    assert ("m.w2", "m.w1") in served_sets("m.gate_up_proj")
+    assert served_sets("m.down_proj") == [("m.down_proj",)]

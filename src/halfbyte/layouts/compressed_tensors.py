@@ -72,6 +72,14 @@ INT4 = Storage(
 )
 
 
+def _cache(setting: Setting) -> dict[str, Any] | None:
+    """The scheme of the cache: the source's own, where it is one of this layout (it may have a scale per head)."""
+    if not setting.fp8_cache:
+        return None
+    own = setting.source.get("kv_cache_scheme")
+    return dict(own) if isinstance(own, dict) and "strategy" in own else dict(CACHE)
+
+
 def write_config(setting: Setting) -> dict[str, Any]:
     global_scaled = setting.format.has_global
     pack_format = "nvfp4-pack-quantized" if global_scaled else "mxfp4-pack-quantized"
@@ -103,7 +111,7 @@ def write_config(setting: Setting) -> dict[str, Any]:
         "format": pack_format,
         "quantization_status": "compressed",
         "global_compression_ratio": None,
-        "kv_cache_scheme": dict(CACHE) if setting.fp8_cache else None,
+        "kv_cache_scheme": _cache(setting),
         "ignore": list(setting.excluded),
         "config_groups": {"group_0": group},
         "version": VERSION,
@@ -139,6 +147,7 @@ LAYOUT = Layout(
     write_config=write_config,
     read_config=read_config,
     readers=(Reader("vLLM", compressed_tensors),),
+    run_time_names=True,
     expert_limits={
         "nvfp4": "transformers (through 5.22) reads NVFP4 experts in this layout wrongly and silently; vLLM reads them"
     },

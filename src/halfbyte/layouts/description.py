@@ -199,6 +199,13 @@ def _written(
     )
 
 
+def asks_for_fp8_cache(config: Json) -> bool:
+    """Whether a quantization_config asks for an FP8 cache of keys and values."""
+    scheme = config.get("kv_cache_scheme")
+    named = config.get("kv_cache_quant_algo") == "FP8"
+    return named or (isinstance(scheme, dict) and (scheme.get("num_bits"), scheme.get("type")) == (8, "float"))
+
+
 @dataclass(frozen=True)
 class Setting:
     """What a config has to say: which modules are FP4 and which are not."""
@@ -213,10 +220,8 @@ class Setting:
 
     @property
     def fp8_cache(self) -> bool:
-        """Whether the source asks for an FP8 cache of keys and values; its scales are copied with everything else."""
-        scheme = self.source.get("kv_cache_scheme")
-        named = self.source.get("kv_cache_quant_algo") == "FP8"
-        return named or (isinstance(scheme, dict) and (scheme.get("num_bits"), scheme.get("type")) == (8, "float"))
+        """Whether the source asks for an FP8 cache of keys and values."""
+        return asks_for_fp8_cache(self.source)
 
 
 @dataclass(frozen=True)
@@ -250,6 +255,8 @@ class Reader:
     asks_for_fused: bool = True
     """Whether it asks for modules under the names that it fuses them to. One that asks for them under their own is
     checked for quantized modules that it would exclude, not for plain ones that it would miss."""
+    matches_substrings: bool = False
+    """Whether a listed name excludes every module whose name contains it."""
 
 
 def no_files(setting: Setting) -> dict[str, dict[str, Any]]:
@@ -285,6 +292,8 @@ class Layout:
     """The order of rows in stacks, where readers know only one."""
     expert_limits: Mapping[str, str] = field(default_factory=dict)
     """Format → which reader cannot use experts of that format in this layout, in a sentence."""
+    run_time_names: bool = False
+    """Whether a reader looks modules up under transformers' names, which may differ from those on disk."""
     needs_input_scales: bool = False
     """Whether readers expect input scales unless they are told otherwise."""
     replaces: str = ""

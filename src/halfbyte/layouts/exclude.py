@@ -7,38 +7,45 @@ module.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from halfbyte.errors import InputError
 from halfbyte.layouts.description import Reader
-from halfbyte.models.partners import served_name
+from halfbyte.models.partners import ANY, FusedLayers
 
 
-def exclude_list(excluded: Iterable[str], quantized: Sequence[str]) -> list[str]:
+def exclude_list(
+    excluded: Iterable[str], quantized: Sequence[str], readers: Sequence[Reader], fused: FusedLayers = ANY
+) -> list[str]:
     """The names to list, sorted.
 
     vLLM's reader of Model-Optimizer files excludes every module whose name contains a listed one:
-    `model.layers.0.mlp.gate` would take `model.layers.0.mlp.gate_up_proj` along. A list that does so is refused.
+    `model.layers.0.mlp.gate` would take `model.layers.0.mlp.gate_up_proj` along. A list that does so is refused where a
+    reader of the layout matches in that way.
     """
     names = sorted(set(excluded))
-    found = clashes(names, quantized)
+    by_substring = [reader.name for reader in readers if reader.matches_substrings]
+    found = clashes(names, quantized, fused) if by_substring else []
     if found:
         name, module = found[0]
         raise InputError(
-            f"{name} stays unquantized, but its name is part of {module}, which is quantized: readers that match "
-            f"exclude lists by substring would take both. Keep {module} too (--keep)"
+            f"{name} stays unquantized, but its name is part of {module}, which is quantized: {by_substring[0]} "
+            f"matches exclude lists of this layout by substring and would take both. Keep {module} too (--keep)"
         )
     return names
 
 
-def swallowed(quantized: Iterable[str], excluded: Sequence[str], reader: Reader) -> Iterator[tuple[str, str]]:
+def swallowed(
+    quantized: Collection[str], excluded: Sequence[str], reader: Reader, fused: FusedLayers = ANY
+) -> Iterator[tuple[str, str]]:
     """(module, name that the reader asks for) of quantized modules that a reader takes as excluded.
 
     A module that servers fuse with others is named once, by the first of them.
     """
     asked: dict[str, str] = {}
+    names = frozenset(quantized)
     for module in quantized:
-        asked.setdefault(served_name(module) if reader.asks_for_fused else module, module)
+        asked.setdefault(fused.served_name(module, names) if reader.asks_for_fused else module, module)
     for name, module in asked.items():
         if reader.excludes(name, excluded):
             yield module, name
@@ -49,11 +56,12 @@ def culprit(name: str, excluded: Sequence[str], reader: Reader) -> str | None:
     return next((entry for entry in excluded if reader.excludes(name, [entry])), None)
 
 
-def clashes(names: Sequence[str], quantized: Sequence[str]) -> list[tuple[str, str]]:
+def clashes(names: Sequence[str], quantized: Sequence[str], fused: FusedLayers = ANY) -> list[tuple[str, str]]:
     """Pairs (listed name, quantized module) in which a plain substring match would swallow the module."""
     found = []
-    served = {served_name(module) for module in quantized}
-    haystack = "\n".join([*quantized, *sorted(served - set(quantized))])
+    known = frozenset(quantized)
+    served = {fused.served_name(module, known) for module in quantized}
+    haystack = "\n".join([*quantized, *sorted(served - known)])
     for name in names:
         if name in haystack:
             at = haystack.index(name)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatch, translate
 from functools import cache, lru_cache
 
-from halfbyte.models.partners import served_members
+from halfbyte.models.partners import served_sets
 
 LATENT = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")
 FULL_NAME = re.compile(r"[\w-]+(\.[\w-]+)*")
@@ -49,7 +49,7 @@ def _sorted_out(entries: tuple[str, ...]) -> SortedList:
 def vllm_modelopt(served: str, patterns: Sequence[str]) -> bool:
     """Exact, member by member; then plain substring; then file-name patterns."""
     listed = _sorted_out(_split_stars(tuple(patterns)))
-    if served in listed.entries or all(member in listed.entries for member in served_members(served)):
+    if served in listed.entries or any(listed.entries.issuperset(members) for members in served_sets(served)):
         return True
     if _is_experts(served) and any(served in entry for entry in listed.experts):
         return True
@@ -70,7 +70,7 @@ def sglang_modelopt(served: str, patterns: Sequence[str]) -> bool:
     """Linear layers: dotted paths, member by member. All: patterns against the whole name and each dotted part."""
     listed = _sorted_out(tuple(patterns))
     if not _is_experts(served):
-        if all(_on_path(member, listed) for member in served_members(served)):
+        if any(all(_on_path(member, listed) for member in members) for members in served_sets(served)):
             return True
         if "experts" in served and any(served in entry for entry in listed.experts):
             return True
@@ -145,4 +145,4 @@ def compressed_tensors(served: str, patterns: Sequence[str]) -> bool:
         return all(one(f"{served}.0.{leaf}") for leaf in ("gate_proj", "up_proj", "down_proj")) or all(
             one(f"{served}.0.{leaf}") for leaf in ("w1", "w2", "w3")
         )
-    return one(served) or all(one(member) for member in served_members(served))
+    return one(served) or any(all(map(one, members)) for members in served_sets(served))

@@ -104,7 +104,7 @@ LAYOUT = Layout(
     read_config_file=read_config_file,
     read_config=read_config,
     readers=(
-        Reader("vLLM", vllm_modelopt),
+        Reader("vLLM", vllm_modelopt, matches_substrings=True),
         Reader("SGLang", sglang_modelopt),
         Reader("TensorRT-LLM", tensorrt_llm, asks_for_fused=False),
     ),

@@ -1,8 +1,8 @@
 """The table of architectures: what every module of a transformers class is, by name. No model code runs.
 
-`architectures.json` is generated (`python -m tools.architectures.generate`). A checkpoint is looked up by the class that
-its config names, then by its model type. Names on disk become names at run time by transformers' own rules, which the
-table holds as regular expressions.
+`architectures.json` is generated (`python -m tools.architectures.generate`). A checkpoint is looked up by the class
+that its config names, then by its model type. Names on disk become names at run time by transformers' own rules, which
+the table holds as regular expressions.
 """
 
 from __future__ import annotations
@@ -96,6 +96,11 @@ class Architecture:
         """Heads at run time, by full name."""
         return tuple(name for name, role in self.roles.items() if role == "head" and "#" not in name)
 
+    def single_linears(self) -> tuple[str, ...]:
+        """Linear layers at run time that no layer repeats, by full name."""
+        kinds = ("linear", "head", "tower", "projector", "direct", "shared")
+        return tuple(name for name, role in self.roles.items() if role in kinds and "#" not in name)
+
     def run_time(self, tensor: str) -> RunTime:
         """What a tensor on disk is called at run time."""
         names, operations = [tensor], ()
@@ -141,6 +146,11 @@ class Architecture:
         """Whether a module is one expert of a layer that is stacked at run time."""
         before, found, _ = pattern.rpartition(".experts.#.")
         return bool(found) and f"{before}.experts" in self._stacked_layers
+
+    @cached_property
+    def layer_stacks(self) -> int:
+        """How many lists of layers hold linear layers: two for an encoder and a decoder."""
+        return len({name.partition("#")[0] for name, role in self.roles.items() if role == "linear" and "#" in name})
 
     @cached_property
     def _stacked_layers(self) -> frozenset[str]:

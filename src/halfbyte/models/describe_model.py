@@ -11,7 +11,7 @@ import inspect
 import re
 import textwrap
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 from halfbyte.models.roles import HEAD, PROJECTOR, ROUTER, TOWER, Role, pattern_of
@@ -64,7 +64,7 @@ def _cautious(before: Role | None, role: Role) -> Role:
 
 
 class Structure:
-    """The parts of a model: its language model, its heads, its towers; what its modules do with each other's weights."""
+    """The parts of a model: language model, heads, towers; what its modules do with each other's weights."""
 
     def __init__(self, model: Any) -> None:
         import torch
@@ -188,7 +188,7 @@ def _stacking(experts: Any, shape: tuple[int, ...], hidden: int | None) -> str |
     return "transposed" if concatenated else "interleaved"
 
 
-@lru_cache(maxsize=None)
+@cache
 def weights_read(kind: type) -> frozenset[str]:
     """Children whose weight a module reads and which it never calls: `self.dt_proj.weight`."""
     if kind.__module__.startswith("torch"):

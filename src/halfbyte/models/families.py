@@ -1,6 +1,6 @@
-"""The table of model families: what stays unquantized, how stacked experts lie, which partners may be absent.
+"""What families of models keep although it is a linear layer, how stacked experts lie, which partners may be absent.
 
-Rules are (pattern, reason); a pattern is searched in the module's full name. A family adds to the baseline.
+Rules are (pattern, reason); a pattern is searched in the module's full name. A family adds to the policies for all.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from halfbyte.models.experts import Stacking
+from halfbyte.models.roles import last, part
 
 Rule = tuple[re.Pattern[str], str]
 
@@ -18,40 +19,14 @@ def _rules(**patterns: str) -> tuple[Rule, ...]:
     return tuple((re.compile(pattern), reason.replace("_", " ")) for reason, pattern in patterns.items())
 
 
-def part(*names: str) -> str:
-    """Pattern: one of these names as a whole dotted part."""
-    return rf"(^|\.)({'|'.join(names)})(\.|$)"
-
-
-def last(*names: str) -> str:
-    """Pattern: one of these names as the last dotted part."""
-    return rf"(^|\.)({'|'.join(names)})$"
-
-
-LOOKUP_TABLES: tuple[Rule, ...] = _rules(
-    embedding=r"embed|" + last("wte", "wpe", "relative_attention_bias"),
-)
-"""Never quantized, whatever is included: lookup tables are no linear layers."""
-
-NORM = r"norm[^.]*$|" + last(r"ln_\w+")
-ROUTER = last("gate", "router", "wg", "shared_expert_gate") + "|" + part("router")
-
-BASELINE: tuple[Rule, ...] = _rules(
-    output_head=last("lm_head", "head", "output_layer", "score", "classifier", "qa_outputs"),
-    pooler=part("pooler", "cls"),
-    norm=NORM,
-    router=ROUTER,
-    convolution=r"conv1d|" + last("conv", "conv2d", "patch_embed"),
-    small_linear_attention_projection=r"linear_attn\.in_proj_[ab]$",
-    multi_token_prediction=part("mtp", "nextn", "mtp_layers", r"model_mtp"),
-    vision_or_audio_tower=part(
-        "visual", "vision_tower", "vision_model", "vision_encoder", "vision", "audio_tower", "audio_model", "audio",
-        "embed_vision", "embed_audio",
-    ),
-    projector=part("multi_modal_projector", "mm_projector", "aligner"),
+POLICIES: tuple[Rule, ...] = _rules(
+    pooler=part("pooler"),
+    small_linear_attention_projection=r"linear_attn\.(in_proj_[ab]|in_proj_ba|[ab]_proj)$",
+    multi_token_prediction=part("mtp", "nextn", "mtp_layers", "model_mtp"),
     absorbed_at_run_time=last("kv_b_proj"),
     attention_indexer=part("indexer"),
-)  # fmt: skip
+)
+"""Linear layers that every family keeps."""
 
 ATTENTION = _rules(attention_of_this_family=part("self_attn", "attn", "attention"))
 LINEAR_ATTENTION = _rules(linear_attention_of_this_family=part("linear_attn"))
@@ -122,19 +97,6 @@ FAMILIES = (
 )
 
 UNKNOWN = Family("other", ())
-
-
-def is_lookup_table(module: str) -> bool:
-    """Whether the last part of a name is that of an embedding: no reader builds a linear layer of it."""
-    return any(pattern.search(module.rpartition(".")[2]) for pattern, _ in LOOKUP_TABLES)
-
-
-def is_norm(module: str) -> bool:
-    return re.search(NORM, module) is not None
-
-
-def is_router(module: str) -> bool:
-    return re.search(ROUTER, module) is not None
 
 
 def find_family(model_type: str) -> Family:

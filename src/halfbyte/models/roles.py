@@ -78,7 +78,8 @@ CONVOLUTION = r"conv1d|" + last("conv", "conv2d", "patch_embed")
 NORM = r"norm[^.]*$|" + last(r"ln_\w+")
 TOWER = part(
     "visual", "vision_tower", "vision_model", "vision_encoder", "vision", "vision_backbone", "visual_tokenizer",
-    "visual_encoder", "image_encoder", "protein_encoder", "codec_model", "embed_tokens_extend", "img_processor", "vision_embed_tokens", "sam_model", "vit", "vpm", "vqmodel",
+    "visual_encoder", "image_encoder", "protein_encoder", "codec_model", "img_processor",
+    "embed_tokens_extend", "vision_embed_tokens", "sam_model", "vit", "vpm", "vqmodel",
     "audio_tower", "audio_model", "audio_encoder", "audio", "audio_embed", "speech_encoder", "speech_tower",
     "sound_encoder", "apm", "tts", "talker", "token2wav", "code2wav", "embed_vision", "embed_audio", "qformer",
     "patch_embed", "patch_embedding", "patch_embeddings",

@@ -65,7 +65,7 @@ def verify(
     report.extend(cache_problems(checkpoint.quantization, contents, claim))
     report.extend(exclude_problems(checkpoint, contents, claim, model))
     report.extend(scalar_problems(checkpoint.path, sound))
-    report.extend(sharing_problems(checkpoint.path, sound))
+    report.extend(sharing_problems(checkpoint.path, sound, model.fused))
     report.extend(recorded_problems(checkpoint, headers_only))
     if not headers_only:
         report.extend(block_problems(checkpoint.path, sound))

@@ -9,7 +9,7 @@ from halfbyte.layouts import LAYOUTS, modelopt
 from halfbyte.layouts.description import Claim, Layout
 from halfbyte.models import Model, model_of
 from halfbyte.verify.activations import activation_problems
-from halfbyte.verify.limits import limit_problems, limits_of
+from halfbyte.verify.limits import limit_problems
 from halfbyte.verify.problems import Problem
 from halfbyte.verify.roles import role_problems
 from halfbyte.verify.stored import Contents
@@ -36,7 +36,7 @@ def claim_problems(checkpoint: Checkpoint, contents: Contents, claim: Claim) -> 
     yield from _others(contents, claim)
     model, layout = model_of(checkpoint.config), LAYOUTS.get(claim.layout or "")
     yield from _stacking(checkpoint, model, layout)
-    yield from limit_problems(limits_of(model, layout), contents)
+    yield from limit_problems(model, layout, contents)
     yield from activation_problems(checkpoint.quantization, contents, claim)
     yield from _two_files(checkpoint)
     yield from role_problems(model, contents)

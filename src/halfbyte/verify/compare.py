@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from halfbyte.checkpoint.io.index import Checkpoint, Tensor
-from halfbyte.verify.complete import completeness, split_biases
+from halfbyte.verify.complete import cache_scales, completeness, split_biases
 from halfbyte.verify.diagnose import diagnose
 from halfbyte.verify.measure import measure
 from halfbyte.verify.places import damage_problems, is_off_by_a_factor, is_rounded_otherwise
@@ -52,6 +52,7 @@ def compare(
     otherwise: list[str] = []
     report.extend(completeness(checkpoint, ours, list(contents.unreadable.values()), source, theirs, biases))
     _check_biases(checkpoint, source, biases, report)
+    _check_cache_scales(checkpoint, source, report)
     for name, matrix in theirs.items():
         done += 1
         progress(Progress(done, total))
@@ -99,6 +100,19 @@ def _check_biases(
         else:
             text = f"is not row {expert} of {origin}, elements {elements.start or 0}::{elements.step or 1}"
             report.add("error", "kept", name, text)
+
+
+def _check_cache_scales(checkpoint: Checkpoint, source: Checkpoint, report: Report) -> None:
+    """Scales that moved to another name must have kept their value."""
+    before = cache_scales(source)
+    for scale, mine in cache_scales(checkpoint).items():
+        theirs = before.get(scale)
+        if theirs is None or mine.name in source.tensors:
+            continue
+        if view(checkpoint.path, mine).tobytes() == view(source.path, theirs).tobytes():
+            report.equal += 1
+        else:
+            report.add("error", "kept", mine.name, f"is not what {theirs.name} is in the source")
 
 
 def _equal(checkpoint: Checkpoint, source: Checkpoint, mine: Tensor, theirs: Tensor, report: Report) -> None:

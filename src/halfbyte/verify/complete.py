@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from halfbyte.checkpoint.io.index import Checkpoint
+from halfbyte.checkpoint.io.index import Checkpoint, Tensor
+from halfbyte.layouts.description import asks_for_fp8_cache
+from halfbyte.layouts.kv_cache import CacheScale, cache_scale, is_cache_tensor
 from halfbyte.layouts.storage import unneeded_suffixes
 from halfbyte.models import model_of
 from halfbyte.models.experts import expert_module, is_stack
 from halfbyte.verify.problems import Problem
 from halfbyte.verify.stored import StoredTensors
 from halfbyte.verify.values import Matrix
-
-CACHE_SCALES = (".k_scale", ".v_scale")
-"""Scales of a cache of keys and values; a conversion may leave them out."""
 
 
 def completeness(
@@ -32,12 +31,15 @@ def completeness(
             continue
         text = f"in the source ({theirs[name].kind} {list(theirs[name].shape)}), but not in the checkpoint"
         yield Problem("error", "lost", name, text)
-    unneeded = (*unneeded_suffixes(), *CACHE_SCALES)
+    unneeded = unneeded_suffixes()
+    cached, cached_before = cache_scales(checkpoint), cache_scales(source)
     covered = {tensor for matrix in theirs.values() for tensor in matrix.sources}
     for name, tensor in source.tensors.items():
         if name in covered or name in checkpoint.tensors or name.endswith(unneeded):
             continue
         if any(origin == name for origin, _, _ in biases.values()):
+            continue
+        if is_cache_tensor(name) and (cache_scale(name) in cached or not asks_for_fp8_cache(checkpoint.quantization)):
             continue
         text = f"in the source ({tensor.info.dtype} {list(tensor.info.shape)}), but not in the checkpoint"
         yield Problem("error", "lost", name, text)
@@ -50,8 +52,16 @@ def completeness(
     stored |= {part.name for weight in unread for part in weight.parts.values()}
     for name, tensor in checkpoint.tensors.items():
         if name not in stored and name not in source.tensors and name not in biases:
+            if cache_scale(name) in cached_before:
+                continue
             text = f"{tensor.info.dtype} {list(tensor.info.shape)}, but the source has no such tensor"
             yield Problem("error", "no-source", name, text)
+
+
+def cache_scales(checkpoint: Checkpoint) -> dict[CacheScale | None, Tensor]:
+    """The scales of a quantized cache, whatever the layout names them."""
+    found = {cache_scale(name): tensor for name, tensor in checkpoint.tensors.items()}
+    return {scale: tensor for scale, tensor in found.items() if scale is not None}
 
 
 def split_biases(checkpoint: Checkpoint, source: Checkpoint) -> dict[str, tuple[str, int, slice]]:

@@ -12,7 +12,6 @@ from halfbyte.layouts.exclude import culprit, swallowed
 from halfbyte.layouts.matching import FULL_NAME
 from halfbyte.models import Model
 from halfbyte.models.experts import is_stack
-from halfbyte.models.partners import served_name
 from halfbyte.verify.groups import group_of, read_groups
 from halfbyte.verify.modules import heads_of, is_linear, role_of, runtime_names
 from halfbyte.verify.problems import Problem
@@ -43,27 +42,31 @@ def exclude_problems(checkpoint: Checkpoint, contents: Contents, claim: Claim, m
         return
     groups = read_groups(checkpoint.quantization)
     quantized = [weight.name for weight in contents.quantized.values() if weight.storage.layout == claim.layout]
+    fused = model.fused
     plain = [module for module in unquantized_modules(contents, model) if not groups or group_of(module, groups)]
     for reader in readers:
-        for module, asked in swallowed(quantized, claim.ignore, reader):
+        for module, asked in swallowed(quantized, claim.ignore, reader, fused):
             entry = culprit(asked, claim.ignore, reader)
             by = "" if entry is None else f" by {entry!r}"
             text = f"quantized, but {reader.name} asks for {asked} and finds it excluded{by}: it will not load"
             yield Problem("error", "swallowed", module, text)
         if reader.asks_for_fused:
-            yield from _not_excluded(plain, claim, reader, model)
+            yield from _not_excluded(plain, frozenset(quantized), claim, reader, model)
     yield from _heads(contents, claim, readers, model)
     yield from _idle(contents, claim, model)
 
 
-def _not_excluded(plain: Sequence[str], claim: Claim, reader: Reader, model: Model) -> Iterator[Problem]:
+def _not_excluded(
+    plain: Sequence[str], quantized: frozenset[str], claim: Claim, reader: Reader, model: Model
+) -> Iterator[Problem]:
     """Unquantized linear layers that a list does not hold under the name in the file, or not under that at run time."""
+    names = quantized.union(plain)
     for module in plain:
         what = "a router" if role_of(model, module) == "router" else "unquantized"
-        if not reader.excludes(served_name(module), claim.ignore):
+        if not reader.excludes(model.fused.served_name(module, names), claim.ignore):
             text = f"{what}, but not in the exclude list as {reader.name} reads it, which expects FP4 tensors there"
             yield Problem("error", "not-excluded", module, text)
-        for named in runtime_names(model, module) if claim.layout == "compressed-tensors" else ():
+        for named in runtime_names(model, module) if LAYOUTS[claim.layout or ""].run_time_names else ():
             if named != module and not reader.excludes(named, claim.ignore):
                 text = f"{what}, and transformers calls it {named}, which is not in the exclude list: it expects FP4"
                 yield Problem("error", "not-excluded", module, text)
@@ -82,7 +85,8 @@ def _heads(contents: Contents, claim: Claim, readers: Sequence[Reader], model: M
 def _idle(contents: Contents, claim: Claim, model: Model) -> Iterator[Problem]:
     """Entries that name nothing in the checkpoint."""
     modules = [*contents.quantized, *_modules(contents)]
-    names = {*modules, *map(served_name, modules), *heads_of(model), "lm_head"}
+    known = frozenset(modules)
+    names = {*modules, *(model.fused.served_name(module, known) for module in modules), *heads_of(model), "lm_head"}
     every = "\n".join(sorted(names.union(*(runtime_names(model, module) for module in modules))))
     idle = [entry for entry in claim.ignore if not _names_something(entry, every)]
     if idle:

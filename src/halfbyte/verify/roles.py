@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from halfbyte.models import Model
-from halfbyte.verify.modules import heads_of, role_of, runtime_names
+from halfbyte.models.roles import Role
+from halfbyte.verify.modules import role_of
 from halfbyte.verify.problems import Level, Problem
 from halfbyte.verify.stored import Contents
 
-ROLES: dict[str, tuple[Level, str]] = {
+ROLES: dict[Role, tuple[Level, str]] = {
     "table": ("error", "a lookup table: readers take rows out of it and would take codes for values"),
     "convolution": ("error", "a convolution: no reader has a quantized one"),
     "transposed": ("error", "stored as [in, out] (Conv1D): the blocks lie along the wrong axis"),
@@ -27,15 +28,15 @@ ROLES: dict[str, tuple[Level, str]] = {
 
 def role_problems(model: Model, contents: Contents) -> Iterator[Problem]:
     """Every quantized module whose role makes that a mistake or a risk."""
-    heads = heads_of(model) if model.tied_head else ()
     for weight in contents.quantized.values():
         if weight.storage.stacked:
             continue
-        if not {weight.name, *runtime_names(model, weight.name)}.isdisjoint(heads):
-            text = "quantized, although tie_word_embeddings makes readers use the embedding instead"
+        tied = model.tied(weight.name)
+        if tied is not None:
+            text = f"quantized, but {tied}: readers use the other weight instead"
             yield Problem("error", "tied", weight.name, text)
             continue
-        found = ROLES.get(role_of(model, weight.name) or "")
+        found = ROLES.get(role_of(model, weight.name))
         if found is not None:
             level, reason = found
             yield Problem(level, "role", weight.name, f"stored as {weight.storage.name}, but it is {reason}")

@@ -9,7 +9,7 @@ import numpy as np
 
 from halfbyte.checkpoint.io.index import Tensor
 from halfbyte.layouts.description import FLOATS
-from halfbyte.models.partners import fused_groups
+from halfbyte.models.partners import ANY, FusedLayers, fused_groups
 from halfbyte.verify.problems import Problem
 from halfbyte.verify.stored import Contents, StoredTensors
 from halfbyte.verify.values import view
@@ -17,17 +17,17 @@ from halfbyte.verify.values import view
 CONSEQUENCE = "servers use one of them for the whole fused layer, which is then wrong by the ratio, or refuse"
 
 
-def sharing_problems(path: Path, contents: Contents) -> Iterator[Problem]:
+def sharing_problems(path: Path, contents: Contents, fused: FusedLayers = ANY) -> Iterator[Problem]:
     """All members of a fused layer quantized alike or not at all; their tensor and input scales equal to the bit."""
-    for group in _groups(contents):
-        quantized = {leaf: weight for leaf, weight in group.items() if weight is not None}
+    for group in _groups(contents, fused):
+        quantized = {module: weight for module, weight in group.items() if weight is not None}
         if not quantized:
             continue
         first = next(iter(quantized.values()))
-        for leaf, weight in group.items():
+        for module, weight in group.items():
             if weight is None:
                 text = f"unquantized, but {first.name}, with which servers fuse it, is {first.storage.name}"
-                yield Problem("error", "fused-mix", f"{first.parent}.{leaf}", text)
+                yield Problem("error", "fused-mix", module, text)
             elif weight.storage is not first.storage:
                 text = f"{weight.storage.name}, but {first.name}, with which servers fuse it, is {first.storage.name}"
                 yield Problem("error", "fused-mix", weight.name, text)
@@ -53,16 +53,12 @@ def scalar_problems(path: Path, contents: Contents) -> Iterator[Problem]:
                     yield Problem("warning", "scalar", part.name, text)
 
 
-def _groups(contents: Contents) -> Iterator[Mapping[str, StoredTensors | None]]:
-    """Leaf → quantized weight, or None for a member that is stored plain; only sets with two members or more."""
+def _groups(contents: Contents, fused: FusedLayers) -> Iterator[Mapping[str, StoredTensors | None]]:
+    """Module → quantized weight, or None for a member that is stored plain; only sets with two members or more."""
     plain = {name.removesuffix(".weight"): None for name in contents.plain if name.endswith(".weight")}
-    for parent, layer in fused_groups((*contents.quantized, *plain)):
-        found: dict[str, StoredTensors | None] = {}
-        for member in layer.members:
-            if f"{parent}.{member}" in contents.quantized:
-                found[member] = contents.quantized[f"{parent}.{member}"]
-            elif f"{parent}.{member}" in plain:
-                found[member] = None
+    stored: dict[str, StoredTensors | None] = {**plain, **contents.quantized}
+    for members in fused_groups(stored, fused):
+        found = {module: stored[module] for module in members if module in stored}
         if len(found) > 1:
             yield found
 

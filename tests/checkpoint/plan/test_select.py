@@ -9,8 +9,7 @@ import pytest
 from halfbyte.checkpoint import Options, Rules, make_plan
 from halfbyte.checkpoint.plan.select import Selector, matches
 from halfbyte.errors import CheckpointError, InputError
-from halfbyte.models import Model
-from halfbyte.models.families import find_family
+from halfbyte.models import Model, model_of
 from tests.checkpoint.toy import llama, random, write_checkpoint
 
 KEPT = [
@@ -56,7 +55,7 @@ QUANTIZED = [
 
 
 def selector(model_type: str, rules: Rules | None = None) -> Selector:
-    return Selector(rules or Rules(), Model(find_family(model_type), 4))
+    return Selector(rules or Rules(), model_of({"model_type": model_type, "num_hidden_layers": 4}))
 
 
 @pytest.mark.parametrize(("model_type", "module", "reason"), KEPT)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from halfbyte.checkpoint.io.index import Tensor
 from halfbyte.checkpoint.io.views import SourceMatrix, View
+from halfbyte.checkpoint.plan.cache_scales import place_cache_scales
 from halfbyte.checkpoint.plan.config_files import excluded_modules, json_files
 from halfbyte.checkpoint.plan.draft import Draft, action_of
 from halfbyte.checkpoint.plan.notes import plan_notes
@@ -27,6 +28,7 @@ def assemble(draft: Draft, options: Options, selector: Selector) -> Plan:
     kind, activations = activations_of(options, target, have)
     scales = input_scales(kind, options, draft.groups)
     _split_biases(draft)
+    place_cache_scales(draft)
     group_of = {module: number for number, group in enumerate(draft.groups) for module in group}
     wanted: dict[str, list[Part]] = defaultdict(list)
     copied: dict[str, list[Tensor]] = defaultdict(list)
@@ -34,7 +36,7 @@ def assemble(draft: Draft, options: Options, selector: Selector) -> Plan:
     for tensor in checkpoint.tensors.values():
         if tensor.name not in draft.owned and tensor.name not in draft.dropped:
             copied[tensor.file].append(tensor)
-            wanted[tensor.file].append(Part(tensor.name, tensor.info.dtype, tensor.info.shape, "values"))
+            wanted[tensor.file].append(_copied_part(draft, tensor))
     for weight in draft.converted:
         made[weight.tensor.file].append(
             (weight.module, action_of(weight, target), weight.sources, _parts(weight, target, activations))
@@ -49,7 +51,9 @@ def assemble(draft: Draft, options: Options, selector: Selector) -> Plan:
         if not wanted[file]:
             continue
         header, placed, size = place(wanted[file], {"format": "pt"})
-        copies = tuple(Copy(file, tensor.info.start, placed[tensor.name]) for tensor in copied[file])
+        copies = tuple(
+            Copy(file, tensor.info.start, placed[_copied_part(draft, tensor).name]) for tensor in copied[file]
+        )
         units = tuple(
             Unit(
                 module,
@@ -82,9 +86,14 @@ def assemble(draft: Draft, options: Options, selector: Selector) -> Plan:
         kept=draft.kept,
         dropped=draft.dropped,
         left_out=checkpoint.left_out,
-        notes=tuple(plan_notes(draft, selector, excluded)),
+        notes=(*plan_notes(draft, selector, excluded), *draft.notes),
         json_files=json_files(draft, activations, shards, excluded),
     )
+
+
+def _copied_part(draft: Draft, tensor: Tensor) -> Part:
+    """What a tensor whose bytes are kept becomes."""
+    return draft.moved.get(tensor.name) or Part(tensor.name, tensor.dtype, tensor.shape, "values")
 
 
 def _parts(weight: SourceWeight, target: Target, activations: Activations) -> tuple[Part, ...]:

@@ -11,7 +11,7 @@ from halfbyte.checkpoint.plan.draft import Draft
 from halfbyte.checkpoint.plan.types import Shard
 from halfbyte.layouts.description import Activations, Setting
 from halfbyte.layouts.exclude import exclude_list
-from halfbyte.models.families import is_lookup_table
+from halfbyte.models.experts import is_stack
 from halfbyte.models.names import routed_layer
 
 
@@ -45,16 +45,36 @@ def json_files(
 
 
 def excluded_modules(draft: Draft) -> list[str]:
-    """Modules that a reader would take for quantized linear layers: all that are kept but lookup tables."""
+    """Modules that a reader would take for quantized linear layers: all that are kept but lookup tables, and heads.
+
+    Where a reader of the layout asks under transformers' names, these are listed too. What the caller wants ignored is
+    listed as given.
+    """
     quantized = [weight.module for weight in draft.converted]
-    excluded = [module for module in draft.kept if not is_lookup_table(module)]
-    for name, tensor in draft.checkpoint.tensors.items():  # convolutions
-        if name.endswith(".weight") and len(tensor.info.shape) > 2 and name not in draft.owned:
-            excluded.append(name.removesuffix(".weight"))
-    if draft.model.tied_head:
-        excluded.append("lm_head")
+    model, run_time = draft.model, draft.target.layout.run_time_names
+    excluded = []
+    for module in draft.kept:
+        if (module in draft.checkpoint.tensors and not is_stack(module)) or model.role(module) == "table":
+            continue  # a parameter of its own, or a table: no reader builds a linear layer of it
+        excluded.append(module)
+        if run_time:
+            excluded += [name for name in model.run_time(module).names if not is_stack(name)]
+    excluded += model.heads
+    if run_time:
+        excluded += _not_stored(draft)
     excluded += _whole_experts(excluded, quantized)
-    return exclude_list(excluded, quantized)
+    return exclude_list([*excluded, *draft.ignore], quantized, draft.target.layout.readers, model.fused)
+
+
+def _not_stored(draft: Draft) -> list[str]:
+    """Linear layers that the model has at run time and the checkpoint does not: loaded, they would be wanted packed."""
+    architecture = draft.model.architecture
+    if architecture is None or not architecture.exact:
+        return []
+    stored = {name.removesuffix(".weight") for name in draft.checkpoint.tensors}
+    stored |= {weight.module for weight in draft.converted}
+    found = {name for module in stored for name in draft.model.run_time(module).names}
+    return [name for name in architecture.single_linears() if name not in found]
 
 
 def _whole_experts(excluded: Sequence[str], quantized: Sequence[str]) -> list[str]:

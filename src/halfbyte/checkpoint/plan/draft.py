@@ -27,7 +27,13 @@ class Draft:
     owned: dict[str, str] = field(default_factory=dict)
     """Source tensor → the module that it becomes part of."""
     dropped: dict[str, str] = field(default_factory=dict)
+    moved: dict[str, Part] = field(default_factory=dict)
+    """Source tensor that is copied under another name or in another shape → what it becomes."""
     groups: list[tuple[str, ...]] = field(default_factory=list)
+    ignore: tuple[str, ...] = ()
+    """Names to exclude as the caller gave them."""
+    notes: list[str] = field(default_factory=list)
+    """What the user should know of things that are decided on the way."""
 
     def claim(self, weight: SourceWeight) -> None:
         for name in (weight.tensor.name, *weight.belongs):

@@ -9,6 +9,8 @@ from halfbyte.checkpoint.plan.draft import Draft, action_of
 from halfbyte.checkpoint.plan.select import Selector
 from halfbyte.layouts.exclude import culprit, swallowed
 from halfbyte.models.names import ROUTED, is_expert, is_row_parallel, routed_layer
+from halfbyte.models.roles import pattern_of
+from halfbyte.models.transformers_limits import transformers_limits
 
 
 def plan_notes(draft: Draft, selector: Selector, excluded: Sequence[str]) -> list[str]:
@@ -17,6 +19,11 @@ def plan_notes(draft: Draft, selector: Selector, excluded: Sequence[str]) -> lis
     format = draft.target.format
     if format is None:
         return notes
+    quantized = [weight.module for weight in draft.converted]
+    if not draft.model.known:
+        notes.append(_unknown(draft, quantized))
+    if draft.target.layout.run_time_names:
+        notes += transformers_limits(draft.model, quantized)
     narrow = [
         weight.module
         for weight in draft.converted
@@ -45,6 +52,16 @@ def plan_notes(draft: Draft, selector: Selector, excluded: Sequence[str]) -> lis
         listed = ", ".join(f"{count} {kind}" for kind, count in counts.items())
         notes.append(f"weights that become BF16 because they are kept: {listed}")
     return notes
+
+
+def _unknown(draft: Draft, quantized: Sequence[str]) -> str:
+    patterns = list(dict.fromkeys(map(pattern_of, quantized)))
+    listed = ", ".join(patterns[:6]) + (f" and {len(patterns) - 6} more" if len(patterns) > 6 else "")
+    return (
+        f"{draft.model.name or 'an architecture without a name'} is not in the table of architectures: modules were "
+        f"told apart by their names. Taken for linear layers: {listed}. Look at all of it with --dry-run, decide with "
+        "--include and --keep, or ask the model itself with --modules-from-model"
+    )
 
 
 def _swallowed(draft: Draft, excluded: Sequence[str]) -> Iterator[str]:

@@ -14,16 +14,18 @@ from halfbyte.checkpoint.plan.target import resolve_target
 from halfbyte.checkpoint.plan.types import Options, Plan
 from halfbyte.checkpoint.plan.unstack import orient, split
 from halfbyte.errors import CheckpointError
+from halfbyte.layouts.description import FLOATS
 from halfbyte.layouts.storage import known_methods
 from halfbyte.models import model_of
 from halfbyte.models.partners import share_scales
+from halfbyte.models.roles import REASONS
 
 
 def make_plan(source: Path, options: Options) -> Plan:
     """Plan a conversion from headers, index and config alone."""
     checkpoint = open_checkpoint(source)
     model = model_of(checkpoint.config)
-    draft = Draft(checkpoint, model, resolve_target(options, model.family))
+    draft = Draft(checkpoint, model, resolve_target(options, model.family), ignore=options.ignore)
     selector = Selector(options.rules, model)
     _choose(draft, selector)
     if not draft.converted and not (draft.target.format is None and draft.decoded):
@@ -61,7 +63,10 @@ def _choose(draft: Draft, selector: Selector) -> None:
     if format is not None and format.has_global:
         flat = [weight.module for weight in single if not weight.stacked]
         fresh = {weight.module for weight in single if weight.kind != "nvfp4" and reasons[weight.module] is None}
-        groups, partners = share_scales(flat, fresh.__contains__, draft.model.family.optional)
+        model = draft.model
+        groups, partners = share_scales(
+            flat, fresh.__contains__, model.family.optional, fused=model.fused, may_have=model.may_have
+        )
         reasons |= partners
         grouped = {module for group in groups for module in group}
         draft.groups = groups + [
@@ -80,6 +85,30 @@ def _choose(draft: Draft, selector: Selector) -> None:
             plain = stacks.get(weight.tensor.name, weight)  # experts that are kept stay stacked, as their biases do
             draft.claim(plain)
             draft.decoded.append(plain)
+    if format is not None:
+        _keep_others(draft)
+
+
+def _keep_others(draft: Draft) -> None:
+    """Tensors of two axes and more that are no weight of a linear layer stand among what is kept, with the reason."""
+    for name, tensor in draft.checkpoint.tensors.items():
+        if len(tensor.shape) < 2 or name in draft.owned or name in draft.dropped or tensor.dtype not in FLOATS:
+            continue
+        module = name.removesuffix(".weight")
+        if module in draft.kept:
+            continue
+        if module == name:
+            draft.kept[name] = "a parameter of its own, no weight of a linear layer"
+        elif len(tensor.shape) > 2:
+            draft.kept[module] = _why_solid(draft, module)
+
+
+def _why_solid(draft: Draft, module: str) -> str:
+    """Why a weight of more than two axes is kept."""
+    role = draft.model.role(module)
+    if role in ("other", "linear"):
+        return "a convolution, or experts in one tensor that is not taken apart"
+    return REASONS[role]
 
 
 def _unstack(draft: Draft, weight: SourceWeight) -> list[SourceWeight]:

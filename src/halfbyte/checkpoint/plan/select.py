@@ -63,7 +63,7 @@ class Selector:
             return "no expert"
         found = self.layer_reason(layer_index(module))
         if found is None and defaults:
-            found = self.model.lookup_table(module)
+            found = self.model.never(module)
         if found is None:
             found = self.model.tied(module)
         if found is None and defaults and not included:

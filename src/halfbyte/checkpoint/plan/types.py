@@ -43,6 +43,8 @@ class Options:
     activations: str | None = None
     """none, unit, or a JSON file of calibrated amaxes; None: what the contract writes, or what the source has."""
     rules: Rules = Rules()
+    ignore: tuple[str, ...] = ()
+    """Names that go into the exclude list as they are."""
 
 
 @dataclass(frozen=True, slots=True)

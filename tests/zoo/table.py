@@ -1,0 +1,73 @@
+"""`python -m tests.zoo.table REPORT.json`: the table of docs/clients.md from what `tests.zoo.run --json` wrote."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.zoo.case import LAYOUTS
+
+PAGE = Path(__file__).parents[2] / "docs" / "clients.md"
+BEGIN, END = "<!-- table: zoo -->", "<!-- end -->"
+Row = Mapping[str, Any]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.zoo.table", description=__doc__)
+    parser.add_argument("report", type=Path)
+    report = json.loads(parser.parse_args().report.read_text())
+    PAGE.write_text(replaced(PAGE.read_text(), table(report)))
+    print(f"wrote {PAGE.name}: {len(report)} classes")
+
+
+def replaced(page: str, text: str) -> str:
+    """The page with the text between its markers exchanged."""
+    found = re.search(f"{re.escape(BEGIN)}\n.*?{re.escape(END)}", page, re.DOTALL)
+    if found is None:
+        raise ValueError(f"the page has no {BEGIN} … {END}")
+    return f"{page[: found.start()]}{BEGIN}\n{text}\n{END}{page[found.end() :]}"
+
+
+def table(report: Sequence[Row]) -> str:
+    """Counts, a row per class, and the reasons by number."""
+    reasons: dict[str, int] = {}
+    rows = [_row(row, reasons) for row in report]
+    header = f"| class | {' | '.join(LAYOUTS)} |"
+    counted = [f"- {layout}: {_counts(report, layout)}" for layout in LAYOUTS]
+    told = [f"{number}. {reason}" for reason, number in reasons.items()]
+    return "\n".join([*counted, "", header, "|---" * (1 + len(LAYOUTS)) + "|", *rows, "", *told])
+
+
+def _row(row: Row, reasons: dict[str, int]) -> str:
+    cells = []
+    for layout in LAYOUTS:
+        kind, _, text = str(row["outcomes"][layout]).partition(": ")
+        if text:
+            kind = f"{kind} ({reasons.setdefault(reason(text), len(reasons) + 1)})"
+        cells.append(kind)
+    return f"| {row['name']} | {' | '.join(cells)} |"
+
+
+def _counts(report: Sequence[Row], layout: str) -> str:
+    kinds = [str(row["outcomes"][layout]).partition(":")[0] for row in report]
+    return ", ".join(f"{kinds.count(kind)} {kind}" for kind in sorted(set(kinds)))
+
+
+def reason(text: str) -> str:
+    """A reason without what differs from class to class: numbers, and what transformers then did.
+
+    >>> reason("transformers reads no weight_global_scale of experts [12 unexpected keys: model.layers.3.x]")
+    'transformers reads no weight_global_scale of experts'
+    >>> reason("layers.0.mlp is kept, and 3 more")
+    'layers.N.mlp is kept, and N more'
+    """
+    short = re.sub(r"\s*\[[^\]]*\]?$", "", text)
+    return re.sub(r"(?<![A-Za-z])\d+(\.\d+)?(e-?\d+)?", "N", short).replace("|", "\\|").replace("<", "&lt;")
+
+
+if __name__ == "__main__":
+    main()
