@@ -16,6 +16,7 @@ SOURCE = Path(halfbyte.__file__).parent
 
 LAYERS = [
     "errors",
+    "child",
     "formats",
     "codec",
     "methods",
@@ -34,6 +35,7 @@ LAYERS = [
     "models",
     "layouts",
     "checkpoint",
+    "load_check",
     "online",
     "testing",
     "study",
@@ -44,7 +46,8 @@ LAYERS = [
 """From left to right. A module imports only from its left or its own package."""
 
 NARROW = {
-    "models": {"errors"},
+    "models": {"errors", "child"},
+    "load_check": {"errors", "child", "models", "checkpoint"},
     "layouts": {"errors", "formats", "codec", "models"},
     "testing": {"errors", "arrays"},
 }
@@ -237,6 +240,12 @@ def test_quantizing_numpy_loads_no_framework() -> None:
 
 def test_conformance_and_testing_load_no_framework() -> None:
     assert loaded_by("import halfbyte.conform, halfbyte.testing, halfbyte.layouts.swizzle") == []
+
+
+def test_asking_a_framework_loads_none() -> None:
+    """The child process loads it."""
+    children = "halfbyte.load_check.in_transformers, halfbyte.load_check.in_vllm, halfbyte.models.model_class"
+    assert loaded_by(f"import halfbyte.load_check, halfbyte.models.from_model, {children}") == []
 
 
 @pytest.mark.parametrize(

@@ -132,6 +132,15 @@ def test_one_wording_for_unknown_names() -> None:
     assert str(unknown_name("colour", "reed", ["red", "blue"])) == "unknown colour 'reed'; known: blue, red"
 
 
+def test_of_many_names_the_nearest_are_listed() -> None:
+    names = [f"layers.{i}.{leaf}" for i in range(30) for leaf in ("up_proj", "down_proj", "norm")]
+    message = str(unknown_name("module", "layers.17.down_prj", names))
+    assert message.startswith(
+        "unknown module 'layers.17.down_prj'; nearest of 90: layers.17.down_proj, layers.17.up_proj"
+    )
+    assert "nearest of 90: layers.0.norm" in str(unknown_name("module", "layers.99.norm", names))
+
+
 def test_unknown_backend_of_dequantize() -> None:
     with pytest.raises(hb.UnknownNameError, match=r"^unknown backend 'cuda'; known: auto"):
         hb.dequantize(quantize(), backend="cuda")

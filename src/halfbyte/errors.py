@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import difflib
+import re
+from collections.abc import Iterable, Sequence
+
+MANY = 40
+"""Above this number of known names, an error lists only the nearest."""
 
 
 class HalfbyteError(Exception):
@@ -29,11 +34,30 @@ class CheckpointError(HalfbyteError):
     """A checkpoint that cannot be read, planned, written or continued. The message says which file or tensor."""
 
 
+class ModelCodeError(HalfbyteError):
+    """transformers, vLLM or a model's own code could not be asked, or failed. The message says which and why."""
+
+
 class VectorError(HalfbyteError):
     """A directory of conformance vectors that cannot be read."""
 
 
-def unknown_name(kind: str, name: object, known: Iterable[object]) -> UnknownNameError:
-    """The error for a name that is not in a table; every unknown name gets this wording."""
-    listed = ", ".join(sorted(map(str, known)))
-    return UnknownNameError(f"unknown {kind} {name!r}; known: {listed}")
+def unknown_name(kind: str, name: object, known: Iterable[object], listed: int = MANY) -> UnknownNameError:
+    """The error for a name that is not in a table; every unknown name gets this wording.
+
+    listed: if more names than this are known, only the nearest are listed.
+    """
+    names = sorted(map(str, known))
+    if len(names) <= listed:
+        return UnknownNameError(f"unknown {kind} {name!r}; known: {', '.join(names)}")
+    return UnknownNameError(f"unknown {kind} {name!r}; nearest of {len(names)}: {', '.join(nearest(str(name), names))}")
+
+
+def nearest(name: str, known: Sequence[str]) -> list[str]:
+    """The known names that look most like this one. Of names that differ in their numbers alone, one with the same."""
+    forms: dict[str, list[str]] = {}
+    for other in known:
+        forms.setdefault(re.sub(r"\d+", "#", other), []).append(other)
+    numbers = re.findall(r"\d+", name)
+    alike = difflib.get_close_matches(re.sub(r"\d+", "#", name), forms, cutoff=0.0)
+    return [next((one for one in forms[form] if re.findall(r"\d+", one) == numbers), forms[form][0]) for form in alike]

@@ -186,7 +186,7 @@ def test_broken_weights_are_refused_by_name(tmp_path: Path, value: float, word: 
     tensors["model.layers.1.mlp.down_proj.weight"][3, 5] = value
     source = write_checkpoint(tmp_path / "s", tensors)
     options = Options(to=to, layout="compressed-tensors")
-    with pytest.raises(CheckpointError, match=rf"model.layers.1.mlp.down_proj holds {word}.*--keep"):
+    with pytest.raises(CheckpointError, match=rf"(?s)model.layers.1.mlp.down_proj holds {word}.*--keep"):
         run(make_plan(source, options), tmp_path / "d", SMALL)
     assert {path.name for path in (tmp_path / "d").iterdir()} == {".halfbyte"}
     kept = Options(to=to, layout="compressed-tensors", rules=Rules(keep=("model.layers.1.mlp.down_proj",)))
@@ -217,6 +217,11 @@ def test_activations(tmp_path: Path) -> None:
         ({"model.layers.0.mlp.up_proj": -1}, "expected the largest magnitude, a positive number"),
         ({"model.layers.0.mlp.up_proj": True}, "expected the largest magnitude"),
         ([], "expected a JSON object"),
+        (
+            {"model.layers.1.mlp.down_prj": 2.0, "x": 1.0},
+            r"amax.json: unknown module 'model.layers.1.mlp.down_prj'; nearest of \d+: model.layers.1.mlp.down_proj,.*"
+            r" \(1 more names in it are unknown\)",
+        ),
     ],
 )
 def test_bad_calibration(tmp_path: Path, content: object, message: str) -> None:
@@ -224,6 +229,32 @@ def test_bad_calibration(tmp_path: Path, content: object, message: str) -> None:
     (tmp_path / "amax.json").write_text(json.dumps(content))
     with pytest.raises(CheckpointError, match=message):
         make_plan(source, Options(activations=str(tmp_path / "amax.json")))
+
+
+def test_a_calibration_file_may_name_modules_that_are_kept(tmp_path: Path) -> None:
+    source = write_checkpoint(tmp_path / "s", llama())
+    amaxes = {module: 10.0 for group in groups() for module in group} | {"lm_head": 3.0, "model.norm": 2.0}
+    (tmp_path / "amax.json").write_text(json.dumps(amaxes))
+    assert "calibrated" in make_plan(source, Options(activations=str(tmp_path / "amax.json"))).activations
+
+
+def test_a_calibration_file_may_have_the_names_of_run_time(tmp_path: Path) -> None:
+    """A model that is calibrated in transformers knows no other names."""
+    tensors = {f"language_model.{name}": x for name, x in llama().items()}
+    config = {"model_type": "llava", "architectures": ["LlavaForConditionalGeneration"]}
+    source = write_checkpoint(tmp_path / "s", tensors, config)
+    scales = {}
+    for number, (before, after) in enumerate([("", ""), ("language_model.model.", "model.language_model.")]):
+        amaxes = {
+            f"language_model.{module}".replace(before, after, 1): 10.0 + place
+            for place, group in enumerate(groups())
+            for module in group
+        }
+        (tmp_path / f"{number}.json").write_text(json.dumps(amaxes))
+        plan = make_plan(source, Options(activations=str(tmp_path / f"{number}.json")))
+        scales[number] = {unit.module: unit.input_scale for unit in plan.units}
+    assert scales[0] == scales[1]
+    assert len(set(scales[0].values())) > 2
 
 
 def test_missing_calibration_file(tmp_path: Path) -> None:

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from halfbyte.checkpoint import Options, Resources, Rules, make_plan
+from halfbyte.checkpoint import Options, Plan, Resources, Rules, make_plan
 from halfbyte.checkpoint import run as run_plan
+from halfbyte.checkpoint.execute.destination import only_one
 from halfbyte.cli import app
-from halfbyte.cli.convert import expand, memory_size
+from halfbyte.cli.convert_arguments import expand, memory_size
 from halfbyte.errors import InputError
+from halfbyte.load_check import LoadReport
 from tests.checkpoint.toy import all_bytes, llama, random, write_checkpoint
 
 RUNNER = CliRunner()
+command = sys.modules["halfbyte.cli.convert"]  # halfbyte.cli.convert is also the name of the function
 SMALL = ("--max-memory", "256MB", "--workers", "2", "--device", "cpu")
 
 
@@ -54,6 +60,130 @@ def test_dry_run_prints_the_plan_and_writes_nothing(tmp_path: Path, source: Path
         "W4A4 with input_scale 1.0", "for buffers", "will be written", "contract modelopt()",
     ):  # fmt: skip
         assert text in output, text
+
+
+def test_the_next_command_can_be_pasted(tmp_path: Path, source: Path) -> None:
+    code, output = convert(source, tmp_path / "my model")
+    assert (code, f"Next: halfbyte verify '{tmp_path / 'my model'}'" in output) == (0, True)
+
+
+def test_dry_run_says_what_the_destination_holds(tmp_path: Path, source: Path) -> None:
+    destination = tmp_path / "d"
+    assert convert(source, destination, "--dry-run")[1].endswith(f"{destination} will be written anew\n")
+    convert(source, destination)
+    before = all_bytes(tmp_path)
+    code, output = convert(source, destination, "--dry-run")
+    assert (code, output.endswith("is whole already: there is nothing to do\n")) == (0, True)
+    code, output = convert(source, destination, "--dry-run", "--keep", "o_proj")
+    assert code == 2
+    assert "output head" in output  # the plan comes first
+    assert "DST will be refused: " in output
+    assert "holds a finished conversion with other options" in output
+    assert convert(source, destination, "--dry-run", "--keep", "o_proj", "--overwrite")[0] == 0
+    assert all_bytes(tmp_path) == before
+
+
+def test_dry_run_says_that_a_conversion_goes_on(tmp_path: Path) -> None:
+    tensors = llama()
+    tensors["model.layers.1.mlp.down_proj.weight"][0, 0] = float("nan")
+    source = write_checkpoint(tmp_path / "s", tensors, shards=5)
+    convert(source, tmp_path / "d")
+    before = all_bytes(tmp_path / "d")
+    code, output = convert(source, tmp_path / "d", "--dry-run", "--keep", "layers.1.mlp.down_proj")
+    assert (code, "holds this conversion unfinished: 4 shards are there and will be used" in output) == (0, True)
+    code, output = convert(source, tmp_path / "d", "--dry-run", "--json-log")
+    line = json.loads(output.splitlines()[-1])
+    assert (line["event"], line["continued"], len(line["shards_found"])) == ("destination", True, 4)
+    assert all_bytes(tmp_path / "d") == before
+
+
+@pytest.mark.parametrize(
+    ("prepare", "message"),
+    [
+        (lambda path: (path / "notes.txt").write_text("x"), "holds something else (notes.txt)"),
+        (lambda path: path.rmdir() or path.write_text("x"), "is a file; give a directory"),
+        (lambda path: path.rmdir() or path.symlink_to("nowhere"), "cannot be written: Not a directory"),
+    ],
+)
+def test_dry_run_refuses_what_a_run_refuses(
+    tmp_path: Path, source: Path, prepare: Callable[[Path], object], message: str
+) -> None:
+    (tmp_path / "d").mkdir()
+    prepare(tmp_path / "d")
+    code, output = convert(source, tmp_path / "d", "--dry-run")
+    assert (code, message in output) == (2, True), output
+    assert convert(source, tmp_path / "d")[0] == 2
+
+
+def test_dry_run_sees_a_full_disk_and_another_run(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with only_one(tmp_path / "d"):
+        code, output = convert(source, tmp_path / "d", "--dry-run")
+    assert (code, f"another conversion into {tmp_path / 'd'} is running" in output) == (2, True)
+    monkeypatch.setattr(os, "access", lambda path, mode: mode == os.R_OK)
+    code, output = convert(source, tmp_path / "new" / "d", "--dry-run")
+    assert (code, "cannot be written: Permission denied" in output) == (2, True)
+    monkeypatch.undo()
+    usage = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    code, output = convert(source, tmp_path / "new" / "d", "--dry-run")
+    assert (code, "has 1,000 bytes free, but the output needs" in output) == (2, True)
+    assert not (tmp_path / "new").exists()
+
+
+def test_options_reach_the_plan(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Options] = []
+
+    def planned(path: Path, options: Options) -> Plan:
+        seen.append(options)
+        return make_plan(path, Options())
+
+    monkeypatch.setattr(command, "make_plan", planned)
+    convert(source, tmp_path / "d", "--dry-run", "--ignore", "lm_head", "vision.*", "--ignore", "x")
+    convert(source, tmp_path / "d", "--dry-run", "--modules-from-model", "--trust-remote-code")
+    assert seen[0].ignore == ("lm_head", "vision.*", "x")
+    assert (seen[0].modules_from_model, seen[0].trust_remote_code) == (False, False)
+    assert (seen[1].modules_from_model, seen[1].trust_remote_code) == (True, True)
+
+
+CLEAN = LoadReport("transformers", "5.0", tensors=47)
+FAULTY = LoadReport("transformers", "5.0", tensors=47, missing=("lm_head.weight",))
+
+
+@pytest.mark.parametrize(("report", "code"), [(CLEAN, 0), (FAULTY, 1)])
+def test_a_client_is_asked_at_the_end(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch, report: LoadReport, code: int
+) -> None:
+    asked: list[tuple[Path, str, bool]] = []
+
+    def check(path: Path, client: str, *, trust_remote_code: bool) -> LoadReport:
+        asked.append((path, client, trust_remote_code))
+        assert (path / "halfbyte.json").exists()
+        return report
+
+    monkeypatch.setattr(command, "check_load", check)
+    ask = ("--check-load", "transformers")
+    found = convert(source, tmp_path / "d", *ask, "--trust-remote-code")
+    assert (found[0], report.sentences()[0] in found[1]) == (code, True)
+    assert asked == [(tmp_path / "d", "transformers", True)]
+    found = convert(source, tmp_path / "d", *ask, "--json-log")
+    line = json.loads(found[1].splitlines()[-1])
+    assert (found[0], line["event"], line["clean"]) == (code, "load", code == 0)
+    found = convert(source, tmp_path / "d", *ask, "--quiet")
+    assert (found[0], bool(found[1])) == (code, code == 1)
+    asked.clear()
+    assert convert(source, tmp_path / "e", *ask, "--dry-run")[0] == 0
+    assert asked == []
+
+
+def test_a_client_that_is_not_installed_is_noticed_before_the_work(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    code, output = convert(source, tmp_path / "d", "--check-load", "vllm")
+    assert (code, "vllm is not installed in this environment" in output) == (2, True)
+    assert not (tmp_path / "d").exists()
 
 
 def test_the_plan_prints_patterns_and_names_as_they_are(tmp_path: Path) -> None:
@@ -128,7 +258,7 @@ def test_json_log(tmp_path: Path, source: Path) -> None:
     ("arguments", "message"),
     [
         (("--to", "int4"), "unknown target format 'int4'"),
-        (("--method", "best"), "unknown method 'best'"),
+        (("--method", "best"), "unknown method 'best'; known: amax, four_six, optimal, sweep"),
         (("--layout", "awq"), "unknown layout 'awq'"),
         (("--device", "tpu"), "unknown device 'tpu'"),
         (("--device", "cuda:x"), "unknown device 'cuda:x'"),
@@ -138,6 +268,9 @@ def test_json_log(tmp_path: Path, source: Path) -> None:
         (("--keep", ""), "an empty pattern fits every module"),
         (("--experts-only", "--include", "x"), "exclude each other"),
         (("--include", "nothing"), "nothing to convert"),
+        (("--ignore", ""), "--ignore needs a name"),
+        (("--check-load", "sglang"), "unknown client 'sglang'; known: transformers, vllm"),
+        (("--trust-remote-code",), "belongs to --modules-from-model or --check-load"),
     ],
 )
 def test_refused_before_anything_is_written(

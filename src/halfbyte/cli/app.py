@@ -18,7 +18,12 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
 )
+
+
+WIDE = 1000
+"""Columns of output that goes to a file or a pipe, whatever the terminal: no name is cut there."""
 
 
 def out(markup: bool = True) -> Console:
@@ -26,7 +31,8 @@ def out(markup: bool = True) -> Console:
 
     markup: False for text from files, such as names and patterns, whose brackets must be printed as they are.
     """
-    return Console(highlight=False, markup=markup, emoji=markup)
+    console = Console(highlight=False, markup=markup, emoji=markup)
+    return console if console.is_terminal else Console(highlight=False, markup=markup, emoji=markup, width=WIDE)
 
 
 def err() -> Console:

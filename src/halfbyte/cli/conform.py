@@ -13,11 +13,12 @@ from rich.table import Table
 
 from halfbyte.backends import ALIASES, BACKENDS
 from halfbyte.cli.app import app, err, out
+from halfbyte.cli.tables import print_table
 from halfbyte.conform import Report, load_vectors, run_vectors
 from halfbyte.errors import HalfbyteError, unknown_name
 
 
-@app.command()
+@app.command(short_help="Compare with golden vectors.")
 def conform(
     vectors: Annotated[
         Path,
@@ -70,7 +71,7 @@ def _print_report(report: Report, show: int) -> None:
     for peer in (*report.peers, None):
         counts = [report.count("agree", peer), report.count("differ", peer), report.count("pending", peer)]
         table.add_row(peer or "all", *map(str, (sum(counts), *counts)))
-    out().print(table)
+    print_table(table, ("pending", "agree"))
     waiting = sorted({result.detail for result in report.results if result.status == "pending"})
     for reason in waiting:
         count = sum(result.detail == reason for result in report.results)

@@ -9,12 +9,13 @@ import typer
 from rich.table import Table
 
 from halfbyte.cli.app import app, err, out
+from halfbyte.cli.tables import print_table
 from halfbyte.contracts import CONTRACTS, Contract
 from halfbyte.contracts.spec import DecodeRule, defined_methods, formulas
 from halfbyte.errors import unknown_name
 
 
-@app.command()
+@app.command(short_help="List the contracts, or show one.")
 def contracts(
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Show this contract with its formulas.")] = None,
 ) -> None:
@@ -26,7 +27,7 @@ def contracts(
             table.add_column(column, overflow="fold")
         for contract in (make() for make in CONTRACTS.values()):
             table.add_row(contract.name, ", ".join(_formats(contract)), ", ".join(_methods(contract)), contract.source)
-        out().print(table)
+        print_table(table)
         return
     if name not in CONTRACTS:
         err().print(f"halfbyte contracts: {unknown_name('contract', name, CONTRACTS)}", markup=False, soft_wrap=True)
@@ -38,10 +39,11 @@ def contracts(
     for option, default in (make.__kwdefaults__ or {}).items():
         out().print(f"  {option}={default!r}", markup=False)
     for format, rule in contract.rules.items():
-        table = Table("slot", "formula", title=f"{contract.name}, {format}", title_justify="left")
+        table = Table("slot", title=f"{contract.name}, {format}", title_justify="left")
+        table.add_column("formula", overflow="fold")
         for slot, formula in formulas(rule).items():
             table.add_row(slot, formula)
-        out().print(table)
+        print_table(table)
 
 
 def _formats(contract: Contract) -> list[str]:

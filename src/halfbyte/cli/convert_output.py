@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import time
 from collections import Counter
@@ -15,16 +16,22 @@ from rich.progress import (
     BarColumn,
     DownloadColumn,
     Progress,
+    ProgressColumn,
+    Task,
     TaskID,
     TextColumn,
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
 from rich.table import Table
+from rich.text import Text
 
 from halfbyte.checkpoint import Event, Outcome, Plan, Resources
+from halfbyte.checkpoint.execute.destination import Found
 from halfbyte.checkpoint.execute.tasks import Sizes
 from halfbyte.cli.app import err, out
+from halfbyte.cli.tables import print_table
+from halfbyte.load_check import LoadReport
 
 SHOWN = 12
 """The number of lines of a list that are printed; the rest is left out."""
@@ -36,6 +43,8 @@ class Reporter(Protocol):
     def plan(self, plan: Plan, resources: Resources, cut: tuple[Sizes, int]) -> None: ...
     def event(self, event: Event) -> None: ...
     def finish(self, plan: Plan, destination: Path, outcome: Outcome, seconds: float) -> None: ...
+    def found(self, destination: Path, found: Found) -> None: ...
+    def load(self, report: LoadReport) -> None: ...
     def error(self, message: str) -> None: ...
     def __enter__(self) -> object: ...
     def __exit__(
@@ -54,6 +63,13 @@ class Quiet:
 
     def finish(self, plan: Plan, destination: Path, outcome: Outcome, seconds: float) -> None:
         pass
+
+    def found(self, destination: Path, found: Found) -> None:
+        pass
+
+    def load(self, report: LoadReport) -> None:
+        if not report.clean:
+            self.error(" ".join(report.sentences()))
 
     def error(self, message: str) -> None:
         err().print(f"halfbyte convert: {message}", markup=False, soft_wrap=True)
@@ -93,15 +109,43 @@ class JsonLog(Quiet):
     def finish(self, plan: Plan, destination: Path, outcome: Outcome, seconds: float) -> None:
         self._line(event="finished", destination=str(destination), seconds=round(seconds, 3), **vars(outcome))
 
+    def found(self, destination: Path, found: Found) -> None:
+        self._line(
+            event="destination",
+            destination=str(destination),
+            finished=found.finished,
+            continued=found.continued,
+            shards_found=sorted(found.usable),
+        )
+
+    def load(self, report: LoadReport) -> None:
+        self._line(event="load", **report.as_json())
+
     def error(self, message: str) -> None:
         self._line(event="error", message=message)
+
+
+class Amount(ProgressColumn):
+    """How much is done: bytes, or files while these get their names."""
+
+    def render(self, task: Task) -> Text:
+        if task.fields.get("files"):
+            return Text(f"{task.completed:.0f}/{task.total or 0:.0f} files", style="progress.download")
+        return DownloadColumn().render(task)
+
+
+class Speed(ProgressColumn):
+    """Bytes per second; nothing where files are counted."""
+
+    def render(self, task: Task) -> Text:
+        return Text("") if task.fields.get("files") else TransferSpeedColumn().render(task)
 
 
 class Screen(Quiet):
     """Print tables and a progress bar."""
 
     def __init__(self) -> None:
-        columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+        columns = (TextColumn("{task.description}", markup=False), BarColumn(), Amount(), Speed())
         self._progress = Progress(
             *columns, TimeRemainingColumn(), console=err(), transient=True, disable=not sys.stderr.isatty()
         )
@@ -114,7 +158,7 @@ class Screen(Quiet):
     def event(self, event: Event) -> None:
         if event.kind == "close":
             if self._closing is None:
-                self._closing = self._progress.add_task("close", total=event.total)
+                self._closing = self._progress.add_task("close", total=event.total, files=True)
             self._progress.update(self._closing, completed=event.done)
             return
         if self._bar is None:
@@ -131,10 +175,24 @@ class Screen(Quiet):
         speed = plan.source_bytes / seconds / 1e9
         out().print(
             f"{destination}: {outcome.shards_written} shards written{found}, {size(plan.output_bytes)} from "
-            f"{size(plan.source_bytes)} in {seconds:.1f} s ({speed:.2f} GB/s). Next: halfbyte verify {destination}",
+            f"{size(plan.source_bytes)} in {seconds:.1f} s ({speed:.2f} GB/s). Next: halfbyte verify "
+            f"{shlex.quote(str(destination))}",
             markup=False,
             soft_wrap=True,
         )
+
+    def found(self, destination: Path, found: Found) -> None:
+        if found.finished:
+            text = "is whole already: there is nothing to do"
+        elif found.continued:
+            text = f"holds this conversion unfinished: {len(found.usable)} shards are there and will be used"
+        else:
+            text = "will be written anew"
+        out().print(f"{destination} {text}", markup=False, soft_wrap=True)
+
+    def load(self, report: LoadReport) -> None:
+        for sentence in report.sentences():
+            out().print(sentence, markup=False, soft_wrap=True)
 
     def __enter__(self) -> object:
         return self._progress.__enter__()
@@ -166,9 +224,10 @@ def print_plan(plan: Plan, resources: Resources, cut: tuple[Sizes, int]) -> None
     console.print(f"{plan.source} → {choices['to']}, layout {choices['layout']}{how}", markup=False, soft_wrap=True)
     if plan.activations:
         console.print(f"activations: {plan.activations}", markup=False, soft_wrap=True)
-    table = Table("tensors", "count", "source", "output")
-    for column in table.columns[1:]:
-        column.justify = "right"
+    table = Table()
+    table.add_column("tensors", overflow="fold")
+    for heading in ("count", "source", "output"):
+        table.add_column(heading, justify="right", no_wrap=True)
     rows: dict[str, list[int]] = {}
     for shard in plan.shards:
         for copy in shard.copies:
@@ -187,13 +246,15 @@ def print_plan(plan: Plan, resources: Resources, cut: tuple[Sizes, int]) -> None
     for name, (count, before, after) in rows.items():
         table.add_row(name, str(count), size(before), size(after))
     table.add_row("all files", str(len(plan.shards)), size(plan.source_bytes), size(plan.output_bytes))
-    console.print(table)
+    print_table(table, markup=False)
     _print_kept(plan)
     if plan.shared:
         console.print(
             f"{len(plan.shared)} groups share a tensor scale, such as {', '.join(plan.shared[0])}", soft_wrap=True
         )
     _print_list("dropped", plan.dropped)
+    weights = [name for name in plan.side_files if name.endswith(".safetensors")]
+    _print_list("copied", dict.fromkeys(weights, "weights in a folder of their own"))
     _print_list("not copied", plan.left_out)
     for note in plan.notes:
         console.print(f"note: {note}", markup=False, soft_wrap=True)
@@ -208,12 +269,15 @@ def print_plan(plan: Plan, resources: Resources, cut: tuple[Sizes, int]) -> None
 def _print_kept(plan: Plan) -> None:
     if not plan.kept:
         return
-    table = Table("kept", "modules", "such as", title_justify="left")
+    table = Table()
+    table.add_column("kept", overflow="fold")
+    table.add_column("modules", justify="right", no_wrap=True)
+    table.add_column("such as", overflow="fold")
     counts = Counter(plan.kept.values())
     first = {reason: module for module, reason in reversed(list(plan.kept.items()))}
     for reason, count in counts.most_common():
         table.add_row(reason, str(count), first[reason])
-    out(markup=False).print(table)
+    print_table(table, markup=False)
     _print_list("does not divide", {module: why for module, why in plan.kept.items() if why.startswith("width")})
 
 

@@ -9,11 +9,12 @@ import typer
 from rich.table import Table
 
 from halfbyte.cli.app import app, err, out, write_json
+from halfbyte.cli.tables import print_table
 from halfbyte.errors import HalfbyteError
 from halfbyte.verify import summarize
 
 
-@app.command()
+@app.command(short_help="Show names, dtypes, shapes and sizes.")
 def inspect(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="A .safetensors file, or a checkpoint directory.")],
     match: Annotated[str, typer.Option(help="Show only tensors whose name contains this text.")] = "",
@@ -42,7 +43,7 @@ def inspect(
     for line in summary.lines:
         shape = " × ".join(map(str, line.shape)) or "scalar"
         table.add_row(line.name, str(line.count), line.dtype, shape, size_text(line.bytes))
-    out(markup=False).print(table)
+    print_table(table, markup=False)
     by_dtype = ", ".join(f"{size_text(size)} {dtype}" for dtype, size in summary.dtypes.items())
     model = f", {summary.model_type}" if summary.model_type else ""
     counts = f"{summary.tensors} tensors in {summary.files} file{'' if summary.files == 1 else 's'}"

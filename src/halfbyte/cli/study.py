@@ -17,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from halfbyte.cli.app import app, err, out
+from halfbyte.cli.tables import print_table
 from halfbyte.errors import HalfbyteError, InputError, UnsupportedError
 from halfbyte.study import MethodRow, Study, get_scenario, run_methods, run_study
 from halfbyte.study.device import DEVICES, on_device
@@ -32,7 +33,7 @@ DETAILED = 3
 """If at most this many scenarios are studied, every algorithm gets a separate line."""
 
 
-@app.command()
+@app.command(short_help="Compare casts, or quantization methods.")
 def study(
     scenario: Annotated[list[str] | None, typer.Option(help="Study this scenario; may be given several times.")] = None,
     methods: Annotated[bool, typer.Option("--methods", help="Study quantization methods instead of casts.")] = False,
@@ -127,7 +128,7 @@ def _print_study(result: Study) -> None:
         cells = ["–" if value is None else str(value) for value in (row.spread, row.m, row.outside)]
         cells += [_shown(row, name) for name in COLUMNS]
         table.add_row(row.name, *cells, decibels(best.snr), f"{best.max_error:.3g}", winner(row))
-    out().print(table)
+    print_table(table, ("winner", "outside", "spread", "m", "max error", "SNR", "MSE modelopt", "MSE verbatim"))
     if len(result.rows) <= DETAILED:
         for row in result.rows:
             _print_details(row)
@@ -146,7 +147,7 @@ def _print_details(row: Row) -> None:
         scale = f"2^{outcome.m}" if outcome.m is not None else f"{outcome.global_scale:.6g}"
         figures = (_shown(row, name), decibels(outcome.snr), f"{outcome.max_error:.3g}", scale)
         table.add_row(name, *figures, str(outcome.requantized), outcome.label)
-    out().print(table)
+    print_table(table, ("max error", "SNR"))
 
 
 def _shown(row: Row, name: str) -> str:
@@ -163,12 +164,13 @@ def _print_methods(rows: Sequence[MethodRow]) -> None:
         columns = [name for name in METHOD_COLUMNS if any(name in found for found in errors.values())]
         if not columns:
             continue
-        table = Table("tensor", title=title, title_justify="left")
+        table = Table(title=title, title_justify="left")
+        table.add_column("tensor", overflow="fold")
         for column in columns:
             table.add_column(column, justify="right")
         for name, found in errors.items():
             table.add_row(name, *(f"{found[column]:.2%}" if column in found else "–" for column in columns))
-        out().print(table)
+        print_table(table, [column for column in columns if column.startswith("4over6")], markup=False)
 
 
 def _write(path: Path | None, text: str) -> None:

@@ -12,13 +12,16 @@ from rich.table import Table
 
 from halfbyte import verify as library
 from halfbyte.cli.app import app, err, out, write_json
+from halfbyte.cli.load import CLIENT_NAMES, check_client
+from halfbyte.cli.tables import print_table
 from halfbyte.errors import HalfbyteError
+from halfbyte.load_check import check_load
 
 FEW = 3
 """Problems of one kind that are all printed."""
 
 
-@app.command()
+@app.command(short_help="Check a checkpoint, alone or against its source.")
 def verify(
     path: Annotated[Path, typer.Argument(metavar="DST", help="The checkpoint directory to check.")],
     against: Annotated[
@@ -37,16 +40,28 @@ def verify(
         bool, typer.Option("--headers-only", help="Read only headers and tensor scales, not block scales.")
     ] = False,
     show: Annotated[int, typer.Option(help="The largest number of problems, and of weights, to print.", min=0)] = 20,
+    load: Annotated[
+        str | None,
+        typer.Option(
+            metavar="|".join(CLIENT_NAMES), help="Also check that this client, installed here, finds each tensor."
+        ),
+    ] = None,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="With --load: run the Python code that comes with DST.")
+    ] = False,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Also write everything to this file as JSON.")
     ] = None,
 ) -> None:
     """Check names, dtypes, shapes, shared scales, config and exclude lists; with --against, every value.
 
-    Exit code 0: no errors, but there may be warnings. 1: errors were found. 2: DST or SRC cannot be read.
+    Exit code 0: no errors, but there may be warnings. 1: errors were found, or --load found fault. 2: DST or SRC cannot
+    be read, or the client of --load is not installed.
     """
     columns = (TextColumn("verify"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     try:
+        if load is not None:
+            check_client(load)
         with Progress(*columns, console=err(), transient=True, disable=not sys.stderr.isatty()) as bar:
             task = bar.add_task("verify", total=None)
             report = library.verify(
@@ -56,15 +71,19 @@ def verify(
                 headers_only=headers_only,
                 progress=lambda step: bar.update(task, completed=step.done, total=step.total),
             )
+        loaded = None if load is None else check_load(path, load, trust_remote_code=trust_remote_code)
     except HalfbyteError as error:
         err().print(f"halfbyte verify: {error}", markup=False, soft_wrap=True)
         raise typer.Exit(2) from error
     _print_errors(report, show)
     _print_problems(report, show)
     if json_file is not None:
-        write_json("verify", json_file, report.as_json())
+        content = report.as_json() | ({} if loaded is None else {"load": loaded.as_json()})
+        write_json("verify", json_file, content)
+    for sentence in [] if loaded is None else loaded.sentences():
+        out().print(sentence, markup=False, soft_wrap=True)
     out().print(report.last_line, markup=False, soft_wrap=True)
-    raise typer.Exit(0 if report.clean else 1)
+    raise typer.Exit(0 if report.clean and (loaded is None or loaded.clean) else 1)
 
 
 def _print_problems(report: library.Report, show: int) -> None:
@@ -85,17 +104,17 @@ def _print_problems(report: library.Report, show: int) -> None:
 def _print_errors(report: library.Report, show: int) -> None:
     if report.against is None:
         return
-    table = Table(title="worst first", title_justify="left")
+    table = Table(title="relative errors, worst first", title_justify="left")
     table.add_column("weight", overflow="fold")
-    table.add_column("stored as")
+    table.add_column("stored as", no_wrap=True)
     table.add_column("shape", no_wrap=True)
-    table.add_column("relative error", justify="right")
-    table.add_column("largest", justify="right")
+    table.add_column("error", justify="right", no_wrap=True)
+    table.add_column("largest", justify="right", no_wrap=True)
     for error in report.errors[:show]:
         shape = " × ".join(map(str, error.shape))
         table.add_row(error.name, error.kind, shape, f"{error.relative:.4f}", f"{error.largest:.3g}")
     if report.errors:
-        out(markup=False).print(table)
+        print_table(table, ("largest", "shape"), markup=False)
     if len(report.errors) > show:
         out().print(f"… and {len(report.errors) - show} more, none worse than {report.errors[show].relative:.4f}")
     out().print(f"{report.equal} other tensors are as in the source")

@@ -18,6 +18,8 @@ from typing import Any
 from halfbyte.models.experts import Stacking
 from halfbyte.models.roles import Role, pattern_of
 
+EXPERT = re.compile(r"\.experts\.\d+\.")
+
 MERGE_EXPERTS = frozenset(("MergeModulelist", "Concatenate"))
 """Operations by which transformers stacks single experts while loading."""
 
@@ -103,7 +105,27 @@ class Architecture:
 
     def run_time(self, tensor: str) -> RunTime:
         """What a tensor on disk is called at run time."""
-        names, operations = [tensor], ()
+        number = EXPERT.search(tensor)
+        if number is None:
+            return self._run_time(tensor)
+        found = self._run_time(EXPERT.sub(".experts.0.", tensor, count=1))  # the same for all experts of a layer
+        names = tuple(name.replace(".experts.0.", number[0], 1) for name in found.names)
+        return RunTime(names, found.operations)
+
+    def _run_time(self, tensor: str) -> RunTime:
+        known = self._names.get(tensor)
+        if known is None:
+            known = self._names[tensor] = self._renamed(tensor)
+        return known
+
+    @cached_property
+    def _names(self) -> dict[str, RunTime]:
+        """What was found before."""
+        return {}
+
+    def _renamed(self, tensor: str) -> RunTime:
+        names: list[str] = [tensor]
+        operations: tuple[str, ...] = ()
         for rename in self.renames:
             if rename.operations is None and (renamed := rename.apply(names[0])) is not None:
                 names = renamed[:1]

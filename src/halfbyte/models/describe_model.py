@@ -11,7 +11,6 @@ import inspect
 import re
 import textwrap
 from collections.abc import Iterator, Mapping
-from functools import cache
 from typing import Any
 
 from halfbyte.models.roles import HEAD, PROJECTOR, ROUTER, TOWER, Role, pattern_of
@@ -87,10 +86,11 @@ class Structure:
         ties = {_module(target): _module(source) for target, source in _tied(model).items()}
         self.tied_heads = {target for target, source in ties.items() if source in tables}
         self.shared = {name for tie in ties.items() if tie[1] not in tables for name in tie}
+        read = {kind: weights_read(kind) for kind in {type(module) for module in model.modules()}}
         self.direct = {
             f"{name}.{child}".lstrip(".")
             for name, module in model.named_modules()
-            for child in weights_read(type(module))
+            for child in read[type(module)]
             if not isinstance(module, PreTrainedModel)
         }
 
@@ -188,8 +188,7 @@ def _stacking(experts: Any, shape: tuple[int, ...], hidden: int | None) -> str |
     return "transposed" if concatenated else "interleaved"
 
 
-@cache
-def weights_read(kind: type) -> frozenset[str]:
+def weights_read(kind: type[Any]) -> frozenset[str]:
     """Children whose weight a module reads and which it never calls: `self.dt_proj.weight`."""
     if kind.__module__.startswith("torch"):
         return frozenset()

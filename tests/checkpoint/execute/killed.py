@@ -1,4 +1,5 @@
-"""A program for the tests of resumption: convert, be killed at one place after another, continue, compare.
+"""A program for the tests of resumption: convert, be killed at one place after another, continue, compare. It may
+continue with more modules kept.
 
 Every system call that changes a disk counts. The call at which the child is killed is carried out by half, if it is a
 write. Each child is a fork of this process, which has one thread.
@@ -11,10 +12,10 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from halfbyte.checkpoint import Options, Resources, make_plan, run
+from halfbyte.checkpoint import Options, Resources, Rules, make_plan, run
 from halfbyte.checkpoint.io.index import MANIFEST
 from tests.checkpoint.toy import all_bytes
 
@@ -49,21 +50,21 @@ class Bomb:
         return counted
 
 
-def convert(source: Path, destination: Path, fuse: int) -> int:
+def convert(source: Path, destination: Path, fuse: int, keep: Sequence[str]) -> int:
     """Convert with a bomb that goes off at that call (0: never); the number of calls."""
     bomb = Bomb(fuse)
     calls = {name: bomb.around(getattr(os, name)) for name in ("replace", "fsync", "ftruncate", "mkdir")}
     vars(os).update(calls, pwrite=bomb.pwrite(os.pwrite))
-    run(make_plan(source, Options(method="amax")), destination, RESOURCES)
+    run(make_plan(source, Options(method="amax", rules=Rules(keep=tuple(keep)))), destination, RESOURCES)
     return bomb.calls
 
 
-def in_child(source: Path, destination: Path, fuse: int) -> int:
+def in_child(source: Path, destination: Path, fuse: int, keep: Sequence[str] = ()) -> int:
     """The child's exit status, or the negative of the signal that ended it."""
     child = os.fork()
     if child == 0:
         try:
-            calls = convert(source, destination, fuse)
+            calls = convert(source, destination, fuse, keep)
             (destination.parent / "calls").write_text(str(calls))
             os._exit(0)
         except BaseException as error:
@@ -72,11 +73,12 @@ def in_child(source: Path, destination: Path, fuse: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def main(source: Path, folder: Path, steps: int) -> None:
+def main(source: Path, folder: Path, steps: int, keep: Sequence[str]) -> None:
+    """`keep`: modules that the second and the third run of each conversion keep, and the first does not."""
     whole = folder / "whole"
-    if in_child(source, whole, 0) != 0:
+    if in_child(source, folder / "kept", 0, keep) != 0 or in_child(source, whole, 0) != 0:
         raise SystemExit("the uninterrupted run failed")
-    expected = all_bytes(whole)
+    before, expected = all_bytes(whole), all_bytes(folder / "kept")
     calls = int((folder / "calls").read_text())
     report: dict[str, object] = {"calls": calls, "killed": 0, "half_checkpoints": 0}
     fuses = sorted({1 + (calls - 1) * step // (steps - 1) for step in range(steps)})
@@ -86,19 +88,23 @@ def main(source: Path, folder: Path, steps: int) -> None:
         report["killed"] = int(str(report["killed"])) + (status == -signal.SIGKILL)
         if (destination / "config.json").exists():  # then it is a checkpoint, and must be all of one
             there = all_bytes(destination)
-            half = any(there.get(name) != data for name, data in expected.items() if name != MANIFEST)
+            half = any(there.get(name) != data for name, data in before.items() if name != MANIFEST)
             report["half_checkpoints"] = int(str(report["half_checkpoints"])) + half
         again = fuse + 7  # and once more, further on
-        in_child(source, destination, again)
-        if in_child(source, destination, 0) != 0:
+        if keep and (destination / MANIFEST).exists():  # it is finished, and other options would be refused
+            keep_now: Sequence[str] = ()
+        else:
+            keep_now = keep
+        in_child(source, destination, again, keep_now)
+        if in_child(source, destination, 0, keep_now) != 0:
             raise SystemExit(f"killed at call {fuse}: cannot continue")
-        found = all_bytes(destination)
-        if found != expected:
-            different = sorted(name for name in {*found, *expected} if found.get(name) != expected.get(name))
+        found, wanted = all_bytes(destination), expected if keep_now else before
+        if found != wanted:
+            different = sorted(name for name in {*found, *wanted} if found.get(name) != wanted.get(name))
             raise SystemExit(f"killed at call {fuse}: other bytes in {different}")
         shutil.rmtree(destination)
     print(json.dumps(report | {"fuses": len(fuses)}))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])

@@ -14,7 +14,7 @@ from typing import Any
 import numpy.typing as npt
 import pytest
 
-from halfbyte.checkpoint import Event, Options, Resources, Rules, make_plan, run
+from halfbyte.checkpoint import Event, Options, Resources, make_plan, run
 from halfbyte.checkpoint.execute.destination import only_one
 from halfbyte.checkpoint.execute.writer import ShardWriter
 from halfbyte.checkpoint.plan.types import Output
@@ -49,10 +49,11 @@ def stop_after(count: int, source: Path, destination: Path, options: Options | N
     return made
 
 
-def test_killed_anywhere_and_continued(tmp_path: Path, source: Path) -> None:
+@pytest.mark.parametrize(("steps", "keep"), [(15, ()), (9, ("layers.1.mlp.down_proj",))])
+def test_killed_anywhere_and_continued(tmp_path: Path, source: Path, steps: int, keep: tuple[str, ...]) -> None:
     (tmp_path / "work").mkdir()
     done = subprocess.run(
-        [sys.executable, "-m", "tests.checkpoint.execute.killed", str(source), str(tmp_path / "work"), "15"],
+        [sys.executable, "-m", "tests.checkpoint.execute.killed", source, tmp_path / "work", str(steps), *keep],
         capture_output=True,
         text=True,
         timeout=300,
@@ -61,7 +62,7 @@ def test_killed_anywhere_and_continued(tmp_path: Path, source: Path) -> None:
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["calls"] > 60
-    assert report["killed"] == report["fuses"] == 15
+    assert report["killed"] == report["fuses"] == steps
     assert report["half_checkpoints"] == 0
 
 
@@ -116,8 +117,6 @@ def test_other_options_do_not_continue(tmp_path: Path, source: Path) -> None:
     stop_after(1, source, tmp_path / "d")
     with pytest.raises(CheckpointError, match=r"with other options \(method was 'amax', now 'optimal'\)"):
         run(make_plan(source, Options(method="optimal")), tmp_path / "d", ONE)
-    with pytest.raises(CheckpointError, match="other modules are kept"):
-        run(make_plan(source, Options(method="amax", rules=Rules(keep=("mlp",)))), tmp_path / "d", ONE)
     run(make_plan(source, Options(method="optimal")), tmp_path / "d", ONE, overwrite=True)
     run(make_plan(source, Options(method="optimal")), tmp_path / "whole", ONE)
     assert all_bytes(tmp_path / "d") == all_bytes(tmp_path / "whole")
@@ -146,6 +145,19 @@ def test_a_finished_conversion_is_replaced_only_when_asked(tmp_path: Path, sourc
     run(other, tmp_path / "d", ONE, overwrite=True)
     run(other, tmp_path / "fresh", ONE)
     assert all_bytes(tmp_path / "d") == all_bytes(tmp_path / "fresh")  # hf_quant_config.json of the first is gone
+
+
+def test_folders_of_a_replaced_conversion_go_with_their_files(tmp_path: Path, source: Path) -> None:
+    for name in ("a/b/config.json", "2_Dense/config.json"):
+        (source / name).parent.mkdir(parents=True)
+        (source / name).write_text("{}")
+    run(make_plan(source, Options(method="amax")), tmp_path / "d", ONE)
+    (tmp_path / "d" / "2_Dense" / "mine.txt").write_text("x")
+    shutil.rmtree(source / "a")
+    shutil.rmtree(source / "2_Dense")
+    run(make_plan(source, Options(method="amax")), tmp_path / "d", ONE, overwrite=True)
+    assert {path.name for path in (tmp_path / "d").iterdir() if path.is_dir()} == {"2_Dense"}
+    assert [path.name for path in (tmp_path / "d" / "2_Dense").iterdir()] == ["mine.txt"]
 
 
 @pytest.mark.parametrize("count", [1, 3, 6])

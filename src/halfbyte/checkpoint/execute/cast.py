@@ -18,25 +18,16 @@ from halfbyte.casting.scales import nvfp4_rule
 from halfbyte.casting.survey import survey_of
 from halfbyte.casting.window import NO_BLOCKS, Exponents
 from halfbyte.checkpoint.execute.engine import TensorScales
-from halfbyte.checkpoint.io.views import SourceMatrix
 from halfbyte.checkpoint.plan.types import Unit
-from halfbyte.codec.bits import U8
 from halfbyte.contracts import Contract, get_contract
 from halfbyte.errors import CheckpointError, UnsupportedError
 from halfbyte.formats import get_format
 
-BLOCK = get_format("mxfp4").block
+MXFP4_BLOCK = get_format("mxfp4").block
 NVFP4 = get_format("nvfp4")
 
 ONE_SURVEY = threading.Lock()
 """A survey may take 90 MB, so there is one at a time."""
-
-
-def read_blocks(codes: U8, scales: U8, source: SourceMatrix, module: str) -> Rows:
-    """Some rows of a source. A scale of 255 is NaN and refused."""
-    if scales.size and int(scales.max()) == 255:
-        raise CheckpointError(f"{module}: an E8M0 scale is 255, which is NaN; repair the source, or --keep the module")
-    return Rows(codes, scales, source.columns, BLOCK)
 
 
 def decoding_contract(unit: Unit) -> Contract:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from halfbyte.backends.threads import thread_count
-from halfbyte.checkpoint.execute.destination import check_destination, close, only_one, open_destination
+from halfbyte.checkpoint.execute.closing import close
+from halfbyte.checkpoint.execute.destination import check_destination, only_one, open_destination
 from halfbyte.checkpoint.execute.disk import Disk
 from halfbyte.checkpoint.execute.engine import Engine
 from halfbyte.checkpoint.execute.journal import Journal, work_folder
@@ -103,12 +104,14 @@ def _work(
     sizes, workers = cut
     found = len(journal.finished)
     files = Files({file.name: str(plan.source / file.name) for file in plan.files})
+    acts = UnitWork(files, engine)
     try:
-        pool = Pool(plan, Tasks(plan, UnitWork(files, engine), sizes), journal, work_folder(destination), report)
+        pool = Pool(plan, Tasks(plan, acts, sizes), journal, work_folder(destination), report)
         report(Event("begin", pool.done, pool.total))
         pool.work(workers)
     finally:
         files.close()
+    acts.bad.refuse()
     check_unchanged(plan)
     close(plan, destination, journal, lambda done, total: report(Event("close", done, total)))
     report(Event("end", pool.total, pool.total))

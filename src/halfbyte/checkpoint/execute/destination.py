@@ -1,25 +1,24 @@
-"""The output directory: checked before work, continued from its journal, finished when every shard is complete."""
+"""The output directory before work: refused, begun, continued from its journal, or found finished."""
 
 from __future__ import annotations
 
+import errno
 import fcntl
-import itertools
-import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from halfbyte.checkpoint.execute.closing import remove_begun, take_back
 from halfbyte.checkpoint.execute.disk import Disk
-from halfbyte.checkpoint.execute.journal import JOURNAL, Journal, work_folder
-from halfbyte.checkpoint.execute.manifest import manifest_of, read_manifest
-from halfbyte.checkpoint.io.index import CONFIG, MANIFEST, WORK
+from halfbyte.checkpoint.execute.journal import JOURNAL, Finished, Journal, work_folder
+from halfbyte.checkpoint.execute.manifest import read_manifest
+from halfbyte.checkpoint.io.index import MANIFEST
 from halfbyte.checkpoint.plan.types import Plan
 from halfbyte.errors import CheckpointError
-
-REPLACED = "replaced"
-"""Folder in the work folder for the manifest of a conversion that is being replaced."""
 
 
 def check_destination(source: Path, destination: Path) -> None:
@@ -39,42 +38,51 @@ def check_destination(source: Path, destination: Path) -> None:
 def only_one(destination: Path) -> Iterator[None]:
     """Lock the destination against a second conversion. The lock is on the folder and ends with the process."""
     destination.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(destination, os.O_RDONLY | os.O_CLOEXEC)
+    with _locked(destination):
+        yield
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         os.close(descriptor)
-        raise CheckpointError(f"another conversion into {destination} is running; wait for it or stop it") from error
+        raise CheckpointError(f"another conversion into {folder} is running; wait for it or stop it") from error
     try:
         yield
     finally:
         os.close(descriptor)
 
 
-def open_destination(plan: Plan, destination: Path, overwrite: bool, disk: Disk) -> Journal | None:
-    """The journal to work with, new or continued. None if the same conversion is finished already."""
-    work = work_folder(destination)
-    journal_path = work / JOURNAL
-    journal = Journal.load(journal_path, disk)
-    if journal.first:
-        try:
-            journal.check(plan)
-        except CheckpointError:
-            if not overwrite:
-                raise
-            _remove_begun(journal, destination)
-            shutil.rmtree(work)
-        else:
-            _forget_lost(journal, destination)
-            _check_space(plan, destination, journal)
-            return journal
-    elif work.exists():
-        shutil.rmtree(work)  # created by a run that was stopped before it had a journal
+@dataclass(frozen=True)
+class Found:
+    """What a destination holds, as far as it matters to a plan."""
+
+    journal: Journal
+    """Of an unfinished conversion; without a first line if there is none."""
+    usable: dict[str, Finished] = field(default_factory=dict)
+    """Shards of it that the plan would write just so."""
+    continued: bool = False
+    """Whether work goes on from the journal."""
+    finished: bool = False
+    """The result of the same plan is there already."""
+
+
+def examine(plan: Plan, destination: Path, overwrite: bool, disk: Disk) -> Found:
+    """What the destination holds. Raises if it will be refused. Nothing is changed."""
+    journal = Journal.load(work_folder(destination) / JOURNAL, disk)
     manifest = read_manifest(destination)
+    if journal.first:
+        found = _begun(plan, destination, journal, manifest, overwrite)
+        if found is not None:
+            _check_space(plan, destination, found.usable)
+            return found
     if manifest is not None:
         if manifest["fingerprint"] == plan.fingerprint and not overwrite and _complete(plan, destination):
             _refuse_newer(plan, destination)
-            return None
+            return Found(journal, finished=True)
         if manifest["fingerprint"] == plan.fingerprint and not overwrite:
             raise CheckpointError(
                 f"{destination} holds this very conversion, but a file of it is gone or was cut since; use --overwrite "
@@ -85,16 +93,67 @@ def open_destination(plan: Plan, destination: Path, overwrite: bool, disk: Disk)
                 f"{destination} holds a finished conversion with other options or of another source; use --overwrite "
                 "to replace it"
             )
-    elif any(destination.iterdir()):
-        found = sorted(entry.name for entry in destination.iterdir())
-        listed = ", ".join(found[:3]) + (", …" if len(found) > 3 else "")
-        raise CheckpointError(
-            f"{destination} holds something else ({listed}), which halfbyte did not write; give an empty directory"
-        )
-    _check_space(plan, destination, None)
+    elif not journal.first and destination.is_dir():
+        found_names = sorted(entry.name for entry in destination.iterdir() if entry != work_folder(destination))
+        if found_names:
+            listed = ", ".join(found_names[:3]) + (", …" if len(found_names) > 3 else "")
+            raise CheckpointError(
+                f"{destination} holds something else ({listed}), which halfbyte did not write; give an empty directory"
+            )
+    _check_space(plan, destination, {})
+    return Found(journal)
+
+
+def check_refusal(plan: Plan, destination: Path, overwrite: bool) -> Found:
+    """What a run would find. Raises what a run would raise before it works. Nothing is changed."""
+    check_destination(plan.source, destination)
+    exists = _existing(destination)
+    if not exists.is_dir():
+        raise CheckpointError(f"{destination} cannot be written: {os.strerror(errno.ENOTDIR)}")
+    if not os.access(exists, os.W_OK | os.X_OK):
+        raise CheckpointError(f"{destination} cannot be written: {os.strerror(errno.EACCES)}")
+    if destination.is_dir():
+        with _locked(destination):
+            return examine(plan, destination, overwrite, Disk(sync=False))
+    return examine(plan, destination, overwrite, Disk(sync=False))
+
+
+def open_destination(plan: Plan, destination: Path, overwrite: bool, disk: Disk) -> Journal | None:
+    """The journal to work with, new or continued. None if the same conversion is finished already."""
+    found = examine(plan, destination, overwrite, disk)
+    if found.finished:
+        return None
+    work, journal = work_folder(destination), found.journal
+    if found.continued:
+        if journal.continues(plan):
+            journal.finished = found.usable
+        else:
+            take_back(plan, destination, journal, found.usable)
+        return journal
+    if journal.first:
+        remove_begun(journal, destination)
+    if work.exists():
+        shutil.rmtree(work)  # of another plan, or created by a run that was stopped before it had a journal
     work.mkdir()
     disk.folder(destination)
-    return Journal.start(journal_path, disk, plan)
+    return Journal.start(work / JOURNAL, disk, plan)
+
+
+def _begun(
+    plan: Plan, destination: Path, journal: Journal, manifest: dict[str, Any] | None, overwrite: bool
+) -> Found | None:
+    """How an unfinished conversion is continued. None if it is not: it is finished after all, or begun anew."""
+    theirs = None if manifest is None else manifest["fingerprint"]
+    if theirs == journal.first.get("fingerprint") and not journal.continues(plan):
+        return None  # it was stopped after its last step
+    try:
+        journal.check(plan)
+    except CheckpointError:
+        if not overwrite:
+            raise
+        return None
+    _forget_lost(journal, destination, finals=theirs in (None, journal.first.get("fingerprint")))
+    return Found(journal, journal.usable(plan), continued=True)
 
 
 def _refuse_newer(plan: Plan, destination: Path) -> None:
@@ -116,94 +175,29 @@ def _complete(plan: Plan, destination: Path) -> bool:
     return sizes and all((destination / name).is_file() for name in (*plan.json_files, *plan.side_files))
 
 
-def _forget_lost(journal: Journal, destination: Path) -> None:
-    """Drop shards from the journal that are missing or incomplete, so that they are written again."""
+def _forget_lost(journal: Journal, destination: Path, finals: bool) -> None:
+    """Drop shards from the journal that are missing or incomplete, so that they are written again.
+
+    finals: whether files with final names are of this conversion, and not of one that it replaces.
+    """
     for name, done in list(journal.finished.items()):
-        places = (journal.path.parent / name, destination / name)
+        places = (journal.path.parent / name, *((destination / name,) if finals else ()))
         if not any(place.is_file() and place.stat().st_size == done.size for place in places):
             del journal.finished[name]
 
 
-def _check_space(plan: Plan, destination: Path, journal: Journal | None) -> None:
-    done = set(journal.finished) if journal else set()
-    needed = sum(shard.size for shard in plan.shards if shard.name not in done)
+def _check_space(plan: Plan, destination: Path, usable: dict[str, Finished]) -> None:
+    needed = sum(shard.size for shard in plan.shards if shard.name not in usable)
     needed += sum((plan.source / name).stat().st_size for name in plan.side_files)
-    if journal is not None:
-        needed -= sum(path.stat().st_blocks * 512 for path in journal.path.parent.glob("*.part"))
-    free = shutil.disk_usage(destination).free
+    work = work_folder(destination)
+    if work.is_dir():  # what is written anew or removed gives its room back
+        stale = [path for path in work.iterdir() if path.is_file() and path.name not in usable]
+        needed -= sum(path.stat().st_blocks * 512 for path in stale)
+    free = shutil.disk_usage(_existing(destination)).free
     if needed > free:
         raise CheckpointError(f"{destination} has {free:,} bytes free, but the output needs {needed:,} more")
 
 
-def close(
-    plan: Plan, destination: Path, journal: Journal, report: Callable[[int, int], None] = lambda done, total: None
-) -> None:
-    """Give everything its final name: shards, side files, index, config, and the manifest last of all.
-
-    Until this point no file stands under a final name. Each step can be repeated, so a crash in here is continued.
-    """
-    work, disk = work_folder(destination), journal.disk
-    total = len(plan.shards) + len(plan.side_files) + len(plan.json_files) + 1
-    done = itertools.count(1)
-    old = read_manifest(destination)
-    if old is not None and old["fingerprint"] != plan.fingerprint:
-        (work / REPLACED).mkdir(exist_ok=True)
-        os.replace(destination / MANIFEST, work / REPLACED / MANIFEST)
-    _remove_replaced(work, destination, disk)
-    for shard in plan.shards:
-        if (work / shard.name).exists():
-            os.replace(work / shard.name, destination / shard.name)
-        report(next(done), total)
-    for name in plan.side_files:
-        final = destination / name
-        final.parent.mkdir(parents=True, exist_ok=True)
-        temporary = work / "side file"
-        disk.copy(plan.source / name, temporary)
-        os.replace(temporary, final)
-        report(next(done), total)
-    contents = dict(plan.json_files)
-    config = contents.pop(CONFIG)
-    for name, content in [*contents.items(), (CONFIG, config), (MANIFEST, manifest_of(plan, journal.finished))]:
-        indent = 1 if name == MANIFEST else 2
-        disk.write(work / name, (json.dumps(content, indent=indent, ensure_ascii=False) + "\n").encode())
-        os.replace(work / name, destination / name)
-        disk.folder(destination)
-        report(next(done), total)
-    shutil.rmtree(work)
-    disk.folder(destination)
-
-
-def _remove_replaced(work: Path, destination: Path, disk: Disk) -> None:
-    """Remove the files of an earlier conversion. Its manifest was set aside before and is removed last: if the process
-    is killed in between, the next run knows what is left to remove.
-    """
-    old = read_manifest(work / REPLACED)
-    if old is not None:
-        disk.folder(work / REPLACED)
-        disk.folder(destination)
-        _remove_old(old, destination)
-        disk.folder(destination)
-        shutil.rmtree(work / REPLACED)
-
-
-def _remove_begun(journal: Journal, destination: Path) -> None:
-    """Remove files to which an unfinished conversion gave their final names before it was stopped.
-
-    Where there is a manifest, its conversion is complete, and `close` removes it once the new one is.
-    """
-    _remove_replaced(journal.path.parent, destination, journal.disk)
-    if not (destination / MANIFEST).exists():
-        _remove_old({"files": journal.first.get("outputs", [])}, destination)
-
-
-def _remove_old(old: dict[str, object], destination: Path) -> None:
-    """Remove the files that a conversion lists, config.json first, so that no half of it looks like a checkpoint."""
-    names = [CONFIG]
-    shards, files = old.get("shards"), old.get("files")
-    names += list(shards) if isinstance(shards, dict) else []
-    names += list(files) if isinstance(files, list) else []
-    for name in dict.fromkeys(str(name) for name in names):
-        path = destination / name
-        if Path(name).is_absolute() or ".." in Path(name).parts or WORK in Path(name).parts:
-            continue
-        path.unlink(missing_ok=True)
+def _existing(path: Path) -> Path:
+    """The path itself, or the nearest folder above it that is there."""
+    return next(place for place in (path, *path.absolute().parents) if os.path.lexists(place))

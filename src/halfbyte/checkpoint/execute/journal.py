@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from halfbyte.checkpoint.execute.disk import Disk
-from halfbyte.checkpoint.io.index import WORK
+from halfbyte.checkpoint.io.side_files import WORK
 from halfbyte.checkpoint.plan.types import VERSION, Plan
 from halfbyte.errors import CheckpointError
 
@@ -25,6 +26,8 @@ class Finished:
     """Output tensor → hash of its bytes."""
     changed_blocks: dict[str, int] = field(default_factory=dict)
     """Module → MXFP4 blocks outside the window of its NVFP4 tensor scale, which were coded anew."""
+    plan: str = ""
+    """The shard's fingerprint: another plan with the same one uses it as it is."""
 
 
 class Journal:
@@ -62,17 +65,26 @@ class Journal:
     def start(cls, path: Path, disk: Disk, plan: Plan) -> Journal:
         """A new journal, written to disk before any work begins."""
         journal = cls(path, disk)
-        journal.first = {
+        journal.rewrite(plan, {})
+        return journal
+
+    def rewrite(self, plan: Plan, finished: dict[str, Finished]) -> None:
+        """Begin anew with a plan and shards that are complete already. The old journal counts until this one does."""
+        self.first = {
             "version": VERSION,
             "fingerprint": plan.fingerprint,
             "choices": plan.choices,
             "files": [asdict(file) for file in plan.files],
             "outputs": sorted([*(shard.name for shard in plan.shards), *plan.json_files, *plan.side_files]),
         }
-        line = (json.dumps(journal.first) + "\n").encode()
-        disk.write(path, line)
-        journal._length = len(line)
-        return journal
+        self.finished = dict(finished)
+        records = [self.first, *(asdict(done) for done in self.finished.values())]
+        lines = "".join(json.dumps(record) + "\n" for record in records).encode()
+        new = self.path.with_suffix(".new")
+        self.disk.write(new, lines)
+        os.replace(new, self.path)
+        self.disk.folder(self.path.parent)
+        self._length = len(lines)
 
     def add(self, done: Finished) -> None:
         """Record a shard; it counts once the line is on disk."""
@@ -86,7 +98,10 @@ class Journal:
         self.finished[done.name] = done
 
     def check(self, plan: Plan) -> None:
-        """Raise unless the plan continues what the journal began; the error says what is different."""
+        """Raise unless the plan can go on from what the journal began; the error says what is different.
+
+        Other modules may be kept: shards that are the same in both plans are used then.
+        """
         files = {file["name"]: file for file in self.first.get("files", [])}
         for now in plan.files:
             before = files.get(now.name)
@@ -95,19 +110,34 @@ class Journal:
                     f"{plan.source / now.name} changed since this conversion began; what was written is of the old "
                     "file. Use --overwrite to begin anew"
                 )
-        if self.first.get("fingerprint") != plan.fingerprint:
-            choices = self.first.get("choices", {})
-            other = [f"{key} was {choices.get(key)!r}, now {value!r}" for key, value in plan.choices.items()]
-            changed = [
-                text
-                for text, (key, value) in zip(other, plan.choices.items(), strict=True)
-                if choices.get(key) != value
-            ]
-            what = "; ".join(changed) or "other modules are kept, or another version of halfbyte wrote it"
+        choices = self.first.get("choices", {})
+        changed = [
+            f"{key} was {choices.get(key)!r}, now {value!r}"
+            for key, value in plan.choices.items()
+            if choices.get(key) != value
+        ]
+        if self.first.get("version") != VERSION:
+            changed.append("another version of halfbyte wrote it")
+        if changed:
             raise CheckpointError(
-                f"{self.path.parent.parent} holds an unfinished conversion with other options ({what}). Give the same "
-                "options to continue, or --overwrite to begin anew"
+                f"{self.path.parent.parent} holds an unfinished conversion with other options ({'; '.join(changed)}). "
+                "Give the same options to continue, or --overwrite to begin anew"
             )
+
+    def continues(self, plan: Plan) -> bool:
+        """Whether the journal is of this very plan."""
+        return self.first.get("fingerprint") == plan.fingerprint
+
+    def usable(self, plan: Plan) -> dict[str, Finished]:
+        """The complete shards that the plan would write just so."""
+        if self.continues(plan):
+            return dict(self.finished)
+        shards = {shard.name: shard for shard in plan.shards}
+        return {
+            name: done
+            for name, done in self.finished.items()
+            if name in shards and done.plan == plan.shard_fingerprint(shards[name])
+        }
 
 
 def work_folder(destination: Path) -> Path:

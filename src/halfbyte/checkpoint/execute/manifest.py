@@ -27,7 +27,7 @@ def manifest_of(plan: Plan, finished: dict[str, Finished]) -> dict[str, Any]:
         "hash": f"sha256, first {DIGITS} hex digits, of each tensor's bytes",
         "shards": {shard.name: {"size": shard.size, "tensors": finished[shard.name].tensors} for shard in plan.shards},
         "changed_blocks": {
-            module: count for done in finished.values() for module, count in done.changed_blocks.items()
+            module: count for shard in plan.shards for module, count in finished[shard.name].changed_blocks.items()
         },
         "kept": dict(plan.kept),
         "dropped": dict(plan.dropped),

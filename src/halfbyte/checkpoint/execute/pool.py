@@ -130,7 +130,10 @@ class Pool:
             while (writer := self._whole.get()) is not None and not self.stop.is_set():
                 with self._lock:
                     self._open.remove(writer)
-                done = writer.finish(self.journal.disk.sync)
+                if writer.spoiled:
+                    writer.discard()
+                    continue
+                done = writer.finish(self.journal.disk.sync, self.plan.shard_fingerprint(writer.shard))
                 check_unchanged(self.plan, writer.shard.name)
                 self.journal.disk.folder(self.work_folder)
                 self.journal.add(done)

@@ -16,7 +16,8 @@ import numpy.typing as npt
 from halfbyte.casting.optimal import Choice, write
 from halfbyte.casting.rows import Rows
 from halfbyte.casting.window import Exponents, join
-from halfbyte.checkpoint.execute.cast import choose_scale, read_blocks, stored_scales
+from halfbyte.checkpoint.execute.bad_values import BadModules
+from halfbyte.checkpoint.execute.cast import MXFP4_BLOCK, choose_scale, stored_scales
 from halfbyte.checkpoint.execute.engine import Engine, TensorScales
 from halfbyte.checkpoint.execute.writer import ShardWriter, Stopped
 from halfbyte.checkpoint.io.bfloat16 import bf16
@@ -67,6 +68,8 @@ class Group:
     choice: Choice | None = None
     """MXFP4: the global scale that the cast chose."""
     scales: TensorScales | None = None
+    bad: bool = False
+    """Some member has values that no scale fits: none of the units is written."""
 
     def add(self, amax: np.float32, exponents: Exponents | None = None) -> None:
         """Take in what one piece found. NaN stays NaN."""
@@ -85,6 +88,7 @@ class UnitWork:
 
     def __init__(self, files: Files, engine: Engine) -> None:
         self.files, self.engine = files, engine
+        self.bad = BadModules()
         self._scales: dict[tuple[str, int], Scales] = {}
 
     def scales_for(self, unit: Unit, index: int) -> Scales:
@@ -108,13 +112,31 @@ class UnitWork:
         raw = self.read(unit, piece, arena)
         mark = arena.mark()
         if unit.action == "cast":
-            group.add(np.float32(0), self._rows(unit, piece, raw, arena).exponents)
+            rows = self._rows(unit, piece, raw, arena)
+            if rows.scales.size and int(rows.scales.max()) == 255:
+                self.bad.add_scales(unit, piece.source, piece.start, rows.scales)
+                group.bad = True
+            else:
+                group.add(np.float32(0), rows.exponents)
         elif source.kind == "fp8":
-            group.add(fp8_amax(source, raw, piece.start, self.scales_for(unit, piece.source)))
+            amax = fp8_amax(source, raw, piece.start, self.scales_for(unit, piece.source))
+            self._add(unit, piece, group, amax, raw, arena)
         else:
-            group.add(self.engine.amax(self._values(unit, piece, raw, arena)))
+            values = self._values(unit, piece, raw, arena)
+            self._add(unit, piece, group, self.engine.amax(values), values, arena)
         arena.release(mark)
         return raw
+
+    def _add(
+        self, unit: Unit, piece: Piece, group: Group, amax: np.float32, found: npt.NDArray[Any], arena: Arena
+    ) -> None:
+        """Take in the amax of a piece; `found`: its values, or FP8 bytes that are decoded only if the amax is bad."""
+        if np.isfinite(amax):
+            group.add(amax)
+            return
+        values = self._values(unit, piece, found, arena) if found.dtype == np.uint8 else found
+        self.bad.add_values(unit, piece.source, piece.start, values)
+        group.bad = True
 
     def settle(self, units: Sequence[Unit], group: Group, chunk: int, arena: Arena) -> None:
         """Between the passes: the tensor scale that `units` share, from all that was found."""
@@ -123,7 +145,9 @@ class UnitWork:
             raise CheckpointError(
                 f"{modules} share a tensor scale, but only some are MXFP4; --keep them, or convert to bf16 first"
             )
-        if unit.action == "cast":
+        if group.bad:
+            pass
+        elif unit.action == "cast":
             group.choice = choose_scale(units, group.exponents, lambda: self._all_rows(units, chunk, arena))
             group.scales = stored_scales(group.choice)
         else:
@@ -136,7 +160,7 @@ class UnitWork:
         """A piece of an MXFP4 source."""
         source = unit.sources[piece.source]
         scales = read_block_scales(self.files, source, piece.start, piece.stop, arena)
-        return read_blocks(raw, scales, source, unit.module)
+        return Rows(raw, scales, source.columns, MXFP4_BLOCK)
 
     def _all_rows(self, units: Sequence[Unit], chunk: int, arena: Arena) -> Iterator[Rows]:
         """Every piece of MXFP4 units, read anew; each is gone when the next one comes."""
@@ -168,7 +192,11 @@ class UnitWork:
         writer: ShardWriter,
         arena: Arena,
     ) -> None:
-        """Second pass: the outputs of a piece."""
+        """Second pass: the outputs of a piece. A shard of which a module has bad values is not written further."""
+        if group is not None and group.bad:
+            writer.spoil()
+        if writer.spoiled and (group is not None or unit.action != "quantize"):
+            return
         mark = arena.mark()
         if raw is None:
             raw = self.read(unit, piece, arena)
@@ -177,8 +205,8 @@ class UnitWork:
         if unit.action in ("decode", "gather"):
             values = raw if unit.action == "gather" else self._plain(unit, piece, raw, arena)
             self._put(writer, unit.outputs[0], values, first, piece)
-        else:
-            codes, scales = self._blocks(unit, piece, raw, group, writer, arena)
+        elif (blocks := self._blocks(unit, piece, raw, group, writer, arena)) is not None:
+            codes, scales = blocks
             for output in unit.outputs:
                 match output.part.role:
                     case "codes":
@@ -197,8 +225,8 @@ class UnitWork:
         group: Group | None,
         writer: ShardWriter,
         arena: Arena,
-    ) -> tuple[U8, U8]:
-        """Packed codes and scale bytes of a piece."""
+    ) -> tuple[U8, U8] | None:
+        """Packed codes and scale bytes of a piece; None if it has values that no scale fits."""
         source, rows = unit.sources[piece.source], piece.stop - piece.start
         if unit.action == "relayout":
             return raw, read_block_scales(self.files, source, piece.start, piece.stop, arena)
@@ -212,8 +240,10 @@ class UnitWork:
         if format is None:
             raise CheckpointError(f"{unit.module} was planned without a format")
         values = self._values(unit, piece, raw, arena)
-        if group is None:
-            self.engine.usable_amax(self.engine.amax(values), unit.module)
+        if group is None and not np.isfinite(self.engine.amax(values)):
+            self.bad.add_values(unit, piece.source, piece.start, values)
+            writer.spoil()
+            return None
         width = source.columns // format.codes_per_byte
         codes = arena.take(rows * width).reshape(rows, width)
         blocks = source.columns // format.block

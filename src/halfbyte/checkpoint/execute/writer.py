@@ -25,13 +25,13 @@ class Stopped(Exception):
 class Digest:
     """A hash of pieces that arrive from several threads. Each piece waits until the pieces before it are hashed."""
 
-    def __init__(self, stop: threading.Event) -> None:
+    def __init__(self, stop: threading.Event, spoiled: threading.Event) -> None:
         self._hash = hashlib.sha256()
         self._next = 0
         self.bytes = 0
         """Bytes hashed so far."""
         self._turn = threading.Condition()
-        self._stop = stop
+        self._stop, self._spoiled = stop, spoiled
 
     def update(self, number: int, data: npt.NDArray[Any]) -> None:
         """Add piece `number`, counted from 0. Pieces are handed out in order, so the wait is short and ends."""
@@ -39,6 +39,8 @@ class Digest:
             while self._next != number:
                 if self._stop.is_set():
                     raise Stopped
+                if self._spoiled.is_set():  # an earlier piece may never come
+                    return
                 self._turn.wait(0.2)
         self._hash.update(data.data)
         with self._turn:
@@ -60,6 +62,7 @@ class ShardWriter:
         self.pending = 0
         """Tasks that have not finished; the run counts them under its own lock."""
         self.stop = stop
+        self._spoiled = threading.Event()
         self._digests: dict[str, Digest] = {}
         self._changed: dict[str, int] = {}
         self._lock = threading.Lock()
@@ -74,11 +77,21 @@ class ShardWriter:
 
     def put(self, output: Output, data: npt.NDArray[Any], at: int = 0, piece: int = 0) -> None:
         """Write contiguous bytes at a position within a tensor, as piece `piece`, which fixes the order of the hash."""
+        if self.spoiled:
+            return
         flat = data.reshape(-1).view(np.uint8)
         if at < 0 or at + flat.size > output.bytes:
             raise CheckpointError(f"{output.part.name}: {flat.size} bytes at {at} leave the tensor's {output.bytes}")
         self._digest(output.part.name).update(piece, flat)
         self._write(flat.data, output.start + at)
+
+    def spoil(self) -> None:
+        """Give the shard up: a module of it cannot be written. What else it should hold is no longer written."""
+        self._spoiled.set()
+
+    @property
+    def spoiled(self) -> bool:
+        return self._spoiled.is_set()
 
     def count(self, module: str, blocks: int) -> None:
         """Add to the blocks of a module of which a cast changed some value."""
@@ -89,7 +102,7 @@ class ShardWriter:
     def _digest(self, name: str) -> Digest:
         with self._lock:
             if name not in self._digests:
-                self._digests[name] = Digest(self.stop)
+                self._digests[name] = Digest(self.stop, self._spoiled)
             return self._digests[name]
 
     def _write(self, data: bytes | memoryview, offset: int) -> None:
@@ -103,7 +116,7 @@ class ShardWriter:
         except OSError as error:
             raise disk_error(error, self.temporary) from error
 
-    def finish(self, sync: bool) -> Finished:
+    def finish(self, sync: bool, fingerprint: str) -> Finished:
         """Flush the file and give it its name in the work folder."""
         try:
             if sync:
@@ -114,7 +127,7 @@ class ShardWriter:
             os.close(self._descriptor)
         tensors = {output.part.name: self._text(output) for output in self.shard.outputs}
         os.replace(self.temporary, self.final)
-        return Finished(self.shard.name, self.shard.size, tensors, dict(sorted(self._changed.items())))
+        return Finished(self.shard.name, self.shard.size, tensors, dict(sorted(self._changed.items())), fingerprint)
 
     def _text(self, output: Output) -> str:
         digest = self._digest(output.part.name)
@@ -127,6 +140,11 @@ class ShardWriter:
     def abandon(self) -> None:
         """Close without finishing; the temporary file is written anew by the next run."""
         os.close(self._descriptor)
+
+    def discard(self) -> None:
+        """Close and remove the temporary file."""
+        self.abandon()
+        self.temporary.unlink()
 
 
 def disk_error(error: OSError, path: Path) -> CheckpointError:

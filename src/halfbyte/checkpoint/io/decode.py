@@ -69,7 +69,8 @@ def _decode_fp8(source: SourceMatrix, raw: U8, start: int, scales: Scales, arena
             np.take(E4M3_PAIRS, codes.view(np.uint16), out=part.view(np.uint64), mode="clip")
         else:
             np.take(E4M3_VALUES, codes, out=part, mode="clip")
-        np.multiply(part, across, out=part)
+        with np.errstate(over="ignore", invalid="ignore"):  # Inf and NaN are found by the amax
+            np.multiply(part, across, out=part)
     return out
 
 
@@ -88,7 +89,8 @@ def fp8_amax(source: SourceMatrix, raw: U8, start: int, scales: Scales) -> np.fl
             tops = bytes_.max(axis=1, keepdims=True)
         else:
             tops = bytes_
-        largest = np.maximum(largest, np.abs(E4M3_VALUES[tops] * across).max())
+        with np.errstate(over="ignore", invalid="ignore"):
+            largest = np.maximum(largest, np.abs(E4M3_VALUES[tops] * across).max())
     return np.float32(largest)
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from halfbyte.checkpoint.io.absent import refuse_absent
 from halfbyte.errors import CheckpointError
 
 MAX_HEADER = 100_000_000
@@ -85,6 +86,7 @@ def read_header(path: Path) -> Header:
     unknown dtype, a shape that is no list of sizes, offsets that do not fit dtype and shape, overlaps, holes, and data
     that ends before or after the file does.
     """
+    refuse_absent(path)
     try:
         with path.open("rb") as file:
             stat = os.fstat(file.fileno())

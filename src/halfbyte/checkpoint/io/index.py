@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from halfbyte.checkpoint.io.absent import refuse_absent
 from halfbyte.checkpoint.io.header import Header, TensorInfo, encodable, read_header
+from halfbyte.checkpoint.io.side_files import PICKLES, side_files
 from halfbyte.errors import CheckpointError
 from halfbyte.layouts import LAYOUTS
 from halfbyte.models.model import setting
@@ -16,11 +18,6 @@ from halfbyte.models.model import setting
 INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
 MANIFEST = "halfbyte.json"
-WORK = ".halfbyte"
-PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-OTHER_FORMS = (*PICKLES, ".onnx", ".gguf", ".h5", ".msgpack", ".ot", ".safetensors")
-LEFT_OUT = (".git", ".cache", ".gitattributes", WORK, "original", "metal")
-"""Names in a checkpoint directory that are never copied: version control, caches, the same model in another form."""
 
 Json = Mapping[str, Any]
 
@@ -59,7 +56,7 @@ class Checkpoint:
     quantization: Json
     """quantization_config of config.json (or of its text_config), or of the file of a layout; {} if none."""
     side_files: tuple[str, ...]
-    """Files to copy byte for byte: tokenizer, generation config, chat template, remote code."""
+    """Files to copy byte for byte: tokenizer, generation config, chat template, remote code, weights in folders."""
     left_out: Mapping[str, str]
     """Files that are not part of the checkpoint, with the reason."""
 
@@ -85,12 +82,14 @@ def open_checkpoint(path: Path, need_config: bool = True) -> Checkpoint:
         raise CheckpointError(f"{path} is not there, or is no directory")
     files, weight_map = _shards(path)
     config = read_json(path / CONFIG) if need_config or (path / CONFIG).exists() else {}
-    side, left_out = _side_files(path, files)
+    written = {CONFIG, INDEX, MANIFEST, *(layout.config_file for layout in LAYOUTS.values())}
+    side, left_out = side_files(path, files, written, INDEX, strict=need_config)
     return _assemble(path, files, weight_map, config, side, left_out)
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file."""
+    refuse_absent(path)
     try:
         text = path.read_text(encoding="utf-8")
         parsed = json.loads(text)
@@ -108,7 +107,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def _shards(path: Path) -> tuple[list[str], dict[str, str] | None]:
     """Names of the shards, and the weight map if there is an index."""
     present = sorted(entry.name for entry in path.iterdir() if entry.name.endswith(".safetensors"))
-    if (path / INDEX).exists():
+    if (path / INDEX).exists() or (path / INDEX).is_symlink():
         weight_map = read_json(path / INDEX).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise CheckpointError(f"{path / INDEX}: weight_map is missing or empty")
@@ -117,6 +116,7 @@ def _shards(path: Path) -> tuple[list[str], dict[str, str] | None]:
                 raise CheckpointError(f"{path / INDEX}: {tensor} is said to be in {name!r}, outside the directory")
         named = sorted(set(weight_map.values()))
         for name in named:
+            refuse_absent(path / name)
             if not (path / name).is_file():
                 raise CheckpointError(f"{path / INDEX} names {name}, which is not there; fetch the missing shard")
             if not name.endswith(".safetensors"):
@@ -142,35 +142,6 @@ def _inside(name: str) -> bool:
     """Whether a file name stays a plain name within the directory."""
     parts = PurePosixPath(name).parts
     return len(parts) == 1 and parts[0] not in ("..", "/") and "\\" not in name and "\0" not in name
-
-
-def _side_files(path: Path, shards: list[str]) -> tuple[tuple[str, ...], dict[str, str]]:
-    """What is copied, and what is left out and why. Folders hold no part of a model that a loader reads."""
-    side: list[str] = []
-    left_out: dict[str, str] = {}
-    written = {CONFIG, INDEX, MANIFEST, *(layout.config_file for layout in LAYOUTS.values())}
-    for entry in sorted(path.iterdir(), key=lambda entry: entry.name):
-        if entry.name in shards or entry.name in written:
-            continue
-        if entry.name in LEFT_OUT:
-            left_out[entry.name] = "not read by loaders"
-        elif entry.name.endswith((".safetensors", ".safetensors.index.json")):
-            left_out[entry.name] = f"not named by {INDEX}"
-        elif entry.suffix in OTHER_FORMS:
-            left_out[entry.name] = "the model in another form"
-        elif entry.is_dir() and entry.is_symlink():
-            left_out[entry.name] = "a link to a folder"
-        elif entry.is_dir():
-            inner = sorted(item.relative_to(path) for item in entry.rglob("*") if item.is_file())
-            side.extend(str(item) for item in inner if item.suffix not in OTHER_FORMS)
-            left_out |= {str(item): "the model in another form" for item in inner if item.suffix in OTHER_FORMS}
-        elif entry.is_file():
-            side.append(entry.name)
-        else:
-            left_out[entry.name] = "no regular file"
-    left_out |= {ascii(name): "its name is no Unicode text" for name in side if not encodable(name)}
-    readable = {name if encodable(name) else ascii(name): why for name, why in left_out.items()}
-    return tuple(filter(encodable, side)), readable
 
 
 def _assemble(

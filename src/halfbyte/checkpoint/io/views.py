@@ -74,6 +74,12 @@ class SourceMatrix:
     """NVFP4: the tensor scale of the activations, in the same direction."""
 
     @property
+    def files(self) -> set[str]:
+        """Names of the files that hold a part of it."""
+        views = (self.weight, self.scale, self.global_scale, self.input_scale)
+        return {view.file for view in views if view is not None}
+
+    @property
     def row_bytes(self) -> int:
         """Bytes that one row takes in the file."""
         return self.weight.columns * NUMPY[self.weight.dtype].itemsize

@@ -26,7 +26,7 @@ def assemble(draft: Draft, options: Options, selector: Selector) -> Plan:
     checkpoint, target = draft.checkpoint, draft.target
     have = bool(draft.converted) and all(weight.sources[0].input_scale is not None for weight in draft.converted)
     kind, activations = activations_of(options, target, have)
-    scales = input_scales(kind, options, draft.groups)
+    scales = input_scales(kind, options, draft.groups, lambda: _names(draft))
     _split_biases(draft)
     place_cache_scales(draft)
     group_of = {module: number for number, group in enumerate(draft.groups) for module in group}
@@ -94,6 +94,18 @@ def assemble(draft: Draft, options: Options, selector: Selector) -> Plan:
 def _copied_part(draft: Draft, tensor: Tensor) -> Part:
     """What a tensor whose bytes are kept becomes."""
     return draft.moved.get(tensor.name) or Part(tensor.name, tensor.dtype, tensor.shape, "values")
+
+
+def _names(draft: Draft) -> dict[str, list[str]]:
+    """Every name of a module, on disk and at run time → the modules on disk that are meant by it."""
+    on_disk = {name.rpartition(".")[0] for name in draft.checkpoint.tensors} | set(draft.kept)
+    on_disk |= {module for group in draft.groups for module in group}
+    found = {module: [module] for module in on_disk}
+    for module in sorted(on_disk):
+        for name in draft.model.run_time(module).names:
+            if name not in on_disk:
+                found.setdefault(name, []).append(module)
+    return found
 
 
 def _parts(weight: SourceWeight, target: Target, activations: Activations) -> tuple[Part, ...]:

@@ -30,6 +30,13 @@ def json_files(
             for key in ("dtype", "torch_dtype"):
                 if key in place_:
                     place_[key] = "bfloat16"
+    elif computes_in_bfloat16(draft):
+        for place_ in (config, *(part for part in config.values() if isinstance(part, dict))):
+            for key in ("dtype", "torch_dtype"):
+                if key in place_:
+                    place_[key] = "bfloat16"
+        config.pop("torch_dtype", None)
+        config["dtype"] = "bfloat16"
     files: dict[str, dict[str, Any]] = {}
     if target.format is not None:
         quantized = [weight.module for weight in draft.converted]
@@ -42,6 +49,14 @@ def json_files(
         total = sum(shard.size - len(shard.header) for shard in shards)
         files[INDEX] = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
     return files
+
+
+def computes_in_bfloat16(draft: Draft) -> bool:
+    """Whether config.json must ask for BF16: transformers decodes packed weights to it, whatever the rest is."""
+    if draft.target.format is None or not draft.target.layout.run_time_names:
+        return False
+    said = draft.checkpoint.setting("dtype") or draft.checkpoint.setting("torch_dtype")
+    return said != "bfloat16" and any(weight.tensor.dtype in ("F16", "F32") for weight in draft.converted)
 
 
 def excluded_modules(draft: Draft) -> list[str]:

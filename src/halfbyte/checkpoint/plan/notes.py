@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from halfbyte.checkpoint.plan.config_files import computes_in_bfloat16
 from halfbyte.checkpoint.plan.draft import Draft, action_of
 from halfbyte.checkpoint.plan.select import Selector
 from halfbyte.layouts.exclude import culprit, swallowed
@@ -22,6 +23,11 @@ def plan_notes(draft: Draft, selector: Selector, excluded: Sequence[str]) -> lis
     quantized = [weight.module for weight in draft.converted]
     if not draft.model.known:
         notes.append(_unknown(draft, quantized))
+    if computes_in_bfloat16(draft):
+        notes.append(
+            "config.json will ask for bfloat16 in place of the source's dtype: transformers decodes packed weights to "
+            "BF16 and computes in one dtype"
+        )
     if draft.target.layout.run_time_names:
         notes += transformers_limits(draft.model, quantized)
     narrow = [

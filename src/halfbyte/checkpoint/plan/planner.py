@@ -5,32 +5,50 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from halfbyte.checkpoint.io.index import open_checkpoint
+from halfbyte.checkpoint.io.index import Checkpoint, open_checkpoint
 from halfbyte.checkpoint.plan.assemble import assemble
 from halfbyte.checkpoint.plan.draft import Draft
 from halfbyte.checkpoint.plan.select import Selector
-from halfbyte.checkpoint.plan.source_weights import SourceWeight, find_source_weights
+from halfbyte.checkpoint.plan.source_weights import Found, SourceWeight, find_source_weights
 from halfbyte.checkpoint.plan.target import resolve_target
 from halfbyte.checkpoint.plan.types import Options, Plan
+from halfbyte.checkpoint.plan.unreadable import keep_unreadable
 from halfbyte.checkpoint.plan.unstack import orient, split
 from halfbyte.errors import CheckpointError
 from halfbyte.layouts.description import FLOATS
 from halfbyte.layouts.storage import known_methods
-from halfbyte.models import model_of
+from halfbyte.models import Model, model_of
+from halfbyte.models.architectures import from_description
+from halfbyte.models.from_model import modules_from_model
 from halfbyte.models.partners import share_scales
 from halfbyte.models.roles import REASONS
 
 
 def make_plan(source: Path, options: Options) -> Plan:
-    """Plan a conversion from headers, index and config alone."""
+    """Plan a conversion from headers, index and config; the model itself is asked only if the options say so."""
     checkpoint = open_checkpoint(source)
-    model = model_of(checkpoint.config)
+    model = _model(checkpoint, options)
     draft = Draft(checkpoint, model, resolve_target(options, model.family), ignore=options.ignore)
+    if draft.target.layout.replaces and not checkpoint.quantization:
+        raise CheckpointError(
+            f"{source}: readers of {model.family.name} expect FP8 outside its experts, and this source is not "
+            "quantized; convert the FP8 release of the model"
+        )
     selector = Selector(options.rules, model)
     _choose(draft, selector)
     if not draft.converted and not (draft.target.format is None and draft.decoded):
         raise CheckpointError(_nothing(draft))
     return assemble(draft, options, selector)
+
+
+def _model(checkpoint: Checkpoint, options: Options) -> Model:
+    """The model by the table, or by its own code where the caller wants that."""
+    if not options.modules_from_model:
+        return model_of(checkpoint.config)
+    description = modules_from_model(checkpoint.path, options.trust_remote_code)
+    named = checkpoint.config.get("architectures")
+    name = str(named[0]) if isinstance(named, list) and named else str(description["model_type"])
+    return model_of(checkpoint.config, from_description(name, description))
 
 
 def _nothing(draft: Draft) -> str:
@@ -49,8 +67,10 @@ def _choose(draft: Draft, selector: Selector) -> None:
         raise CheckpointError(
             f"{draft.checkpoint.path}: quantized by {method!r}, which no reader knows; known: {known}"
         )
-    weights = find_source_weights(draft.checkpoint).weights
+    found = find_source_weights(draft.checkpoint)
+    weights = found.weights
     quantized_source = any(weight.kind != "float" for weight in weights)
+    unreadable = _keep_unreadable(draft, selector, found, quantized_source)
     single: list[SourceWeight] = []
     stacks: dict[str, SourceWeight] = {}
     for weight in weights:
@@ -61,7 +81,7 @@ def _choose(draft: Draft, selector: Selector) -> None:
     reasons = {weight.module: _reason(draft, selector, weight, quantized_source) for weight in single}
     format = draft.target.format
     if format is not None and format.has_global:
-        flat = [weight.module for weight in single if not weight.stacked]
+        flat = [*(weight.module for weight in single if not weight.stacked), *unreadable]
         fresh = {weight.module for weight in single if weight.kind != "nvfp4" and reasons[weight.module] is None}
         model = draft.model
         groups, partners = share_scales(
@@ -73,6 +93,7 @@ def _choose(draft: Draft, selector: Selector) -> None:
             (weight.module,) for weight in single if weight.module not in grouped and reasons[weight.module] is None
         ]
     _refuse_partial(single, reasons)
+    draft.kept |= unreadable
     for weight in single:
         reason = reasons[weight.module]
         if reason is None:
@@ -109,6 +130,18 @@ def _why_solid(draft: Draft, module: str) -> str:
     if role in ("other", "linear"):
         return "a convolution, or experts in one tensor that is not taken apart"
     return REASONS[role]
+
+
+def _keep_unreadable(draft: Draft, selector: Selector, found: Found, quantized_source: bool) -> dict[str, str]:
+    """Matrices of a dtype that cannot be converted, with the reason to keep each; an error where there is none."""
+    format = draft.target.format
+    block = 1 if format is None else format.block
+    kept = keep_unreadable(
+        found.unreadable,
+        lambda module, columns: selector.reason(module, columns, block),
+        quantized_source or format is None,
+    )
+    return kept if format is not None else {}  # where nothing is quantized, nothing is kept from it
 
 
 def _unstack(draft: Draft, weight: SourceWeight) -> list[SourceWeight]:

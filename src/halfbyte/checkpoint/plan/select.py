@@ -46,16 +46,18 @@ class Selector:
         self._unused = set(rules.include) | set(rules.keep)
 
     def reason(self, module: str, columns: int, block: int, defaults: bool = True) -> str | None:
-        """Why a module is kept. The caller's rules count before what is known of the model.
+        """Why a module is kept. The caller's rules count before what is known of the model; they fit its name on disk
+        or at run time.
 
         `defaults`: whether the model's own answers count at all. They do not where the source has chosen already.
         """
         rules = self.rules
+        names = dict.fromkeys((module, *self.model.run_time(module).names))
         for pattern in rules.keep:
-            if matches(module, pattern):
+            if any(matches(name, pattern) for name in names):
                 self._unused.discard(pattern)
                 return f"--keep {pattern}"
-        included = [pattern for pattern in rules.include if matches(module, pattern)]
+        included = [pattern for pattern in rules.include if any(matches(name, pattern) for name in names)]
         self._unused.difference_update(included)
         if rules.include and not included:
             return "not included"
@@ -86,5 +88,10 @@ class Selector:
         return None
 
     def unused(self) -> list[str]:
-        """Patterns that matched nothing: as a rule a misspelt name."""
-        return sorted(self._unused)
+        """Patterns that matched nothing: as a rule a misspelt name. A head that is in no file may be kept too."""
+        heads = self.model.heads
+        return sorted(
+            pattern
+            for pattern in self._unused
+            if pattern in self.rules.include or not any(matches(head, pattern) for head in heads)
+        )

@@ -12,9 +12,10 @@ from math import prod
 
 from halfbyte.checkpoint.io.index import Checkpoint, Tensor
 from halfbyte.checkpoint.io.views import NUMPY, Kind, SourceMatrix, View
+from halfbyte.checkpoint.plan.unreadable import unreadable_text
 from halfbyte.errors import CheckpointError
 from halfbyte.layouts.description import FLOATS, PartRule
-from halfbyte.layouts.storage import StoredWeight, all_storages, code_suffixes, find_stored
+from halfbyte.layouts.storage import StoredWeight, code_suffixes, find_stored
 from halfbyte.models.experts import is_stack
 
 KINDS: Mapping[str, Kind] = {"nvfp4": "nvfp4", "mxfp4": "mxfp4", "fp8": "fp8", "int4": "int4"}
@@ -48,6 +49,8 @@ class Found:
     weights: list[SourceWeight] = field(default_factory=list)
     owner: dict[str, str] = field(default_factory=dict)
     """Tensor → the module that it is part of."""
+    unreadable: dict[str, Tensor] = field(default_factory=dict)
+    """Module → its matrix, of a dtype that cannot be converted: it can only be kept as it is."""
 
     def add(self, weight: SourceWeight) -> None:
         self.weights.append(weight)
@@ -68,32 +71,16 @@ def find_source_weights(checkpoint: Checkpoint) -> Found:
             if (len(shape) == 2 and 0 not in shape) or not name.endswith(".weight"):  # others are no linear layers
                 found.add(_quantized(stored[name]))
         elif name.endswith(".weight") and len(shape) == 2 and 0 not in shape:
-            if dtype not in FLOATS:
-                raise CheckpointError(_unknown(tensor))
             module = name.removesuffix(".weight")
+            if dtype not in FLOATS:
+                found.unreadable[module] = tensor
+                continue
             found.add(SourceWeight(module, "float", tensor, (SourceMatrix("float", *shape, whole(tensor)),)))
         elif name.endswith(packed):
-            raise CheckpointError(_unknown(tensor))
+            raise CheckpointError(unreadable_text(tensor))
         elif dtype in FLOATS and len(shape) == 3 and is_stack(name):
             found.add(_stacked(tensor))
     return found
-
-
-def _unknown(tensor: Tensor) -> str:
-    """The message for a tensor that is named like a weight, but fits no table of a layout."""
-    needed = {
-        tensor.name.removesuffix(storage.codes.suffix) + storage.rules["scales"].suffix
-        for storage in all_storages()
-        if storage.codes.suffix and tensor.name.endswith(storage.codes.suffix) and tensor.dtype in storage.codes.dtypes
-    }
-    if needed:
-        listed = ", ".join(sorted(needed))
-        return f"{tensor.name} is quantized ({tensor.dtype}), but none of its possible scales is there: {listed}"
-    known = ", ".join(sorted(storage.name for storage in all_storages()))
-    return (
-        f"{tensor.name}: {tensor.dtype} of shape {list(tensor.shape)} is a weight in a form that no reader knows. "
-        f"Known: {', '.join(FLOATS)}, {known}"
-    )
 
 
 def whole(tensor: Tensor, rows: int | None = None, columns: int | None = None) -> View:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,11 +12,12 @@ import numpy as np
 from halfbyte.checkpoint.io.index import read_json
 from halfbyte.checkpoint.plan.types import Options
 from halfbyte.contracts import Contract, NVFP4Rule, get_contract
+from halfbyte.contracts.spec import Rule, defined_methods
 from halfbyte.errors import CheckpointError, UnsupportedError, unknown_name
 from halfbyte.formats import BlockFormat, get_format
 from halfbyte.layouts import get_layout, writable_layouts
 from halfbyte.layouts.description import Activations, Layout
-from halfbyte.methods import Method
+from halfbyte.methods import METHODS, Method
 from halfbyte.models.families import Family
 from halfbyte.models.names import same_projection
 from halfbyte.request import resolve
@@ -78,8 +79,25 @@ def resolve_target(options: Options, family: Family) -> Target:
     method = options.method
     if method is None and options.contract is None and options.to == "nvfp4":
         method = "optimal"
+    _check_method(method, rule)
     resolve(format, contract, method)
     return Target(format, layout, contract, method, repairs)
+
+
+def _check_method(method: str | Method | None, rule: Rule) -> None:
+    """Raise for the name of a method that no conversion has: an unknown one, or one that needs more than weights."""
+    if not isinstance(method, str):
+        return
+    defined = defined_methods(rule)
+    names = [
+        name
+        for name, kind in METHODS.items()
+        if not kind.needs and (kind.everywhere or any(isinstance(candidate, kind) for candidate in defined))
+    ]
+    if method not in METHODS:
+        raise unknown_name("method", method, names)
+    if METHODS[method].needs:
+        raise UnsupportedError(f"method {method!r} needs {METHODS[method].needs}; convert has {', '.join(names)}")
 
 
 def _beside_fp8(layout: Layout, family: Family) -> Layout:
@@ -108,18 +126,20 @@ def activations_of(options: Options, target: Target, sources_have: bool) -> tupl
     return ("unit" if wanted == "unit" else "file"), "static"
 
 
-def input_scales(kind: str, options: Options, groups: Sequence[Sequence[str]]) -> dict[str, float]:
+def input_scales(
+    kind: str, options: Options, groups: Sequence[Sequence[str]], names: Callable[[], Mapping[str, Collection[str]]]
+) -> dict[str, float]:
     """Multiplier of the activations of every module; members of a group share the largest.
 
     A calibration file is a JSON object: module → largest magnitude of its input. An expert that saw no token takes the
-    largest of the other experts' same projection.
+    largest of the other experts' same projection. names: what the file may name, and which modules are meant by it.
     """
     modules = [module for group in groups for module in group]
     if kind == "unit":
         return dict.fromkeys(modules, 1.0)
     if kind != "file":
         return {}
-    given = _read_amaxes(Path(str(options.activations)))
+    given = _by_module(str(options.activations), _read_amaxes(Path(str(options.activations))), names())
     siblings: dict[str, float] = {}
     for module, value in given.items():
         key = same_projection(module)
@@ -139,6 +159,19 @@ def input_scales(kind: str, options: Options, groups: Sequence[Sequence[str]]) -
             )
         scales |= dict.fromkeys(group, float(np.float32(max(amaxes)) / np.float32(2688)))
     return scales
+
+
+def _by_module(file: str, given: Mapping[str, float], names: Mapping[str, Collection[str]]) -> dict[str, float]:
+    """The amaxes under the names of modules on disk. A name that is no module is misspelt, or of another model."""
+    unknown = [name for name in given if name not in names]
+    if unknown:
+        others = f" ({len(unknown) - 1} more names in it are unknown)" if len(unknown) > 1 else ""
+        raise CheckpointError(f"--activations {file}: {unknown_name('module', unknown[0], names, listed=0)}{others}")
+    amaxes: dict[str, float] = {}
+    for name, value in given.items():
+        for module in names[name]:
+            amaxes[module] = max(amaxes.get(module, 0.0), value)
+    return amaxes
 
 
 def _read_amaxes(path: Path) -> Mapping[str, float]:

@@ -18,6 +18,7 @@ from halfbyte.checkpoint.io.header import encode_header, tensor_bytes
 from halfbyte.checkpoint.io.views import SourceMatrix
 from halfbyte.checkpoint.plan.select import Rules
 from halfbyte.contracts import Contract
+from halfbyte.errors import InputError
 from halfbyte.formats import BlockFormat
 from halfbyte.layouts.description import Part
 from halfbyte.methods import Method
@@ -44,7 +45,15 @@ class Options:
     """none, unit, or a JSON file of calibrated amaxes; None: what the contract writes, or what the source has."""
     rules: Rules = Rules()
     ignore: tuple[str, ...] = ()
-    """Names that go into the exclude list as they are."""
+    """Names for the exclude list, written as they are."""
+    modules_from_model: bool = False
+    """Whether transformers is asked what the modules are, instead of the table."""
+    trust_remote_code: bool = False
+    """Whether it may run the code that comes with the checkpoint."""
+
+    def __post_init__(self) -> None:
+        if not all(self.ignore):
+            raise InputError("--ignore needs a name; an empty one would exclude every module in some readers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +186,34 @@ class Plan:
             digest.update(shard.name.encode() + shard.header)
             digest.update(json.dumps([unit.input_scale for unit in shard.units]).encode())
         return digest.hexdigest()
+
+    def shard_fingerprint(self, shard: Shard) -> str:
+        """Equal for shards with the same bytes, made from files that did not change, in whatever plan they stand.
+
+        What a unit's tensor scale depends on lies partly in other shards: the units that share it count too.
+        """
+        digest = hashlib.sha256()
+        digest.update(json.dumps([VERSION, self.choices, self.repairs], sort_keys=True).encode())
+        digest.update(shard.name.encode() + shard.header)
+        files = {copy.file for copy in shard.copies}
+        for copy in shard.copies:
+            digest.update(repr((copy.file, copy.offset, copy.output)).encode())
+        for unit in shard.units:
+            sharing = self._sharing.get(unit.group, [unit])
+            digest.update(repr((unit.module, unit.action, unit.outputs, unit.input_scale)).encode())
+            digest.update(repr([(other.module, other.action, other.sources) for other in sharing]).encode())
+            files |= {file for other in sharing for source in other.sources for file in source.files}
+        digest.update(repr([file for file in self.files if file.name in files]).encode())
+        return digest.hexdigest()
+
+    @cached_property
+    def _sharing(self) -> dict[int, list[Unit]]:
+        """The units of each group, by its number."""
+        found: dict[int, list[Unit]] = {}
+        for unit in self.units:
+            if unit.group >= 0:
+                found.setdefault(unit.group, []).append(unit)
+        return found
 
     @property
     def choices(self) -> dict[str, str]:

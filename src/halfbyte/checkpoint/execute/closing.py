@@ -1,0 +1,120 @@
+"""The last steps of a conversion: files get their final names, and those of an earlier conversion go."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from halfbyte.checkpoint.execute.disk import Disk
+from halfbyte.checkpoint.execute.journal import Finished, Journal, work_folder
+from halfbyte.checkpoint.execute.manifest import manifest_of, read_manifest
+from halfbyte.checkpoint.io.index import CONFIG, MANIFEST
+from halfbyte.checkpoint.io.side_files import WORK
+from halfbyte.checkpoint.plan.types import Plan
+
+REPLACED = "replaced"
+"""Folder in the work folder for the manifest of a conversion that is being replaced."""
+
+
+def close(
+    plan: Plan, destination: Path, journal: Journal, report: Callable[[int, int], None] = lambda done, total: None
+) -> None:
+    """Give everything its final name: shards, side files, index, config, and the manifest last of all.
+
+    Until this point no file stands under a final name. Each step can be repeated, so a crash in here is continued.
+    """
+    work, disk = work_folder(destination), journal.disk
+    total = len(plan.shards) + len(plan.side_files) + len(plan.json_files) + 1
+    done = itertools.count(1)
+    old = read_manifest(destination)
+    if old is not None and old["fingerprint"] != plan.fingerprint:
+        (work / REPLACED).mkdir(exist_ok=True)
+        os.replace(destination / MANIFEST, work / REPLACED / MANIFEST)
+    _remove_replaced(work, destination, disk)
+    for shard in plan.shards:
+        if (work / shard.name).exists():
+            os.replace(work / shard.name, destination / shard.name)
+        report(next(done), total)
+    for name in plan.side_files:
+        final = destination / name
+        final.parent.mkdir(parents=True, exist_ok=True)
+        temporary = work / "side file"
+        disk.copy(plan.source / name, temporary)
+        os.replace(temporary, final)
+        disk.folder(final.parent)
+        report(next(done), total)
+    contents = dict(plan.json_files)
+    config = contents.pop(CONFIG)
+    for name, content in [*contents.items(), (CONFIG, config), (MANIFEST, manifest_of(plan, journal.finished))]:
+        indent = 1 if name == MANIFEST else 2
+        disk.write(work / name, (json.dumps(content, indent=indent, ensure_ascii=False) + "\n").encode())
+        os.replace(work / name, destination / name)
+        disk.folder(destination)
+        report(next(done), total)
+    shutil.rmtree(work)
+    disk.folder(destination)
+
+
+def _remove_replaced(work: Path, destination: Path, disk: Disk) -> None:
+    """Remove the files of an earlier conversion. Its manifest was set aside before and is removed last: if the process
+    is killed in between, the next run knows what is left to remove.
+    """
+    old = read_manifest(work / REPLACED)
+    if old is not None:
+        disk.folder(work / REPLACED)
+        disk.folder(destination)
+        _remove_old(old, destination)
+        disk.folder(destination)
+        shutil.rmtree(work / REPLACED)
+
+
+def remove_begun(journal: Journal, destination: Path) -> None:
+    """Remove files to which an unfinished conversion gave their final names before it was stopped.
+
+    Where there is a manifest, its conversion is complete, and `close` removes it once the new one is.
+    """
+    _remove_replaced(journal.path.parent, destination, journal.disk)
+    if not (destination / MANIFEST).exists():
+        _remove_old({"files": journal.first.get("outputs", [])}, destination)
+
+
+def take_back(plan: Plan, destination: Path, journal: Journal, usable: dict[str, Finished]) -> None:
+    """Make the journal one of another plan. Shards that it can use stay; all else of the old plan goes.
+
+    Files that have their final names already are taken back first, config.json before all others. Until the journal is
+    rewritten the old plan counts, and writes again what it misses.
+    """
+    work = journal.path.parent
+    _remove_replaced(work, destination, journal.disk)
+    if not (destination / MANIFEST).exists():
+        (destination / CONFIG).unlink(missing_ok=True)
+        for name in usable:
+            if (destination / name).exists():
+                os.replace(destination / name, work / name)
+        _remove_old({"files": journal.first.get("outputs", [])}, destination)
+        journal.disk.folder(destination)
+    journal.rewrite(plan, usable)
+    for path in work.iterdir():
+        if path.is_file() and path != journal.path and path.name not in usable:
+            path.unlink()
+
+
+def _remove_old(old: dict[str, object], destination: Path) -> None:
+    """Remove the files that a conversion lists, config.json first, so that no half of it looks like a checkpoint."""
+    names = [CONFIG]
+    shards, files = old.get("shards"), old.get("files")
+    names += list(shards) if isinstance(shards, dict) else []
+    names += list(files) if isinstance(files, list) else []
+    for name in dict.fromkeys(str(name) for name in names):
+        path = destination / name
+        if Path(name).is_absolute() or ".." in Path(name).parts or WORK in Path(name).parts:
+            continue
+        path.unlink(missing_ok=True)
+        for folder in path.parents:
+            if folder == destination or not folder.is_dir() or any(folder.iterdir()):
+                break
+            folder.rmdir()

@@ -1,0 +1,104 @@
+"""Matrices of a dtype that cannot be converted: kept where the caller or the model keeps them, else an error."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from halfbyte.checkpoint import Options, Plan, Resources, Rules, make_plan, run
+from halfbyte.errors import CheckpointError
+from tests.checkpoint.toy import Array, llama, raw_file, read_checkpoint, write_checkpoint
+
+EXTRA = "model.layers.0.mlp.extra"
+
+
+def with_dtype(folder: Path, module: str, dtype: str, size: int, tensors: dict[str, Array] | None = None) -> Path:
+    """A tiny Llama with one matrix of 4 x 16 of that dtype: its header says so, whatever the bytes are."""
+    source = write_checkpoint(folder, (tensors or llama()) | {f"{module}.weight": np.zeros((4, 16 * size), np.uint8)})
+    raw = (source / "model.safetensors").read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    header = raw[8 : 8 + length].decode()
+    before = f'"{module}.weight": {{"dtype": "U8", "shape": [4, {16 * size}]'
+    assert before in header
+    header = header.replace(before, f'"{module}.weight": {{"dtype": "{dtype}", "shape": [4, 16]')
+    (source / "model.safetensors").write_bytes(raw_file(header.encode(), raw[8 + length :]))
+    return source
+
+
+def plan_of(source: Path, *keep: str, to: str = "nvfp4") -> Plan:
+    return make_plan(source, Options(to, method="amax" if to == "nvfp4" else None, rules=Rules(keep=keep)))
+
+
+DTYPES = [("F64", 8), ("I64", 8), ("I32", 4), ("F8_E5M2", 1), ("BOOL", 1), ("C64", 8), ("F8_E4M3", 1)]
+
+
+@pytest.mark.parametrize(("dtype", "size"), DTYPES)
+def test_keep_wins_over_a_dtype_that_cannot_be_read(tmp_path: Path, dtype: str, size: int) -> None:
+    source = with_dtype(tmp_path / "s", EXTRA, dtype, size)
+    plan = plan_of(source, EXTRA)
+    assert plan.kept[EXTRA] == f"--keep {EXTRA}"
+    assert not any("matches no module" in note for note in plan.notes)
+    assert EXTRA in plan.json_files["config.json"]["quantization_config"]["ignore"]
+    run(plan, tmp_path / "d", Resources(workers=1, sync=False))
+    header = (tmp_path / "d" / "model.safetensors").read_bytes()[:20000].decode(errors="replace")
+    assert f'"{EXTRA}.weight":{{"dtype":"{dtype}","shape":[4,16]' in header
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size", "message"),
+    [
+        (
+            "F64",
+            8,
+            "F64 of shape [4, 16] is a weight in a form that no reader knows. Save it as BF16 or F32 first, or ",
+        ),
+        ("F8_E5M2", 1, "F8_E5M2 of shape [4, 16] is a weight in a form that no reader knows. Save it as BF16 or F32"),
+        ("I64", 8, "I64 of shape [4, 16] is a weight in a form that no reader knows. Integers are no linear layer: "),
+        ("F8_E4M3", 1, "is quantized (F8_E4M3), but none of its possible scales is there: "),
+    ],
+)
+def test_without_keep_the_message_says_what_to_do(tmp_path: Path, dtype: str, size: int, message: str) -> None:
+    source = with_dtype(tmp_path / "s", EXTRA, dtype, size)
+    with pytest.raises(CheckpointError) as caught:
+        plan_of(source)
+    assert message in str(caught.value)
+    assert f"copy it as it is with --keep {EXTRA}" in str(caught.value)
+
+
+def test_all_of_them_are_named_at_once(tmp_path: Path) -> None:
+    two = llama() | {f"model.layers.{i}.hash.weight": np.zeros((4, 16), np.int64) for i in range(2)}
+    with pytest.raises(CheckpointError, match=r"layers.0.hash.*1 more are like it: model.layers.1.hash$"):
+        plan_of(write_checkpoint(tmp_path / "s", two))
+    assert plan_of(tmp_path / "s", ".hash").kept["model.layers.1.hash"] == "--keep .hash"
+
+
+def test_what_the_model_keeps_needs_no_option(tmp_path: Path) -> None:
+    tensors = llama() | {"lm_head.weight": np.zeros((32, 64), np.int64)}
+    plan = plan_of(write_checkpoint(tmp_path / "s", tensors))
+    assert plan.kept["lm_head"] == "output head"
+
+
+def test_partners_of_a_matrix_that_is_kept_are_kept(tmp_path: Path) -> None:
+    tensors = llama()
+    tensors["model.layers.0.self_attn.k_proj.weight"] = np.zeros((32, 64), np.int64)
+    plan = plan_of(write_checkpoint(tmp_path / "s", tensors), "layers.0.self_attn.k_proj")
+    partner = "its partner model.layers.0.self_attn.k_proj is kept"
+    assert plan.kept["model.layers.0.self_attn.q_proj"] == plan.kept["model.layers.0.self_attn.v_proj"] == partner
+
+
+def test_decoding_copies_what_is_not_quantized(tmp_path: Path) -> None:
+    quantized = llama() | {EXTRA + ".weight": np.ones((4, 16), np.int64)}
+    source = write_checkpoint(tmp_path / "s", quantized)
+    run(plan_of(source, EXTRA), tmp_path / "q", Resources(workers=1, sync=False))
+    plan = plan_of(tmp_path / "q", to="bf16")
+    run(plan, tmp_path / "d", Resources(workers=1, sync=False))
+    assert read_checkpoint(tmp_path / "d")[EXTRA + ".weight"].tolist() == [[1] * 16] * 4
+
+
+def test_a_quantized_source_may_hold_other_dtypes(tmp_path: Path) -> None:
+    source = write_checkpoint(tmp_path / "s", llama() | {EXTRA + ".weight": np.ones((4, 16), np.int64)})
+    run(plan_of(source, EXTRA), tmp_path / "q", Resources(workers=1, sync=False))
+    plan = make_plan(tmp_path / "q", Options(layout="compressed-tensors"))
+    assert plan.kept[EXTRA] == "unquantized in the source"
