@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from halfbyte.checkpoint.io.index import Checkpoint
 from halfbyte.layouts import LAYOUTS
@@ -13,7 +13,7 @@ from halfbyte.layouts.matching import FULL_NAME
 from halfbyte.models import Model
 from halfbyte.models.experts import is_stack
 from halfbyte.verify.groups import group_of, read_groups
-from halfbyte.verify.modules import heads_of, is_linear, role_of, runtime_names
+from halfbyte.verify.modules import heads_of, is_linear, knows, role_of, runtime_names
 from halfbyte.verify.problems import Problem
 from halfbyte.verify.stored import FLOATS, Contents
 
@@ -63,13 +63,21 @@ def _not_excluded(
     names = quantized.union(plain)
     for module in plain:
         what = "a router" if role_of(model, module) == "router" else "unquantized"
-        if not reader.excludes(model.fused.served_name(module, names), claim.ignore):
+        if not _is_excluded(module, names, claim.ignore, reader, model):
             text = f"{what}, but not in the exclude list as {reader.name} reads it, which expects FP4 tensors there"
             yield Problem("error", "not-excluded", module, text)
         for named in runtime_names(model, module) if LAYOUTS[claim.layout or ""].run_time_names else ():
             if named != module and not reader.excludes(named, claim.ignore):
                 text = f"{what}, and transformers calls it {named}, which is not in the exclude list: it expects FP4"
                 yield Problem("error", "not-excluded", module, text)
+
+
+def _is_excluded(module: str, names: Collection[str], ignore: Sequence[str], reader: Reader, model: Model) -> bool:
+    """Under the name that a reader asks for: the common one of a fused layer, unless a partner is not there."""
+    if reader.excludes(model.fused.served_name(module, names), ignore):
+        return True
+    alone = any(partner not in names for partner in model.fused.partners(module, names))
+    return alone and reader.excludes(module, ignore)
 
 
 def _heads(contents: Contents, claim: Claim, readers: Sequence[Reader], model: Model) -> Iterator[Problem]:
@@ -86,9 +94,15 @@ def _idle(contents: Contents, claim: Claim, model: Model) -> Iterator[Problem]:
     """Entries that name nothing in the checkpoint."""
     modules = [*contents.quantized, *_modules(contents)]
     known = frozenset(modules)
-    names = {*modules, *(model.fused.served_name(module, known) for module in modules), *heads_of(model), "lm_head"}
+    names = {
+        *modules,
+        *contents.plain,
+        *(model.fused.served_name(module, known) for module in modules),
+        *heads_of(model),
+        "lm_head",
+    }
     every = "\n".join(sorted(names.union(*(runtime_names(model, module) for module in modules))))
-    idle = [entry for entry in claim.ignore if not _names_something(entry, every)]
+    idle = [entry for entry in claim.ignore if not _names_something(entry, every) and not knows(model, entry)]
     if idle:
         more = f" (and {len(idle) - 1} more)" if len(idle) > 1 else ""
         text = f"the exclude list names {idle[0]!r}{more}, which is no part of the name of any module"

@@ -22,6 +22,11 @@ def heads_of(model: Model) -> tuple[str, ...]:
     return model.heads if model.known or model.tied_head else ()
 
 
+def knows(model: Model, module: str) -> bool:
+    """Whether the model is known to have a module of that name, in the file or at run time only."""
+    return model.known and model.is_known(module)
+
+
 def is_linear(model: Model, module: str) -> bool:
     """Whether a reader may build a linear layer of a module with a weight matrix."""
     return role_of(model, module) not in ("table", "norm", "convolution", "other")

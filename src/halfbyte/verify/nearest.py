@@ -92,7 +92,8 @@ VALUES = _of_words(E2M1.values)
 
 def look_up(table: npt.NDArray[np.complex128], codes: U8) -> F32:
     """The number for each code, [rows, elements]."""
-    return table[codes.view(np.uint16)].view(np.float32)
+    words = codes.view(np.uint16).astype(np.intp)
+    return table.take(words, mode="clip").view(np.float32)
 
 
 @np.errstate(invalid="ignore", over="ignore")

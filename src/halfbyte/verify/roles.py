@@ -19,7 +19,10 @@ ROLES: dict[Role, tuple[Level, str]] = {
     "norm": ("error", "a norm, which has no matrix to multiply with"),
     "other": ("error", "no linear layer in this architecture"),
     "router": ("warning", "a router: vLLM and SGLang build routers unquantized, whatever the config says"),
-    "head": ("warning", "the output head: vLLM and SGLang read it unquantized in most models"),
+    "head": (
+        "warning",
+        "the output head: vLLM 0.32 and SGLang 0.5.23 read it in most models, older ones and others do not",
+    ),
     "tower": ("warning", "in a vision or audio tower: vLLM and SGLang build most towers unquantized"),
     "projector": ("warning", "in a projector: vLLM and SGLang build most projectors unquantized"),
 }
