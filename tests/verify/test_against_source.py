@@ -10,7 +10,7 @@ import pytest
 from halfbyte.verify import Problem, Report, verify
 from tests.clients.converted import convert, converted
 from tests.quantized import edit, load
-from tests.tiny_models import BF16, Tensors, make
+from tests.tiny_models import BF16, E4M3, Config, Tensors, make, write_checkpoint
 
 MODELOPT, COMPRESSED = ("--layout", "modelopt"), ("--layout", "compressed-tensors")
 
@@ -96,8 +96,30 @@ def test_fp8_that_stays_fp8(tmp_path: Path) -> None:
     path = converted(tmp_path, "deepseek_v4", "--to", "nvfp4", *MODELOPT)
     name = next(name for name in load(path) if name.endswith("shared_experts.w1.weight"))
     problem = found(verify(damaged(path, name, (7, 3), 4), tmp_path / "deepseek_v4"))
-    assert (problem.rule, problem.name) == ("row", name.removesuffix(".weight"))
-    assert problem.text.startswith("row 7: ")
+    assert (problem.rule, problem.name) == ("values", name.removesuffix(".weight"))
+    assert "row 7, column 3 is " in problem.text
+
+
+@pytest.mark.parametrize("scales", [(), (128, 1), (1, 1)])
+@pytest.mark.parametrize("seed", range(3))
+def test_fp8_that_was_rounded_from_bf16(tmp_path: Path, scales: tuple[int, ...], seed: int) -> None:
+    """One tensor scale, one per row, one per block: clean, and every flipped bit above -0 is told."""
+    generator = np.random.default_rng(seed)
+    values = (generator.standard_normal((128, 128)) * np.exp(generator.standard_normal((128, 1)))).astype(BF16)
+    name, config = "model.layers.0.mlp.down_proj", Config({"model_type": "llama"})
+    source = write_checkpoint(tmp_path / "source", {f"{name}.weight": values}, config, shards=1)
+    wide = values.astype(np.float32)
+    amax = np.abs(wide).max(axis=1, keepdims=True) if scales == (128, 1) else np.abs(wide).max()
+    scale = np.broadcast_to((amax / 448).astype(np.float32), scales)
+    codes = (wide / scale).astype(E4M3)
+    stored: Tensors = {f"{name}.weight": codes, f"{name}.weight_scale": np.ascontiguousarray(scale)}
+    path = write_checkpoint(
+        tmp_path / "fp8", stored, {**config, "quantization_config": {"quant_method": "fp8"}}, shards=1
+    )
+    assert verify(path, source).problems == []
+    row, column = (int(place) for place in np.argwhere(np.abs(codes.astype(np.float32)) > 1)[1000 + seed])
+    damaged(path, f"{name}.weight", (row, column), seed)
+    assert f"row {row}, column {column} is " in found(verify(path, source)).text
 
 
 def test_places_beyond_the_first_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

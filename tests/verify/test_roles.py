@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from typer.testing import CliRunner
 from halfbyte.cli import app
 from halfbyte.verify import Problem, Report, verify
 from tests.quantized import Layout, edit, load, write_quantized
-from tests.tiny_models import Tensors, make
+from tests.tiny_models import BF16, Tensors, make, write_checkpoint
 
 MODULE = "model.layers.0.mlp.down_proj"
 
@@ -57,6 +58,36 @@ def test_a_tied_head_must_be_listed(tmp_path: Path, layout: Layout) -> None:
     (path / "hf_quant_config.json").unlink(missing_ok=True)
     edit(path, ignore=[])
     assert ("error", "lm_head") in found(verify(path), "not-excluded")
+
+
+def test_a_kept_layer_must_be_listed_under_its_name_at_run_time(tmp_path: Path) -> None:
+    """transformers calls the projector of LLaVA by another name than the file does."""
+    path = write_quantized(tmp_path / "q", layout="compressed-tensors")
+    disk, there = "multi_modal_projector.linear_1", "model.multi_modal_projector.linear_1"
+    moved: Tensors = {f"language_model.{name}": values for name, values in load(path).items()}
+    moved[f"{disk}.weight"] = np.ones((128, 64), BF16)
+    config = json.loads((path / "config.json").read_text())
+    config |= {"model_type": "llava", "architectures": ["LlavaForConditionalGeneration"]}
+    config["quantization_config"]["ignore"] = ["lm_head", "language_model.lm_head", disk]
+    shutil.rmtree(path)
+    write_checkpoint(path, moved, config)
+    (problem,) = [problem for problem in verify(path).problems if problem.level == "error"]
+    assert (problem.rule, problem.name) == ("not-excluded", disk)
+    assert f"transformers calls it {there}" in problem.text
+    edit(path, ignore=["lm_head", "language_model.lm_head", disk, there])
+    assert verify(path).clean
+
+
+@pytest.mark.parametrize("layout", ["modelopt", "compressed-tensors"])
+def test_a_member_of_a_fused_layer_without_partners(tmp_path: Path, layout: Layout) -> None:
+    """An up_proj that no gate_proj stands beside is asked for under its own name."""
+    path = write_quantized(tmp_path / "q", layout=layout)
+    (path / "hf_quant_config.json").unlink(missing_ok=True)
+    module = "encoder.layers.0.ff1.up_proj"
+    edit(path, {f"{module}.weight": np.ones((64, 64), BF16)}, ignore=["lm_head", module])
+    assert found(verify(path), "not-excluded") == []
+    edit(path, ignore=["lm_head"])
+    assert ("error", module) in found(verify(path), "not-excluded")
 
 
 @pytest.mark.parametrize("entry", ["model.layers.7.mlp.gate", "re:.*vision.*", "*visual*"])

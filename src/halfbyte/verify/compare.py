@@ -11,6 +11,7 @@ import numpy as np
 from halfbyte.checkpoint.io.index import Checkpoint, Tensor
 from halfbyte.verify.complete import cache_scales, completeness, split_biases
 from halfbyte.verify.diagnose import diagnose
+from halfbyte.verify.eights import fp8_problems
 from halfbyte.verify.measure import measure
 from halfbyte.verify.places import damage_problems, is_off_by_a_factor, is_rounded_otherwise
 from halfbyte.verify.problems import Report, WeightError
@@ -71,6 +72,8 @@ def compare(
                 report.add("error", "values", name, _explain(measured.error, limit, mine, matrix, theirs))
             elif mine.plain is not None:
                 report.extend(rounding_problems(checkpoint.path, mine, matrix))
+            elif mine.kind.startswith("fp8"):
+                report.extend(fp8_problems(mine, matrix, measured) if measured.error.relative else ())
             else:
                 report.extend(damage_problems(measured, mine, matrix))
                 if is_rounded_otherwise(measured) and not is_off_by_a_factor(measured):

@@ -70,6 +70,8 @@ class Matrix:
     """The tensor itself, where the matrix is one tensor as it lies."""
     encoded: Callable[[int, int], Encoded] | None = None
     """encoded(start, stop): these rows as they are stored, for formats of 4-bit codes in blocks."""
+    multipliers: Callable[[int, int], F32] | None = None
+    """multipliers(start, stop): what the stored values of these rows were multiplied by, for FP8."""
 
     def chunks(self) -> Iterator[tuple[int, int]]:
         """Ranges of rows that bound memory."""
@@ -171,6 +173,9 @@ def _quantized(path: Path, weight: StoredTensors, model: Model) -> Iterator[Matr
         codes, scales = oriented(path, weight, "codes")[expert], oriented(path, weight, "scales")[expert]
         return _encoded(path, weight, codes[picked], scales[picked])
 
+    def multipliers(start: int, stop: int) -> F32:
+        return _fp8_scales(path, parts["scales"], (out, width), slice(start, stop))
+
     coded = stored if storage.format in ("nvfp4", "mxfp4") else None
     if storage.stacked:
         yield from _split(Stack(weight.name, experts, out, width, storage.name, names), rows, model, coded)
@@ -182,6 +187,7 @@ def _quantized(path: Path, weight: StoredTensors, model: Model) -> Iterator[Matr
         names,
         lambda start, stop: rows(0, slice(start, stop, 1)),
         encoded=None if coded is None else lambda start, stop: stored(0, slice(start, stop, 1)),
+        multipliers=None if storage.format != "fp8" else multipliers,
     )
 
 
