@@ -29,8 +29,9 @@ def converted(directory: Path, model: str, *options: str) -> Path:
 
 def cache_scales() -> Tensors:
     """Scales of an FP8 cache of the tiny Llama, under Model-Optimizer's names: another one for each tensor."""
+    name = "model.layers.{0}.self_attn.{1}_proj.{1}_scale"
     return {
-        f"model.layers.{layer}.self_attn.{part}_proj.{part}_scale": np.asarray(2.0 ** -(2 * layer + place + 1), np.float32)
+        name.format(layer, part): np.asarray(2.0 ** -(2 * layer + place + 1), np.float32)
         for layer in range(LAYERS)
         for place, part in enumerate("kv")
     }

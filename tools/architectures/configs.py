@@ -17,6 +17,7 @@ LACKS: dict[str, dict[str, Any]] = {
     "AyaVisionForConditionalGeneration": {
         "vision_config": {"model_type": "siglip_vision_model", "hidden_size": 1152, "num_attention_heads": 16}
     },
+    "BambaForCausalLM": {"attn_layer_indices": [1]},
     "ChameleonForConditionalGeneration": {"vocabulary_map": {"<image>": 8711}},
     "CohereCompassForCausalLM": {"rope_parameters": ROTARY},
     "CohereCompassForConditionalGeneration": {
@@ -43,6 +44,7 @@ LACKS: dict[str, dict[str, Any]] = {
         "spatial_target_layers": [],
         "downsample_rate": "4/8",
     },
+    "GraniteMoeHybridForCausalLM": {"layer_types": ["mamba", "attention"] * 16},
     "HunYuanDenseV1ForCausalLM": {"head_dim": 128},
     "HunYuanMoEV1ForCausalLM": {"head_dim": 128},
     "HunYuanVLForConditionalGeneration": {"text_config": {"model_type": "hunyuan_vl_text", "head_dim": 128}},

@@ -17,6 +17,9 @@ from halfbyte.cli.tables import print_table
 from halfbyte.errors import HalfbyteError
 from halfbyte.load_check import check_load
 
+FEW = 3
+"""Problems of one kind that are all printed."""
+
 
 @app.command(short_help="Check a checkpoint, alone or against its source.")
 def verify(
@@ -84,12 +87,18 @@ def verify(
 
 
 def _print_problems(report: library.Report, show: int) -> None:
-    ordered = sorted(report.problems, key=lambda problem: problem.level)  # "error" before "warning"
-    for problem in ordered[:show]:
-        line = f"{problem.level} [{problem.rule}] {problem.name}: {problem.text}"
-        out().print(line, markup=False, soft_wrap=True)
-    if len(ordered) > show:
-        out().print(f"… and {len(ordered) - show} more")
+    """Errors first. Of more than a few that differ in numbers only, the first stands for all."""
+    left = 0
+    for number, group in enumerate(report.alike()):
+        if number >= show:
+            left += len(group)
+            continue
+        for problem in group if len(group) <= FEW else group[:1]:
+            more = f" (and {len(group) - 1} more like it)" if len(group) > FEW else ""
+            line = f"{problem.level} [{problem.rule}] {problem.name}: {problem.text}{more}"
+            out().print(line, markup=False, soft_wrap=True)
+    if left:
+        out().print(f"… and {left} more; --json FILE has them all", soft_wrap=True)
 
 
 def _print_errors(report: library.Report, show: int) -> None:

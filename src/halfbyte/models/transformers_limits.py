@@ -8,17 +8,20 @@ from halfbyte.models.architectures import table_version
 from halfbyte.models.model import Model
 from halfbyte.models.roles import pattern_of
 
+BY_ROWS = frozenset(("Chunk", "Split"))
+"""Operations that cut rows from rows: codes and scales of MXFP4 survive them, a tensor scale does not."""
+
 SHOWN = 4
 """Patterns that a sentence names."""
 
 
-def transformers_limits(model: Model, quantized: Iterable[str], plain: Iterable[str]) -> list[str]:
+def transformers_limits(model: Model, format: str, quantized: Iterable[str], plain: Iterable[str]) -> list[str]:
     """What transformers will not do with these modules quantized and those plain, in sentences. For layouts that it
     reads.
     """
     if model.architecture is None:
         return []
-    return list(_limits(model, _first_of_each(quantized), _first_of_each(plain)))
+    return list(_limits(model, format, _first_of_each(quantized), _first_of_each(plain)))
 
 
 def _first_of_each(modules: Iterable[str]) -> list[str]:
@@ -29,7 +32,7 @@ def _first_of_each(modules: Iterable[str]) -> list[str]:
     return list(found.values())
 
 
-def _limits(model: Model, quantized: Sequence[str], plain: Sequence[str]) -> Iterator[str]:
+def _limits(model: Model, format: str, quantized: Sequence[str], plain: Sequence[str]) -> Iterator[str]:
     architecture = model.architecture
     if architecture is None:
         return
@@ -38,7 +41,7 @@ def _limits(model: Model, quantized: Sequence[str], plain: Sequence[str]) -> Ite
         there = model.run_time(module)
         if not set(map(pattern_of, there.names)).isdisjoint(architecture.read_at_start):
             read.append(module)
-        elif there.is_reshaped:
+        elif there.is_reshaped and not (format == "mxfp4" and set(there.operations) <= BY_ROWS):
             reshaped.append(module)
         elif not architecture.finds(module):
             unknown.append(module)

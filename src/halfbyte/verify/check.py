@@ -8,13 +8,16 @@ from pathlib import Path
 
 from halfbyte.checkpoint.io.index import open_checkpoint
 from halfbyte.layouts.storage import read_config
-from halfbyte.models.partners import fused_layers_of
+from halfbyte.models import model_of
+from halfbyte.verify.algorithms import algorithm_problems
 from halfbyte.verify.block_scales import block_problems
+from halfbyte.verify.cache import cache_problems
 from halfbyte.verify.claim import claim_problems
 from halfbyte.verify.compare import Progress, compare
-from halfbyte.verify.excluded import exclude_problems
+from halfbyte.verify.excluded import exclude_problems, unquantized_modules
 from halfbyte.verify.problems import Report
 from halfbyte.verify.recorded import recorded_problems
+from halfbyte.verify.schemes import scheme_problems
 from halfbyte.verify.sharing import scalar_problems, sharing_problems
 from halfbyte.verify.stored import read_contents
 from halfbyte.verify.structure import structure_problems
@@ -54,10 +57,15 @@ def verify(
     report.extend(structure_problems(contents))
     broken = {problem.name for problem in report.problems if problem.level == "error"}
     sound = contents.without(broken)  # the rest can be read
+    model = model_of(checkpoint.config)
     report.extend(claim_problems(checkpoint, contents, claim))
-    report.extend(exclude_problems(contents, claim))
+    report.extend(algorithm_problems(checkpoint, contents))
+    if claim.layout == "compressed-tensors":
+        report.extend(scheme_problems(checkpoint.quantization, contents, unquantized_modules(contents, model)))
+    report.extend(cache_problems(checkpoint.quantization, contents, claim))
+    report.extend(exclude_problems(checkpoint, contents, claim, model))
     report.extend(scalar_problems(checkpoint.path, sound))
-    report.extend(sharing_problems(checkpoint.path, sound, fused_layers_of(checkpoint.config)))
+    report.extend(sharing_problems(checkpoint.path, sound, model.fused))
     report.extend(recorded_problems(checkpoint, headers_only))
     if not headers_only:
         report.extend(block_problems(checkpoint.path, sound))

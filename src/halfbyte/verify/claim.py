@@ -6,11 +6,12 @@ from collections.abc import Iterator
 
 from halfbyte.checkpoint.io.index import INDEX, Checkpoint, read_json
 from halfbyte.layouts import LAYOUTS, modelopt
-from halfbyte.layouts.description import Claim, texts
-from halfbyte.models import model_of
-from halfbyte.models.limits import limits
-from halfbyte.models.names import ROUTED
+from halfbyte.layouts.description import Claim, Layout
+from halfbyte.models import Model, model_of
+from halfbyte.verify.activations import activation_problems
+from halfbyte.verify.limits import limit_problems
 from halfbyte.verify.problems import Problem
+from halfbyte.verify.roles import role_problems
 from halfbyte.verify.stored import Contents
 
 
@@ -29,13 +30,16 @@ def claim_problems(checkpoint: Checkpoint, contents: Contents, claim: Claim) -> 
     elif claim.formats and formats and not formats <= set(claim.formats):
         text = f"quantization_config describes {', '.join(claim.formats)}, but tensors are {', '.join(sorted(formats))}"
         yield Problem("error", "config", "config.json", text)
+    if not contents.quantized and not contents.stray and claim.layout is None:
+        text = "no weight is quantized, and no config says so: this checkpoint is unquantized"
+        yield Problem("warning", "unquantized", "config.json", text)
     yield from _others(contents, claim)
-    yield from _readers(checkpoint, contents, claim)
-    yield from _activations(contents, claim)
+    model, layout = model_of(checkpoint.config), LAYOUTS.get(claim.layout or "")
+    yield from _stacking(checkpoint, model, layout)
+    yield from limit_problems(model, checkpoint.model_type, layout, contents)
+    yield from activation_problems(checkpoint.quantization, contents, claim)
     yield from _two_files(checkpoint)
-    if checkpoint.setting("tie_word_embeddings") is True and "lm_head" in contents.quantized:
-        text = "quantized, although tie_word_embeddings makes readers use the embedding instead"
-        yield Problem("error", "tied", "lm_head", text)
+    yield from role_problems(model, contents)
     yield from _index(checkpoint)
 
 
@@ -44,46 +48,25 @@ def _others(contents: Contents, claim: Claim) -> Iterator[Problem]:
     if claim.layout is None:
         return
     seen: set[str] = set()
+    explained = (claim.layout, *claim.beside, *(("fp8",) if claim.layout == "modelopt" else ()))  # by its algorithms
     for weight in contents.quantized.values():
         storage = weight.storage
-        if storage.layout not in (claim.layout, *claim.beside) and storage.name not in seen:
+        if storage.layout not in explained and storage.name not in seen:
             seen.add(storage.name)
             text = f"stored as {storage.name}, which a quantization_config of {claim.layout} does not explain"
             yield Problem("error", "config", weight.name, text)
 
 
-def _readers(checkpoint: Checkpoint, contents: Contents, claim: Claim) -> Iterator[Problem]:
-    """Checkpoints that are correct, but that some reader cannot use."""
-    family, layout = model_of(checkpoint.config).family, LAYOUTS.get(claim.layout or "")
-    if layout is not None and layout.stacking is not None and family.stacking != layout.stacking:
-        model = checkpoint.model_type or "this one"
-        text = f"quant_method {layout.quant_method} is read for {layout.name} models only, not for {model}"
+def _stacking(checkpoint: Checkpoint, model: Model, layout: Layout | None) -> Iterator[Problem]:
+    """Layouts whose readers know one order of rows only."""
+    if layout is not None and layout.stacking is not None and model.stacking != layout.stacking:
+        named = checkpoint.model_type or "this one"
+        text = f"quant_method {layout.quant_method} is read for {layout.name} models only, not for {named}"
         yield Problem("error", "reader", "config.json", text)
-    weights = [weight for weight in contents.quantized.values() if weight.storage.layout == claim.layout]
-    for format in dict.fromkeys(weight.storage.format for weight in weights):
-        alike = [weight for weight in weights if weight.storage.format == format]
-        experts = [ROUTED in weight.name for weight in alike]
-        for limit in limits(checkpoint.model_type, claim.layout or "", format, any(experts), not all(experts)):
-            yield Problem("warning", "reader", alike[0].name, limit.text)
-
-
-def _activations(contents: Contents, claim: Claim) -> Iterator[Problem]:
-    """Input scales: in every NVFP4 weight when activations are quantized, else in none."""
-    nvfp4 = [weight for weight in contents.quantized.values() if weight.storage.format == "nvfp4"]
-    nvfp4 = [weight for weight in nvfp4 if weight.storage.layout == claim.layout]
-    for weight in nvfp4:
-        if claim.activations and weight.storage.input_role not in weight.parts:
-            missing = weight.name + weight.storage.rules[weight.storage.input_role].suffix
-            text = f"the config says activations are FP4, but {missing} is missing: vLLM uses uninitialised memory"
-            yield Problem("error", "input-scale", weight.name, text)
-    extra = [weight.name for weight in nvfp4 if weight.storage.input_role in weight.parts]
-    if extra and not claim.activations:
-        text = f"{len(extra)} weights have an input scale, but the config says that activations are not quantized"
-        yield Problem("warning", "input-scale", extra[0], text)
 
 
 def _two_files(checkpoint: Checkpoint) -> Iterator[Problem]:
-    """hf_quant_config.json must say the same as config.json; text_config must not say anything of its own."""
+    """text_config must not say anything of its own; hf_quant_config.json must say something."""
     outer, text = checkpoint.config.get("quantization_config"), checkpoint.config.get("text_config")
     inner = text.get("quantization_config") if isinstance(text, dict) else None
     if isinstance(outer, dict) and isinstance(inner, dict) and inner != outer:
@@ -91,24 +74,8 @@ def _two_files(checkpoint: Checkpoint) -> Iterator[Problem]:
             "error", "config", "config.json", "text_config holds another quantization_config than the outer one"
         )
     path = checkpoint.path / modelopt.CONFIG_FILE
-    if not path.is_file() or not isinstance(outer, dict):
-        return
-    nested = read_json(path).get("quantization")
-    if not isinstance(nested, dict):
+    if path.is_file() and not isinstance(read_json(path).get("quantization"), dict):
         yield Problem("error", "config", modelopt.CONFIG_FILE, "has no object called quantization")
-        return
-    for key in ("group_size", "kv_cache_quant_algo", "exclude_modules"):
-        if key not in nested:
-            yield Problem(
-                "error", "config", modelopt.CONFIG_FILE, f"lacks {key}, which vLLM requires (null or [] will do)"
-            )
-    if "quant_algo" in outer and nested.get("quant_algo") != outer["quant_algo"]:
-        said = f"quant_algo is {nested.get('quant_algo')!r} here and {outer['quant_algo']!r} in config.json"
-        yield Problem("error", "config", modelopt.CONFIG_FILE, said)
-    if "ignore" in outer and set(texts(nested.get("exclude_modules"))) != set(texts(outer["ignore"])):
-        differ = set(texts(nested.get("exclude_modules"))) ^ set(texts(outer["ignore"]))
-        text = f"exclude_modules differs from ignore in config.json, for one by {sorted(differ)[0]!r}"
-        yield Problem("error", "config", modelopt.CONFIG_FILE, text)
 
 
 def _index(checkpoint: Checkpoint) -> Iterator[Problem]:

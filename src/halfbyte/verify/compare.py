@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from halfbyte.checkpoint.io.index import Checkpoint, Tensor
-from halfbyte.codec.bits import F32
-from halfbyte.layouts.description import asks_for_fp8_cache
-from halfbyte.layouts.kv_cache import CacheScale, cache_scale, is_cache_tensor
-from halfbyte.layouts.storage import unneeded_suffixes
-from halfbyte.models import model_of
-from halfbyte.models.experts import expert_module, is_stack
+from halfbyte.verify.complete import cache_scales, completeness, split_biases
 from halfbyte.verify.diagnose import diagnose
-from halfbyte.verify.problems import Problem, Report, WeightError
-from halfbyte.verify.stored import Contents, StoredTensors, read_contents
+from halfbyte.verify.eights import fp8_problems
+from halfbyte.verify.measure import measure
+from halfbyte.verify.places import damage_problems, is_off_by_a_factor, is_rounded_otherwise
+from halfbyte.verify.problems import Report, WeightError
+from halfbyte.verify.rounded import rounding_problems
+from halfbyte.verify.stored import Contents, read_contents
 from halfbyte.verify.structure import structure_problems
 from halfbyte.verify.values import Matrix, matrices, pieces, view
 
@@ -50,8 +49,9 @@ def compare(
     theirs_stored = theirs_stored.without({problem.name for problem in damaged})
     ours, theirs = matrices(checkpoint, contents), matrices(source, theirs_stored)
     total, done = len(theirs) + len(theirs_stored.plain), 0
-    biases = _split_biases(checkpoint, source)
-    report.extend(_completeness(checkpoint, ours, list(contents.unreadable.values()), source, theirs, biases))
+    biases = split_biases(checkpoint, source)
+    otherwise: list[str] = []
+    report.extend(completeness(checkpoint, ours, list(contents.unreadable.values()), source, theirs, biases))
     _check_biases(checkpoint, source, biases, report)
     _check_cache_scales(checkpoint, source, report)
     for name, matrix in theirs.items():
@@ -66,10 +66,20 @@ def compare(
             text = f"shape {list(mine.shape)}, but {list(matrix.shape)} in the source"
             report.add("error", "shape", name, text)
         else:
-            error = measure(mine, matrix)
-            report.errors.append(error)
-            if not error.relative <= limit:
-                report.add("error", "values", name, _explain(error, limit, mine, matrix, theirs))
+            measured = measure(mine, matrix)
+            report.errors.append(measured.error)
+            if not measured.error.relative <= limit:
+                report.add("error", "values", name, _explain(measured.error, limit, mine, matrix, theirs))
+            elif mine.plain is not None:
+                report.extend(rounding_problems(checkpoint.path, mine, matrix))
+            elif mine.kind.startswith("fp8"):
+                report.extend(fp8_problems(mine, matrix, measured) if measured.error.relative else ())
+            else:
+                report.extend(damage_problems(measured, mine, matrix))
+                if is_rounded_otherwise(measured) and not is_off_by_a_factor(measured):
+                    otherwise.append(name)
+    if otherwise:
+        report.add("warning", "rounding", otherwise[0], _otherwise(len(otherwise)))
     used = {tensor for matrix in theirs.values() for tensor in matrix.sources}
     for name, tensor in theirs_stored.plain.items():
         done += 1
@@ -81,89 +91,6 @@ def compare(
 
 def same_type(a: Tensor, b: Tensor) -> bool:
     return (a.info.dtype, a.info.shape) == (b.info.dtype, b.info.shape)
-
-
-def measure(mine: Matrix, theirs: Matrix) -> WeightError:
-    """Relative error in the Euclidean norm, a few rows at a time, sums in float64."""
-    squares = reference = largest = 0.0
-    for start, stop in mine.chunks():
-        wanted = theirs.read(start, stop)
-        with np.errstate(invalid="ignore", over="ignore"):  # NaN and Inf count as wrong below
-            difference = mine.read(start, stop) - wanted
-        squares += _square_sum(difference)
-        reference += _square_sum(wanted)
-        largest = max(largest, float(np.abs(difference).max(initial=0.0)))
-    if math.isnan(squares):
-        relative = math.nan
-    elif squares == 0:
-        relative = 0.0
-    else:
-        relative = math.sqrt(squares / reference) if reference else math.inf
-    return WeightError(mine.name, mine.kind, mine.shape, relative, largest)
-
-
-def _square_sum(values: F32) -> float:
-    flat = values.reshape(-1).astype(np.float64)
-    return float(flat @ flat)
-
-
-def _completeness(
-    checkpoint: Checkpoint,
-    ours: dict[str, Matrix],
-    unread: Sequence[StoredTensors],
-    source: Checkpoint,
-    theirs: dict[str, Matrix],
-    biases: dict[str, tuple[str, int, slice]],
-) -> Iterator[Problem]:
-    """Source tensors that the checkpoint lacks, and weights that the source does not have."""
-    names = {weight.name for weight in unread}
-    stacks = tuple(f"{weight.parent}." for weight in unread if weight.storage.stacked)
-    for name in theirs:
-        if name in ours or name in names or name.startswith(stacks):
-            continue
-        text = f"in the source ({theirs[name].kind} {list(theirs[name].shape)}), but not in the checkpoint"
-        yield Problem("error", "lost", name, text)
-    unneeded = unneeded_suffixes()
-    cached, cached_before = _cache_scales(checkpoint), _cache_scales(source)
-    covered = {tensor for matrix in theirs.values() for tensor in matrix.sources}
-    for name, tensor in source.tensors.items():
-        if name in covered or name in checkpoint.tensors or name.endswith(unneeded):
-            continue
-        if any(origin == name for origin, _, _ in biases.values()):
-            continue
-        if is_cache_tensor(name) and (cache_scale(name) in cached or not asks_for_fp8_cache(checkpoint.quantization)):
-            continue
-        text = f"in the source ({tensor.info.dtype} {list(tensor.info.shape)}), but not in the checkpoint"
-        yield Problem("error", "lost", name, text)
-    for name, matrix in ours.items():
-        if name not in theirs:
-            yield Problem(
-                "error", "no-source", name, f"{matrix.kind} {list(matrix.shape)}, but the source has no such weight"
-            )
-    stored = {tensor for matrix in ours.values() for tensor in matrix.sources}
-    stored |= {part.name for weight in unread for part in weight.parts.values()}
-    for name, tensor in checkpoint.tensors.items():
-        if name not in stored and name not in source.tensors and name not in biases:
-            if cache_scale(name) in cached_before:
-                continue
-            text = f"{tensor.info.dtype} {list(tensor.info.shape)}, but the source has no such tensor"
-            yield Problem("error", "no-source", name, text)
-
-
-def _split_biases(checkpoint: Checkpoint, source: Checkpoint) -> dict[str, tuple[str, int, slice]]:
-    """Biases of experts that were one tensor: name → source tensor, expert, which of its elements."""
-    model = model_of(source.config)
-    found: dict[str, tuple[str, int, slice]] = {}
-    for name, tensor in source.tensors.items():
-        stack = name.removesuffix("_bias")
-        if stack == name or not is_stack(stack) or len(tensor.shape) != 2:
-            continue
-        for expert in range(tensor.shape[0]):
-            for projection, elements in model.projections(stack, tensor.shape[1]).items():
-                bias = f"{expert_module(stack, expert, projection)}.bias"
-                if bias in checkpoint.tensors:
-                    found[bias] = (name, expert, elements)
-    return found
 
 
 def _check_biases(
@@ -178,16 +105,10 @@ def _check_biases(
             report.add("error", "kept", name, text)
 
 
-def _cache_scales(checkpoint: Checkpoint) -> dict[CacheScale | None, Tensor]:
-    """The scales of a quantized cache, whatever the layout names them."""
-    found = {cache_scale(name): tensor for name, tensor in checkpoint.tensors.items()}
-    return {scale: tensor for scale, tensor in found.items() if scale is not None}
-
-
 def _check_cache_scales(checkpoint: Checkpoint, source: Checkpoint, report: Report) -> None:
     """Scales that moved to another name must have kept their value."""
-    before = _cache_scales(source)
-    for scale, mine in _cache_scales(checkpoint).items():
+    before = cache_scales(source)
+    for scale, mine in cache_scales(checkpoint).items():
         theirs = before.get(scale)
         if theirs is None or mine.name in source.tensors:
             continue
@@ -217,6 +138,14 @@ def _equal(checkpoint: Checkpoint, source: Checkpoint, mine: Tensor, theirs: Ten
             return
         at += got.size
     report.equal += 1
+
+
+def _otherwise(count: int) -> str:
+    more = f" (and {count - 1} weights more)" if count > 1 else ""
+    return (
+        f"most rows have codes that are not the nearest to the source{more}: the writer rounded in another way "
+        "(GPTQ, at random), so damage is found only where it is large"
+    )
 
 
 def _explain(error: WeightError, limit: float, mine: Matrix, source: Matrix, theirs: dict[str, Matrix]) -> str:

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from halfbyte.models.names import without_numbers
+
 Level = Literal["error", "warning"]
 
 
@@ -61,6 +63,14 @@ class Report:
     def count(self, level: Level) -> int:
         return sum(problem.level == level for problem in self.problems)
 
+    def alike(self) -> list[list[Problem]]:
+        """Problems in groups that differ in numbers only, errors first; a large model may have thousands of a kind."""
+        groups: dict[tuple[str, ...], list[Problem]] = {}
+        for problem in sorted(self.problems, key=lambda problem: problem.level):  # "error" before "warning"
+            key = problem.level, problem.rule, without_numbers(problem.name), without_numbers(problem.text)
+            groups.setdefault(key, []).append(problem)
+        return list(groups.values())
+
     @property
     def clean(self) -> bool:
         """No errors; warnings are allowed."""
@@ -70,7 +80,7 @@ class Report:
     def last_line(self) -> str:
         found = f"{_number(self.count('error'), 'problem')}, {_number(self.count('warning'), 'warning')}"
         stored = ", ".join(f"{count} {kind}" for kind, count in sorted(self.kinds.items()))
-        return f"{self.path}: {found} in {self.tensors} tensors ({stored or 'none quantized'})"
+        return f"{self.path}: {found} in {self.tensors} tensors ({stored or 'unquantized: none of them is'})"
 
     def as_json(self) -> dict[str, object]:
         """The whole report, for a file."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -25,9 +26,11 @@ from halfbyte.models import Model, model_of
 from halfbyte.models.experts import expert_module, is_stack, is_transposed
 from halfbyte.quantize import dequantize
 from halfbyte.types import QuantizedTensor
+from halfbyte.verify.nearest import Encoded
 from halfbyte.verify.stored import FLOATS, Contents, StoredTensors
 
 Raw = npt.NDArray[np.generic]
+T = TypeVar("T")
 
 NUMPY: dict[str, npt.DTypeLike] = {
     "BF16": ml_dtypes.bfloat16,
@@ -65,6 +68,10 @@ class Matrix:
     """read(start, stop): these rows, decoded."""
     plain: Tensor | None = None
     """The tensor itself, where the matrix is one tensor as it lies."""
+    encoded: Callable[[int, int], Encoded] | None = None
+    """encoded(start, stop): these rows as they are stored, for formats of 4-bit codes in blocks."""
+    multipliers: Callable[[int, int], F32] | None = None
+    """multipliers(start, stop): what the stored values of these rows were multiplied by, for FP8."""
 
     def chunks(self) -> Iterator[tuple[int, int]]:
         """Ranges of rows that bound memory."""
@@ -162,10 +169,26 @@ def _quantized(path: Path, weight: StoredTensors, model: Model) -> Iterator[Matr
         codes, scales = oriented(path, weight, "codes")[expert], oriented(path, weight, "scales")[expert]
         return _decode(path, weight, codes[picked], scales[picked])
 
+    def stored(expert: int, picked: slice) -> Encoded:
+        codes, scales = oriented(path, weight, "codes")[expert], oriented(path, weight, "scales")[expert]
+        return _encoded(path, weight, codes[picked], scales[picked])
+
+    def multipliers(start: int, stop: int) -> F32:
+        return _fp8_scales(path, parts["scales"], (out, width), slice(start, stop))
+
+    coded = stored if storage.format in ("nvfp4", "mxfp4") else None
     if storage.stacked:
-        yield from _split(Stack(weight.name, experts, out, width, storage.name, names), rows, model)
-    else:
-        yield Matrix(weight.name, (out, width), storage.name, names, lambda start, stop: rows(0, slice(start, stop, 1)))
+        yield from _split(Stack(weight.name, experts, out, width, storage.name, names), rows, model, coded)
+        return
+    yield Matrix(
+        weight.name,
+        (out, width),
+        storage.name,
+        names,
+        lambda start, stop: rows(0, slice(start, stop, 1)),
+        encoded=None if coded is None else lambda start, stop: stored(0, slice(start, stop, 1)),
+        multipliers=None if storage.format != "fp8" else multipliers,
+    )
 
 
 @dataclass(frozen=True)
@@ -180,18 +203,42 @@ class Stack:
     sources: tuple[str, ...]
 
 
-def _split(stack: Stack, rows: Callable[[int, slice], F32], model: Model) -> Iterator[Matrix]:
+def _split(
+    stack: Stack,
+    rows: Callable[[int, slice], F32],
+    model: Model,
+    coded: Callable[[int, slice], Encoded] | None = None,
+) -> Iterator[Matrix]:
     """The matrices of a stack: one per expert for down, two for gate and up."""
     for expert in range(stack.experts):
         for projection, whole in model.projections(stack.name, stack.out).items():
             count = len(range(*whole.indices(stack.out)))
-
-            def read(start: int, stop: int, expert: int = expert, whole: slice = whole) -> F32:
-                first, step = whole.start, whole.step
-                return rows(expert, slice(first + start * step, min(first + stop * step, whole.stop), step))
-
             name = expert_module(stack.name, expert, projection)
-            yield Matrix(name, (count, stack.width), stack.kind, stack.sources, read)
+            read = _part_of(rows, expert, whole)
+            encoded = None if coded is None else _part_of(coded, expert, whole)
+            yield Matrix(name, (count, stack.width), stack.kind, stack.sources, read, encoded=encoded)
+
+
+def _part_of(rows: Callable[[int, slice], T], expert: int, whole: slice) -> Callable[[int, int], T]:
+    """A reader of the rows of one projection of one expert, out of a reader of the expert's rows."""
+
+    def read(start: int, stop: int) -> T:
+        first, step = whole.start, whole.step
+        return rows(expert, slice(first + start * step, min(first + stop * step, whole.stop), step))
+
+    return read
+
+
+def _encoded(path: Path, weight: StoredTensors, codes: Raw, scales: Raw) -> Encoded:
+    """Rows of a block format, undecoded but for the scales."""
+    storage, raw = weight.storage, np.ascontiguousarray(scales).view(np.uint8)
+    tensor_scale = 1.0
+    if storage.has_tensor_scale:
+        number = float(scalar(path, weight.parts[storage.global_role]))
+        tensor_scale = number if not storage.divides else 1 / number if number else np.inf
+    scale_format = get_format(storage.format).scale
+    packed = np.ascontiguousarray(codes).view(np.uint8)
+    return Encoded(packed, raw, scale_format.values[raw], tensor_scale, scale_format)
 
 
 def _decode(path: Path, weight: StoredTensors, codes: Raw, scales: Raw) -> F32:

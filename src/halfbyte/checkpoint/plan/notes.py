@@ -31,7 +31,7 @@ def plan_notes(draft: Draft, selector: Selector, excluded: Sequence[str]) -> lis
         )
     if draft.target.layout.run_time_names:
         stored = {name.removesuffix(".weight") for name in draft.checkpoint.tensors if name.endswith(".weight")}
-        notes += transformers_limits(draft.model, quantized, stored.difference(quantized))
+        notes += transformers_limits(draft.model, format.name, quantized, stored.difference(quantized))
     narrow = [
         weight.module
         for weight in draft.converted

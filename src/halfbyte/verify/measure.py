@@ -1,0 +1,136 @@
+"""One weight against its source in one pass, a few rows at a time: norms, rows, codes and scales."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from halfbyte.codec.bits import F32
+from halfbyte.formats import E4M3
+from halfbyte.verify.nearest import BlockSums, Encoded, block_sums
+from halfbyte.verify.problems import WeightError
+from halfbyte.verify.scale_rules import ScaleRules
+from halfbyte.verify.values import Matrix
+
+F64 = npt.NDArray[np.float64]
+
+CACHED = 1 << 16
+"""Elements whose codes are checked together, so that what is computed of them stays in the processor's cache."""
+
+
+@dataclass
+class Measured:
+    """What one pass over a weight and its source gave."""
+
+    error: WeightError
+    row_errors: F64
+    """Relative error of each row; NaN where the row has NaN, Inf where the source is 0 and the row is not."""
+    wrong_blocks: dict[int, int] = field(default_factory=dict)
+    """Row → how many of its blocks have a code that is not the nearest one."""
+    blocks: int = 0
+    """Of one row."""
+    factors: tuple[float, float] = (1.0, 1.0)
+    """Numbers by which the decoded values would fit the source: if the error is independent of the decoded values, as
+    after rounding to nearest; if it is independent of the source, as after rounding at random."""
+    factor_error: float = math.inf
+    """What these numbers are uncertain by, as a standard deviation."""
+    explained: float = 0.0
+    """The share of the squared error that the first factor undoes."""
+    by_amax: bool = False
+    """Whether the scales prove that the tensor scale is right."""
+    rule: str = ""
+    """By which rule the scales were chosen, where that can be told."""
+    odd_scales: list[tuple[int, int]] = field(default_factory=list)
+    """(row, block) of scales that break the rule, though all codes under them are the nearest ones."""
+
+
+def measure(mine: Matrix, theirs: Matrix) -> Measured:
+    """Errors relative to the source, in the Euclidean norm, sums in float64; for FP4 also codes and scales."""
+    rows = mine.shape[0]
+    squares, reference = np.zeros(rows), np.zeros(rows)
+    largest = 0.0
+    codes = _Codes(mine) if mine.encoded is not None else None
+    for start, stop in mine.chunks():
+        wanted = theirs.read(start, stop)
+        with np.errstate(invalid="ignore", over="ignore"):  # NaN and Inf count as wrong below
+            difference = mine.read(start, stop) - wanted
+            squares[start:stop], reference[start:stop] = _square_sums(difference), _square_sums(wanted)
+        largest = max(largest, float(np.abs(difference).max(initial=0.0)))
+        if codes is not None and mine.encoded is not None:
+            codes.feed(start, mine.encoded(start, stop), wanted)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        row_errors = np.where(squares == 0, 0.0, np.sqrt(squares / reference))
+    relative = _relative(float(squares.sum()), float(reference.sum()))
+    measured = Measured(WeightError(mine.name, mine.kind, mine.shape, relative, largest), row_errors)
+    if codes is not None:
+        codes.conclude(measured)
+    return measured
+
+
+class _Codes:
+    """Sums over the blocks of one weight."""
+
+    def __init__(self, mine: Matrix) -> None:
+        self.wrong: dict[int, int] = {}
+        self.blocks = 0
+        self.product = self.power = self.squares = self.spread = 0.0
+        self.rules: ScaleRules | None = None
+        self.rows = mine.shape[0]
+        self.has_tensor_scale = False
+
+    def feed(self, start: int, stored: Encoded, wanted: F32) -> None:
+        step = max(1, CACHED // wanted.shape[1])
+        for first in range(0, len(wanted), step):
+            part = slice(first, first + step)
+            self._feed(start + first, stored.rows(part), wanted[part])
+
+    def _feed(self, start: int, stored: Encoded, wanted: F32) -> None:
+        sums = block_sums(stored, wanted)
+        self.blocks = sums.wrong.shape[1]
+        self.has_tensor_scale = stored.scale_format is E4M3
+        if self.has_tensor_scale:
+            self.rules = self.rules or ScaleRules(self.rows * self.blocks)
+            self.rules.feed(start, sums, stored)
+        self._add_to_factor(sums, stored)
+        if sums.wrong.any():
+            counts = sums.wrong.sum(axis=1)
+            self.wrong |= {start + int(row): int(counts[row]) for row in np.flatnonzero(counts)}
+
+    @np.errstate(all="ignore")
+    def _add_to_factor(self, sums: BlockSums, stored: Encoded) -> None:
+        """Each block in units of its own scale, so that every one counts alike."""
+        scales = stored.multiplier()[:, :, 0]
+        product, power, squares = sums.product / scales, sums.power, sums.squares / (scales * scales)
+        told = np.isfinite(product) & np.isfinite(squares)
+        product, power, squares = (part[told].astype(np.float64) for part in (product, power, squares))
+        self.product += float(product.sum())
+        self.power += float(power.sum())
+        self.squares += float(squares.sum())
+        self.spread += float(((product - power) ** 2).sum())
+
+    def conclude(self, measured: Measured) -> None:
+        measured.wrong_blocks, measured.blocks = self.wrong, self.blocks
+        if self.has_tensor_scale and self.power > 0 and self.product > 0:
+            measured.factors = self.product / self.power, self.squares / self.product
+            measured.factor_error = math.sqrt(self.spread) / self.power
+            error = self.squares - 2 * self.product + self.power
+            measured.explained = (measured.factors[0] - 1) ** 2 * self.power / error if error > 0 else 0.0
+        if self.rules is not None:
+            measured.rule, measured.odd_scales = self.rules.verdict()
+            measured.by_amax = self.rules.by_amax
+
+
+def _square_sums(values: F32) -> F64:
+    """Of each row."""
+    return np.asarray(np.einsum("ij,ij->i", values, values, dtype=np.float64))
+
+
+def _relative(squares: float, reference: float) -> float:
+    if math.isnan(squares):
+        return math.nan
+    if squares == 0:
+        return 0.0
+    return math.sqrt(squares / reference) if reference else math.inf

@@ -1,0 +1,116 @@
+"""By which rule a writer chose the scales of a tensor, and the few blocks that break it.
+
+A scale that is off by one step often leaves every code the nearest one. It shows only against the other blocks: if all
+but a few have the scale that one rule gives, the few are damaged. Where no rule fits, nothing can be said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from halfbyte.codec.bits import F32, U8
+from halfbyte.formats import E2M1, E4M3
+from halfbyte.verify.nearest import BlockSums, Bools, Encoded
+
+ENOUGH = 24
+"""Blocks with anything to tell that a tensor needs before its scales are judged."""
+
+FEW, SHARE = 2, 2000
+"""A rule may be broken by this many blocks, or by one in this many."""
+
+LARGEST = (256.0, 448.0)
+"""Scales at which writers stop: the largest number, or 256, which leaves room for four over six."""
+
+SMALL = 2.0**-5
+"""Scales below this one are not judged: writers treat the smallest ones in many ways."""
+
+CLIPPED = 6.6
+"""Steps from which a writer may refuse to clip: 7, less what rounding a scale can make of it."""
+
+
+def _steps() -> tuple[F32, F32]:
+    """For each E4M3 byte without its sign, the numbers that round to it: from, to. No end where writers stop."""
+    values = E4M3.magnitudes.astype(np.float64)
+    middles = (values[1:] + values[:-1]) / 2
+    low, high = np.concatenate([[0.0], middles, [np.nan]]), np.concatenate([middles, [np.inf, np.nan]])
+    high[np.searchsorted(values, LARGEST)] = np.inf
+    return low.astype(np.float32), high.astype(np.float32)
+
+
+LOW, HIGH = _steps()
+
+
+def _rounds_to(wanted: F32, scale_bytes: U8, slack: float) -> Bools:
+    """Whether a number rounds to the stored scale, nearly enough."""
+    at = scale_bytes & np.uint8(0x7F)
+    return np.asarray((wanted >= LOW[at] * np.float32(1 - slack)) & (wanted <= HIGH[at] * np.float32(1 + slack)))
+
+
+def _to_six(sums: BlockSums, stored: Encoded) -> Bools:
+    wanted = sums.amax / np.float32(E2M1.max * stored.tensor_scale)
+    return np.asarray(_rounds_to(wanted, stored.scale_bytes, 1e-5) | (sums.amax == 0))
+
+
+def _to_four_or_six(sums: BlockSums, stored: Encoded) -> Bools:
+    wanted = sums.amax / np.float32(4 * stored.tensor_scale)
+    return np.asarray(_to_six(sums, stored) | _rounds_to(wanted, stored.scale_bytes, 1e-5))
+
+
+def _least_squares(sums: BlockSums, stored: Encoded) -> Bools:
+    """Some writers take no scale that would clip a number beyond 7 steps: a smaller one that does is not asked for."""
+    wanted = sums.product / (sums.power * np.float32(stored.tensor_scale))
+    clips = (wanted < stored.scales) & (sums.amax > np.float32(CLIPPED * stored.tensor_scale) * wanted)
+    return np.asarray(_rounds_to(wanted, stored.scale_bytes, 1e-3) | clips)
+
+
+BY_AMAX = ("maps the largest magnitude to 6", "maps the largest magnitude to 6 or 4")
+"""Rules that scales obey only under the right tensor scale."""
+
+RULES: dict[str, Callable[[BlockSums, Encoded], Bools]] = {
+    BY_AMAX[0]: _to_six,
+    BY_AMAX[1]: _to_four_or_six,
+    "has the least squared error for its codes": _least_squares,
+}
+"""What a rule says of a scale → which blocks obey."""
+
+
+@dataclass
+class ScaleRules:
+    """Judges the scales of one tensor, chunk by chunk. Remembers no more than the blocks that break a rule."""
+
+    blocks: int
+    """Of the whole tensor."""
+    broken: dict[str, list[tuple[int, int]]] = field(default_factory=lambda: {rule: [] for rule in RULES})
+    """Rules that may still hold → (row, block) of blocks that break them."""
+    judged: int = 0
+
+    @property
+    def _most(self) -> int:
+        return max(FEW, self.blocks // SHARE)
+
+    def feed(self, start: int, sums: BlockSums, stored: Encoded) -> None:
+        """The next rows, the first of which is row `start`. Blocks with a wrong code are found otherwise."""
+        told = (sums.power > 0) & ~sums.wrong & (stored.scales >= SMALL)
+        self.judged += int(told.sum())
+        for rule in list(self.broken):
+            with np.errstate(all="ignore"):
+                breaks = told & ~RULES[rule](sums, stored)
+            places = np.argwhere(breaks)
+            if len(self.broken[rule]) + len(places) > self._most:
+                del self.broken[rule]
+            else:
+                self.broken[rule] += [(start + int(row), int(block)) for row, block in places]
+
+    @property
+    def by_amax(self) -> bool:
+        """Whether the scales come from the largest magnitudes, which proves the tensor scale right."""
+        return self.judged >= ENOUGH and any(rule in self.broken for rule in BY_AMAX)
+
+    def verdict(self) -> tuple[str, list[tuple[int, int]]]:
+        """The rule that the fewest blocks break, and those blocks; ("", []) where no rule holds."""
+        if self.judged < ENOUGH or not self.broken:
+            return "", []
+        return min(self.broken.items(), key=lambda item: len(item[1]))

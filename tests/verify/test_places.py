@@ -1,0 +1,243 @@
+"""Damage to a quantized matrix: each kind is found and placed, and what encoders write has none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import halfbyte as hb
+from halfbyte.codec.element import encode
+from halfbyte.contracts import CONTRACTS
+from halfbyte.errors import HalfbyteError
+from halfbyte.formats import E2M1, E4M3
+from halfbyte.verify.measure import measure
+from halfbyte.verify.nearest import VALUES, look_up
+from halfbyte.verify.places import is_off_by_a_factor, is_rounded_otherwise
+from tests.verify.weights import Numbers, Weight, kinds_of_numbers
+
+WRITERS = [
+    ("nvfp4", "modelopt", "amax"),
+    ("nvfp4", "modelopt", "optimal"),
+    ("nvfp4", "transformer_engine", "four_six"),
+    ("nvfp4", "compressed_tensors", "amax"),
+    ("mxfp4", "ocp", "amax"),
+]
+DOUBTFUL = (("fouroversix", "tiny blocks"), ("fouroversix", "sparse"), ("qwantize", "nearly constant"))
+writers = pytest.mark.parametrize(("format", "contract", "method"), WRITERS)
+nvfp4 = pytest.mark.parametrize(("format", "contract", "method"), WRITERS[:-1])
+
+
+def normal(seed: int = 0, shape: tuple[int, int] = (64, 128)) -> Numbers:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def texts(weight: Weight) -> list[str]:
+    return [problem.text for problem in weight.problems()]
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+def test_no_encoder_makes_damage(contract: str) -> None:
+    """All methods, on numbers of many kinds, tiny shapes included.
+
+    Not judged: fouroversix loses values of the tiniest blocks; qwantize's scale of a constant is 5 % too large.
+    """
+    tried = 0
+    for seed, shape in enumerate([(64, 128), (16, 64), (3, 32), (1, 64), (128, 32)]):
+        for kind, values in kinds_of_numbers(shape, seed):
+            if (contract, kind) in DOUBTFUL:
+                continue
+            for format in ("nvfp4", "mxfp4"):
+                for method in ("amax", "four_six", "sweep", "optimal"):
+                    try:
+                        weight = Weight(values, format, contract, method)
+                    except HalfbyteError:
+                        continue
+                    tried += 1
+                    assert texts(weight) == [], (kind, shape, format, method)
+                    assert not is_rounded_otherwise(measure(*weight.pair)), (kind, shape, format, method)
+    assert tried or contract == "transformers"
+
+
+@pytest.mark.parametrize("format", ["nvfp4", "mxfp4"])
+def test_statistics_in_bfloat16_are_no_damage(format: str) -> None:
+    """compressed-tensors computes scales and quotients in the dtype of the weight."""
+    source = normal(3, (128, 256)).astype(ml_dtypes.bfloat16)
+    q = hb.quantize(source, format, "compressed_tensors")
+    weight = Weight(source.astype(np.float32), format, "compressed_tensors")
+    weight.codes, weight.scales = np.asarray(q.codes), np.asarray(q.scales)
+    assert texts(weight) == []
+
+
+@writers
+def test_a_flipped_bit_of_a_code(format: str, contract: str, method: str) -> None:
+    generator = np.random.default_rng(1)
+    found = 0
+    for seed in range(20):
+        weight = Weight(normal(seed), format, contract, method)
+        row, byte, bit = (int(generator.integers(limit)) for limit in (64, 64, 8))
+        before = look_up(VALUES, weight.codes[row])
+        weight.codes[row, byte] ^= 1 << bit
+        columns = np.flatnonzero(look_up(VALUES, weight.codes[row]) != before)
+        if not len(columns):
+            continue  # 0 became -0
+        block = int(columns[0]) // weight.format.block * weight.format.block
+        told = texts(weight)
+        if told:
+            assert len(told) == 1
+            assert told[0].startswith(f"row {row}, columns {block} to {block + weight.format.block - 1}: ")
+            assert f"in column {columns[0]} " in told[0]
+            found += 1
+        else:  # both codes are equally near, but for rounding
+            assert abs(bit % 4) == 0
+    assert found >= 16
+
+
+@writers
+@pytest.mark.parametrize("bit", range(7))
+def test_a_flipped_bit_of_a_scale(format: str, contract: str, method: str, bit: int) -> None:
+    for seed in range(4):
+        weight = Weight(normal(seed), format, contract, method)
+        row, block = 7 * seed, seed % weight.scales.shape[1]
+        byte = int(weight.scales[row, block])
+        if format == "nvfp4" and byte ^ (1 << bit) in (0, 0x7F):
+            continue
+        weight.scales[row, block] ^= 1 << bit
+        told = texts(weight)
+        if (contract, bit) == ("compressed_tensors", 0) and not told:
+            continue  # no rule is known for scales from bfloat16 statistics: one step may pass
+        assert len(told) == 1
+        first = block * weight.format.block
+        assert told[0].startswith(f"row {row}, columns {first} to {first + weight.format.block - 1}: ")
+
+
+def test_a_flipped_scale_that_leaves_every_code_the_nearest() -> None:
+    """Look for one, in a weight with amax scales: only the rule of all other scales tells."""
+    weight = Weight(normal(), "nvfp4", "modelopt", "amax")
+    found = 0
+    for row in range(64):
+        weight.scales[row, 0] ^= 1
+        told = texts(weight)
+        assert len(told) == 1
+        if "is not the one that maps the largest magnitude to 6, as all other scales are" in told[0]:
+            found += 1
+        weight.scales[row, 0] ^= 1
+    assert found > 0
+
+
+def test_a_scale_byte_is_named_when_it_explains_the_codes() -> None:
+    weight = Weight(normal(), "nvfp4", "modelopt", "amax")
+    byte = int(weight.scales[9, 3])
+    weight.scales[9, 3] ^= 8
+    (text,) = texts(weight)
+    assert f"all are right with scale byte {byte:#04x}, not {byte ^ 8:#04x}" in text
+
+
+@writers
+def test_a_zeroed_row(format: str, contract: str, method: str) -> None:
+    weight = Weight(normal(), format, contract, method)
+    weight.codes[17] = 0
+    assert texts(weight) == ["row 17: relative error 1; it decodes to 0"]
+
+
+@writers
+def test_swapped_rows(format: str, contract: str, method: str) -> None:
+    weight = Weight(normal(), format, contract, method)
+    weight.codes[[5, 40]], weight.scales[[5, 40]] = weight.codes[[40, 5]], weight.scales[[40, 5]]
+    first, second = texts(weight)
+    assert first.startswith("row 5: ")
+    assert first.endswith("it holds the values of row 40 of the source")
+    assert second.startswith("row 40: ")
+    assert second.endswith("it holds the values of row 5 of the source")
+
+
+@nvfp4
+@pytest.mark.parametrize("factor", [0.95, 1.05])
+@pytest.mark.parametrize("shape", [(64, 128), (16, 64), (512, 16)])
+def test_a_tensor_scale_that_is_off(
+    format: str, contract: str, method: str, factor: float, shape: tuple[int, int]
+) -> None:
+    for kind, values in kinds_of_numbers(shape, 4):
+        if kind in ("normal", "laplace", "uniform", "rows of many sizes"):
+            weight = Weight(values, format, contract, method)
+            weight.tensor_scale *= factor
+            (text,) = texts(weight)
+            assert "the tensor scale is off by" in text, kind
+            assert float(text.split("multiplied by ")[1].split(";")[0]) == pytest.approx(1 / factor, rel=0.02)
+
+
+@pytest.mark.parametrize("change", [0.95, 1.05])
+def test_a_tensor_scale_over_an_exact_source(change: float) -> None:
+    """All codes stay the nearest where the source is itself FP4."""
+    mxfp4 = Weight(normal(), "mxfp4")
+    cast, _ = hb.cast(hb.quantize(normal(), "mxfp4"), "nvfp4")
+    weight = Weight(mxfp4.read(0, 64), "nvfp4", "modelopt")
+    weight.codes, weight.scales = np.asarray(cast.codes), np.asarray(cast.scales)
+    weight.tensor_scale = float(np.asarray(cast.global_scale))
+    assert measure(*weight.pair).error.relative == 0
+    assert texts(weight) == []
+    weight.tensor_scale *= change
+    assert is_off_by_a_factor(measure(*weight.pair))
+    assert len(texts(weight)) == 1
+
+
+def random_rounding(weight: Weight) -> None:
+    """Codes of one of the two neighbours, each as likely as it is near: the mean is right."""
+    scales = np.repeat(E4M3.values[weight.scales] * np.float32(weight.tensor_scale), 16, axis=1)
+    magnitudes = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+    quotient = np.minimum(np.abs(weight.source) / scales, 6)
+    below = np.clip(np.searchsorted(magnitudes, quotient, side="right") - 1, 0, 6)
+    share = (quotient - magnitudes[below]) / (magnitudes[below + 1] - magnitudes[below])
+    up = np.random.default_rng(9).random(share.shape) < share
+    codes = (below + up + np.where(weight.source < 0, 8, 0)).astype(np.uint8)
+    weight.codes = np.asarray(codes[:, ::2] | codes[:, 1::2] << 4, np.uint8)
+
+
+def feedback_rounding(weight: Weight) -> None:
+    """GPTQ: the error of each column is passed on to the columns after it."""
+    generator = np.random.default_rng(7)
+    rows, columns = weight.source.shape
+    inputs = generator.standard_normal((4 * columns, columns)) @ (
+        np.eye(columns) + 1.5 * generator.standard_normal((columns, columns)) / columns**0.5
+    )
+    hessian = inputs.T @ inputs / len(inputs) + 0.01 * np.eye(columns)
+    factor = np.linalg.cholesky(np.linalg.inv(hessian)).T
+    values, codes = weight.source.astype(np.float64), np.zeros((rows, columns), np.uint8)
+    for column in range(columns):
+        scale = E4M3.values[weight.scales[:, column // 16]].astype(np.float64) * weight.tensor_scale
+        codes[:, column] = encode((values[:, column] / scale).astype(np.float32), E2M1)
+        error = (values[:, column] - E2M1.values[codes[:, column]] * scale) / factor[column, column]
+        values[:, column + 1 :] -= np.outer(error, factor[column, column + 1 :])
+    weight.codes = np.asarray(codes[:, ::2] | codes[:, 1::2] << 4, np.uint8)
+
+
+@pytest.mark.parametrize("rounding", [random_rounding, feedback_rounding])
+def test_other_rounding_is_recognised(rounding: Callable[[Weight], None]) -> None:
+    weight = Weight(normal(), "nvfp4", "modelopt")
+    rounding(weight)
+    measured = measure(*weight.pair)
+    assert is_rounded_otherwise(measured)
+    assert texts(weight) == []
+
+
+@pytest.mark.parametrize("rounding", [random_rounding, feedback_rounding])
+def test_large_damage_under_other_rounding(rounding: Callable[[Weight], None]) -> None:
+    weight = Weight(normal(), "nvfp4", "modelopt")
+    rounding(weight)
+    weight.codes[3] = 0
+    weight.scales[20, 2] ^= 16
+    row, block = texts(weight)
+    assert row == "row 3: relative error 1; it decodes to 0"
+    assert block.startswith("row 20, columns 32 to 47: off by ")
+
+
+@pytest.mark.parametrize("rounding", [random_rounding, feedback_rounding])
+@pytest.mark.parametrize("factor", [0.95, 1.05])
+def test_a_tensor_scale_under_other_rounding(rounding: Callable[[Weight], None], factor: float) -> None:
+    weight = Weight(normal(), "nvfp4", "modelopt")
+    rounding(weight)
+    weight.tensor_scale *= factor
+    (text,) = texts(weight)
+    assert "the tensor scale is off by" in text
