@@ -86,7 +86,7 @@ def quantize_named(params: Iterable[Named], rules: Rules, config: Config) -> lis
     reasons = {module: _reason(selector, module, x, format.block, rules, config) for module, x in weights.items()}
     fresh = {module for module, reason in reasons.items() if reason is None}
     groups, partners = share_scales(
-        list(weights), fresh.__contains__, model.family.optional, True, model.fused, model.may_have
+        list(weights), fresh.__contains__, model.family.optional, True, model.fused, model.lacks
     )
     amaxes = _shared_amaxes(weights, [group for group in groups if format.has_global])
     engine = Engine(format, target.contract, target.method, target.repairs)

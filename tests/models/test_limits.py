@@ -20,7 +20,6 @@ from halfbyte.models.limits import RULES, limits
         ("qwen3_moe", "compressed-tensors", "mxfp4", True, False, []),
         ("mamba", "modelopt", "nvfp4", False, True, ["vLLM"]),
         ("mamba2", "modelopt", "nvfp4", False, True, []),
-        ("gpt2", "modelopt", "nvfp4", False, True, ["vLLM, SGLang"]),
         ("gpt2", "compressed-tensors", "nvfp4", False, True, []),
         ("qwen", "modelopt", "nvfp4", False, True, ["vLLM"]),
     ],

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from importlib.resources import files
 from typing import Any
@@ -74,6 +74,8 @@ class RunTime:
     """What is done to the values on the way."""
     of_weights: bool = False
     """Whether that is done to packed weights alone once a checkpoint is quantized."""
+    rule: Rename | None = None
+    """The rule that does it."""
 
     @property
     def is_reshaped(self) -> bool:
@@ -122,7 +124,7 @@ class Architecture:
             return self._run_time(tensor)
         found = self._run_time(EXPERT.sub(".experts.0.", tensor, count=1))  # the same for all experts of a layer
         names = tuple(name.replace(".experts.0.", number[0], 1) for name in found.names)
-        return RunTime(names, found.operations, found.of_weights)
+        return replace(found, names=names)
 
     def _run_time(self, tensor: str) -> RunTime:
         known = self._names.get(tensor)
@@ -138,15 +140,16 @@ class Architecture:
     def _renamed(self, tensor: str) -> RunTime:
         names: list[str] = [tensor]
         operations: tuple[str, ...] = ()
-        of_weights = False
+        rule = None
         for rename in self.renames:
             if rename.operations is None and (renamed := rename.apply(names[0])) is not None:
                 names = renamed[:1]
         for rename in self.renames:
             if rename.operations is not None and (renamed := rename.apply(names[0])) is not None:
-                names, operations, of_weights = renamed, rename.operations, rename.of_weights
+                names, operations, rule = renamed, rename.operations, rename
                 break
-        return RunTime(tuple(self._with_prefix(name) for name in names), operations, of_weights)
+        of_weights = rule is not None and rule.of_weights
+        return RunTime(tuple(self._with_prefix(name) for name in names), operations, of_weights, rule)
 
     def _with_prefix(self, name: str) -> str:
         """The name with the prefix of the class added or taken away where only that makes it known."""

@@ -55,6 +55,23 @@ RULES = (
     ),
     Rule(
         Limit(
+            "transformers",
+            "transformers (5.22) mixes dtypes in CTRL and stops while computing when its weights were packed",
+        ),
+        model_types=("ctrl",),
+        layouts=("compressed-tensors",),
+    ),
+    Rule(
+        Limit(
+            "transformers",
+            "transformers (5.22) unpacks weights when the whole model is called, and this model is called by its parts: "
+            "load it with quantization_config=CompressedTensorsConfig(dequantize=True)",
+        ),
+        model_types=("qwen3_omni_moe", "qwen2_5_omni"),
+        layouts=("compressed-tensors",),
+    ),
+    Rule(
+        Limit(
             "vLLM, SGLang",
             "no server reads gpt-oss in NVFP4 yet: its experts have biases, which their kernels do not take",
         ),
@@ -72,7 +89,7 @@ RULES = (
         Limit(
             "vLLM",
             "vLLM (0.32) builds the projections of Mamba layers unquantized whatever the config says and cannot load "
-            "these; keep them (--keep mixer, in Jamba --keep mamba) or use transformers",
+            "these; keep them (--keep mixer, in Jamba --keep mamba)",
         ),
         model_types=("mamba", "falcon_mamba", "jamba"),
         weights="dense",

@@ -48,9 +48,9 @@ class Model:
         """Whether the table has this module."""
         return self.architecture is not None and self.architecture.role(module) is not None
 
-    def may_have(self, module: str) -> bool:
-        """Whether the model may have a module of that name: yes, unless its architecture is known and has none."""
-        return self.architecture is None or self.is_known(module)
+    def lacks(self, partner: str, module: str) -> bool:
+        """Whether the architecture is known to have a module, but no such partner of it."""
+        return self.is_known(module) and not self.is_known(partner)
 
     def role(self, module: str) -> Role:
         """What a module is: by the table, else by its name."""

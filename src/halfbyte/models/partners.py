@@ -135,14 +135,14 @@ def share_scales(
     optional: Collection[str] = (),
     strict: bool = False,
     fused: FusedLayers = ANY,
-    may_have: Callable[[str], bool] = lambda module: True,
+    lacks: Callable[[str, str], bool] = lambda partner, module: False,
 ) -> tuple[list[tuple[str, ...]], dict[str, str]]:
     """Groups of quantized modules that share one tensor scale, and those that must be kept because a partner is.
 
     Modules without partners form no group. A quantized module whose partner is not in the checkpoint is an error that
     names both, unless its kind never has one in this model (an up_proj without gates; `strict` takes no such hint from
     what is absent, because the modules are not all of a model). `optional` partners may be absent, and those that the
-    architecture does not have (`may_have`).
+    architecture does not have (`lacks`: whether that is so of a partner and a module).
     """
     names = dict.fromkeys(modules)
     kinds = set() if strict else {without_numbers(module) for module in modules}
@@ -156,7 +156,7 @@ def share_scales(
         if members[0] in wanted:
             _refuse_duplicates(names, parent, layer)
         if len(present) < len(members):
-            expected = [member for member in members if member in names or may_have(member)]
+            expected = [member for member in members if member in names or not lacks(member, wanted[0])]
             missing = _missing(parent, expected, names, kinds, (*optional, *layer.optional))
             if missing is not None:
                 raise CheckpointError(

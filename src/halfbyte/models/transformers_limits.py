@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from halfbyte.models.architectures import table_version
+from halfbyte.models.architectures import Rename, table_version
 from halfbyte.models.model import Model
 from halfbyte.models.roles import pattern_of
 
-BY_ROWS = frozenset(("Chunk", "Split"))
-"""Operations that cut rows from rows: codes and scales of MXFP4 survive them, a tensor scale does not."""
+BY_ROWS = frozenset(("Chunk", "Split", "Concatenate"))
+"""Operations that move whole rows: codes and scales of MXFP4 survive them, a tensor scale does not."""
 
 SHOWN = 4
 """Patterns that a sentence names."""
@@ -45,7 +45,10 @@ def _limits(model: Model, format: str, quantized: Sequence[str], plain: Sequence
             reshaped.append(module)
         elif not architecture.finds(module):
             unknown.append(module)
-    left = [module for module in plain if model.run_time(module).of_weights]
+    packed = tuple(f"{name}.weight_packed" for module in quantized for name in model.run_time(module).names)
+    lost = [rule for rule in architecture.renames if rule.of_weights and not _survives(rule, packed)]
+    left = [module for module in plain if model.run_time(module).rule in lost]
+    splits = [rule for rule in lost if len(rule.put) > 1]
     reader = f"transformers ({table_version()})"
     if read:
         yield (
@@ -53,17 +56,30 @@ def _limits(model: Model, format: str, quantized: Sequence[str], plain: Sequence
             f"To load it there, keep them: {_keep(read)}"
         )
     if reshaped:
+        by_rows = all(set(model.run_time(module).operations) <= BY_ROWS for module in reshaped)
         yield (
-            f"{reader} splits or joins {_list(reshaped)} while loading {model.name}, which it cannot do to packed "
-            f"weights. To load it there, keep them: {_keep(reshaped)}"
+            f"{reader} splits or joins {_list(reshaped)} while loading {model.name}, which it cannot do to weights "
+            f"with a tensor scale{'; it loads MXFP4 (--to mxfp4)' if by_rows and format == 'nvfp4' else ''}"
         )
     if unknown:
         yield f"{reader} has no {_list(unknown)} in {model.name} and will not load them"
+    if splits and not left:
+        yield (
+            f"{reader} cannot load {model.name} in this layout: its rule that splits a weight into "
+            f"{' and '.join(splits[0].put)} fails in a quantized checkpoint where that weight is not packed"
+        )
     if left:
         yield (
             f"{reader} splits or joins {_list(left)} while loading {model.name}, which it leaves out for unquantized "
             "weights of a quantized checkpoint: it will not load them"
         )
+
+
+def _survives(rule: Rename, packed: Sequence[str]) -> bool:
+    """Whether transformers keeps a rule for unquantized weights in a quantized checkpoint: where packed weights are
+    among the targets, it adds a rule for them; else it turns the rule into one for packed weights.
+    """
+    return any(name.endswith(f"{rule.put[0]}_packed") for name in packed)
 
 
 def _list(modules: Sequence[str]) -> str:

@@ -85,7 +85,7 @@ def _choose(draft: Draft, selector: Selector) -> None:
         fresh = {weight.module for weight in single if weight.kind != "nvfp4" and reasons[weight.module] is None}
         model = draft.model
         groups, partners = share_scales(
-            flat, fresh.__contains__, model.family.optional, fused=model.fused, may_have=model.may_have
+            flat, fresh.__contains__, model.family.optional, fused=model.fused, lacks=model.lacks
         )
         reasons |= partners
         grouped = {module for group in groups for module in group}
@@ -114,6 +114,8 @@ def _keep_others(draft: Draft) -> None:
     """Tensors of two axes and more that are no weight of a linear layer stand among what is kept, with the reason."""
     for name, tensor in draft.checkpoint.tensors.items():
         if len(tensor.shape) < 2 or name in draft.owned or name in draft.dropped or tensor.dtype not in FLOATS:
+            continue
+        if name.endswith("bias"):
             continue
         module = name.removesuffix(".weight")
         if module in draft.kept:
