@@ -21,7 +21,7 @@ from halfbyte.codec.bits import F32, dtype_name, widen
 from halfbyte.errors import InputError, UnsupportedError
 from halfbyte.layouts.description import Activations, LogicalWeight
 from halfbyte.models import Model, model_of
-from halfbyte.models.experts import expert_module, is_stack, is_transposed
+from halfbyte.models.experts import expert_module, is_stack
 from halfbyte.models.names import layer_index
 from halfbyte.models.partners import share_scales
 from halfbyte.quantize import quantize
@@ -186,7 +186,7 @@ def _unstack(pair: Named, model: Model) -> list[Named]:
         )
     result: list[Named] = []
     for expert in range(x.shape[0]):
-        matrix = x[expert].T if is_transposed(model.stacking) else x[expert]
+        matrix = x[expert].T if model.lies_transposed(name, tuple(x.shape)) else x[expert]
         for projection, rows in model.projections(name, matrix.shape[0]).items():
             result.append((f"{expert_module(name, expert, projection)}.weight", matrix[rows]))
     return result

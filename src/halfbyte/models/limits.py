@@ -64,7 +64,7 @@ RULES = (
     Rule(
         Limit(
             "transformers",
-            "transformers (5.22) unpacks weights when the whole model is called, and this model is called by its parts: "
+            "transformers (5.22) unpacks weights when the whole model is called, and this one is called by its parts: "
             "load it with quantization_config=CompressedTensorsConfig(dequantize=True)",
         ),
         model_types=("qwen3_omni_moe", "qwen2_5_omni"),

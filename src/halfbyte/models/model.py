@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from halfbyte.models.architectures import Architecture, RunTime, find_architecture
-from halfbyte.models.experts import Stacking, projections
+from halfbyte.models.experts import Stacking, is_transposed, projections
 from halfbyte.models.families import POLICIES, UNKNOWN, Family, find_family
 from halfbyte.models.names import layer_index
 from halfbyte.models.partners import ANY, FusedLayers, fused_layers_of
@@ -112,6 +112,16 @@ class Model:
     def _counts_anew(self) -> bool:
         """Whether there are several lists of layers, of which num_hidden_layers counts but one."""
         return self.architecture is not None and self.architecture.layer_stacks > 1
+
+    def lies_transposed(self, stack: str, shape: tuple[int, ...]) -> bool:
+        """Whether each expert of an unquantized stack of that shape lies as [inputs, outputs].
+
+        Families that store them so are also saved the other way round; sizes of the config tell where they can.
+        """
+        if self.stacking is None or not is_transposed(self.stacking):
+            return False
+        upright = self.stack_sizes(stack)
+        return self.stacking == "interleaved" or upright[0] == upright[1] or shape[1:] != upright
 
     def projections(self, stack: str, rows: int) -> dict[str, slice]:
         """Projection → its rows in one expert of a stack that lies as [outputs, inputs]."""

@@ -23,7 +23,7 @@ from halfbyte.formats import get_format
 from halfbyte.layouts.description import Role
 from halfbyte.layouts.fp8 import block_length, fp8_grid
 from halfbyte.models import Model, model_of
-from halfbyte.models.experts import expert_module, is_stack, is_transposed
+from halfbyte.models.experts import expert_module, is_stack
 from halfbyte.quantize import dequantize
 from halfbyte.types import QuantizedTensor
 from halfbyte.verify.nearest import Encoded
@@ -142,7 +142,7 @@ def _plain(path: Path, name: str, tensor: Tensor, model: Model) -> Iterator[Matr
 
         yield Matrix(name.removesuffix(".weight"), (shape[0], shape[1]), stored_as, (name,), read, tensor)
     elif len(shape) == 3 and is_stack(name):
-        transposed = model.stacking is not None and is_transposed(model.stacking)
+        transposed = model.lies_transposed(name, shape)
         out, width = (shape[2], shape[1]) if transposed else (shape[1], shape[2])
 
         def rows(expert: int, picked: slice) -> F32:

@@ -14,6 +14,7 @@ import halfbyte as hb
 from halfbyte.checkpoint import Options, Resources, Rules, make_plan, run
 from halfbyte.errors import CheckpointError, UnsupportedError
 from halfbyte.testing import assert_same_bits
+from halfbyte.verify import verify
 from tests.checkpoint.toy import random, read_checkpoint, write_checkpoint
 
 Array = npt.NDArray[Any]
@@ -67,6 +68,22 @@ def test_experts_are_taken_apart(tmp_path: Path, model_type: str) -> None:
             assert_same_bits(made[f"{AT}.{e}.{name}.weight_packed"], q.codes)
             assert_same_bits(made[f"{AT}.{e}.{name}.weight_scale"], q.scales)
     assert f"{AT}.gate_up_proj" not in made
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_vl_moe", "llama4"])
+def test_stacks_that_were_saved_upright(tmp_path: Path, model_type: str) -> None:
+    """Sizes of the config tell [experts, outputs, inputs] from what the family stores otherwise."""
+    tensors, _ = stacked(model_type)
+    upright, _ = stacked("qwen3_5_moe")
+    made = {}
+    for label, given in (("as usual", tensors), ("upright", upright)):
+        folder = source(tmp_path / label, model_type, given)
+        run(make_plan(folder, Options(method="amax", layout="compressed-tensors")), tmp_path / label / "d", SMALL)
+        assert verify(tmp_path / label / "d", folder).clean
+        made[label] = read_checkpoint(tmp_path / label / "d")
+    assert set(made["as usual"]) == set(made["upright"])
+    for name, x in made["as usual"].items():
+        assert_same_bits(made["upright"][name], x)
 
 
 @pytest.mark.parametrize("model_type", ["llama4", "gpt_oss"])
@@ -146,9 +163,9 @@ def test_gpt_oss_blocks_apart_with_their_biases(tmp_path: Path) -> None:
 
 
 def test_sizes_are_checked_against_the_config(tmp_path: Path) -> None:
-    tensors, _ = stacked("qwen3_5_moe")  # not transposed, in a family that transposes
-    with pytest.raises(CheckpointError, match=r"Qwen3-VL-MoE experts should be \[192, 64\] .* but are \[64, 192\]"):
-        make_plan(source(tmp_path, "qwen3_vl_moe", tensors), Options(layout="compressed-tensors"))
+    tensors, _ = stacked("qwen3_vl_moe")  # transposed, in a family that never is
+    with pytest.raises(CheckpointError, match=r"Qwen3.5 experts should be \[192, 64\] .* but are \[64, 192\]"):
+        make_plan(source(tmp_path, "qwen3_5_moe", tensors), Options(layout="compressed-tensors"))
 
 
 def test_an_unknown_family_is_kept(tmp_path: Path) -> None:

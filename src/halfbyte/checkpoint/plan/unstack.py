@@ -11,12 +11,12 @@ from halfbyte.checkpoint.io.views import NUMPY, SourceMatrix, View
 from halfbyte.checkpoint.plan.source_weights import SourceWeight
 from halfbyte.errors import CheckpointError
 from halfbyte.models import Model
-from halfbyte.models.experts import expert_module, is_transposed
+from halfbyte.models.experts import expert_module
 
 
 def orient(weight: SourceWeight, model: Model) -> SourceWeight:
     """The stacked weight with sources of shape (outputs, inputs). Packed experts (MXFP4) lie that way already."""
-    if weight.kind == "float" and model.stacking is not None and is_transposed(model.stacking):
+    if weight.kind == "float" and model.lies_transposed(weight.module, weight.tensor.shape):
         weight = replace(weight, sources=tuple(_transpose(source) for source in weight.sources))
     _check_sizes(weight, model)
     return weight
