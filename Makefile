@@ -30,6 +30,8 @@ test-real: $(VENV)/.peers  ## two real models, fetched once (180 MB), convert, l
 	$(BIN)/python -m pytest tests/real/check_real.py
 
 test-zoo: $(VENV)/.peers  ## a tiny model of every architecture class of transformers: converted, verified, loaded, computed (minutes)
+	$(BIN)/python -m tools.architectures.generate --check
+	$(BIN)/python -m tests.models.run_time_names
 	$(BIN)/python -m tests.zoo.run
 
 test-gpu:  ## the bit-identity matrix on the card of this machine, with the Python that is there; installs nothing
