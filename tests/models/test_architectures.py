@@ -11,6 +11,7 @@ import pytest
 from halfbyte.models.architectures import find_architecture, table_version
 from halfbyte.models.model import model_of
 from halfbyte.models.roles import ROLES
+from halfbyte.models.transformers_limits import transformers_limits
 from tests.models.run_time_names import differences
 from tools.architectures.generate import TABLE, describe_all
 
@@ -70,7 +71,20 @@ def test_a_model_without_its_head_has_the_roles_of_the_whole() -> None:
     assert model.role("encoder.layer.0.attention.self.query") == "linear"
     assert model.role("embeddings.word_embeddings") == "table"
     assert model.run_time("encoder.layer.0.attention.self.query").names == ("encoder.layer.0.attention.self.query",)
-    assert model.heads == ()
+    assert model.heads == ("cls.predictions.transform.dense", "cls.predictions.decoder")  # of a class that has a head
+
+
+def test_classes_of_a_known_type_that_the_table_lacks() -> None:
+    """Another class of the same type may have other heads, and its first part another name."""
+    model = model_of({"architectures": ["MT5ForSequenceClassification"], "model_type": "mt5"})
+    assert model.architecture is not None
+    assert not model.architecture.exact
+    assert model.role("transformer.encoder.block.0.layer.0.SelfAttention.q") == "linear"
+    assert model.role("classification_head.dense") == "head"
+    (said,) = transformers_limits(model, "nvfp4", ["transformer.encoder.block.0.layer.0.SelfAttention.q"], [])
+    assert "its own initialisation reads these weights" in said
+    plain = model_of({"architectures": ["LlamaModel"], "model_type": "llama"})
+    assert transformers_limits(plain, "nvfp4", ["layers.0.mlp.down_proj"], ["embed_tokens"]) == []
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ from halfbyte.models.roles import pattern_of, role_by_name
 BY_NAME = [
     ("table", ("shared", "transformer.vte", "transformer.wte", "model.embed_tokens", "model.tok_embeddings")),
     ("head", ("output", "model.output", "proj_out", "embed_out", "lm_head", "lm_head.dense", "lm_head.decoder",
-              "decoder", "cls.predictions.decoder", "classifier", "score", "head")),
+              "decoder", "cls.predictions.decoder", "classifier", "score", "head",
+              "classification_head.dense", "pre_classifier", "discriminator_predictions.dense")),
     ("tower", ("vpm.blocks.0.fc1", "model.vision_backbone.x", "sam_model.layers.0.lin1", "visual_tokenizer.head.0",
                "audio_encoder.layers.0.fc1", "speech_encoder.x", "token2wav.x", "model.visual.blocks.0.attn.qkv")),
     ("projector", ("mlp1.1", "model.connector.proj", "resampler.attn.out_proj", "vision_projector.0", "patch_merger.x",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from importlib.resources import files
@@ -163,6 +163,17 @@ class Architecture:
         pattern = pattern_of(tensor)
         return pattern in self.stacks or pattern.removesuffix(".weight") in self.roles
 
+    def reads_at_start(self, names: Iterable[str]) -> bool:
+        """Whether transformers cannot load one of these modules packed, by their names at run time."""
+        return any(candidate in self.read_at_start for name in names for candidate in self._candidates(name))
+
+    def _candidates(self, name: str) -> tuple[str, ...]:
+        """Patterns under which the table may have a module. Classes of one model type differ in the first part."""
+        pattern = pattern_of(name)
+        bare = pattern.removeprefix(f"{self.prefix}.")
+        rest = () if self.exact else (pattern.partition(".")[2], f"{self.prefix}.{pattern.partition('.')[2]}")
+        return (pattern, bare, f"{self.prefix}.{pattern}", *rest)
+
     def finds(self, module: str) -> bool:
         """Whether transformers finds a place for a module on disk, single experts included that it stacks."""
         return all(self._knows(name) for name in self.run_time(f"{module}.weight").names)
@@ -181,8 +192,7 @@ class Architecture:
         return None
 
     def _role_at_run_time(self, module: str) -> Role | None:
-        pattern = pattern_of(module)
-        for candidate in (pattern, pattern.removeprefix(f"{self.prefix}."), f"{self.prefix}.{pattern}"):
+        for candidate in self._candidates(module):
             if candidate in self.roles:
                 return self.roles[candidate]
             if candidate in self.stacks or self._is_one_expert(candidate):

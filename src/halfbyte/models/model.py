@@ -69,7 +69,7 @@ class Model:
         """Names of the output heads at run time, whether or not the checkpoint holds them."""
         if self.architecture is None:
             return (HEAD,)
-        return self.architecture.heads() if self.architecture.exact else ()
+        return self.architecture.heads()
 
     @property
     def stacking(self) -> Stacking | None:

@@ -70,7 +70,9 @@ HEAD = "|".join(
     (
         last("lm_head", "embed_out", "output_layer", "score", "classifier", "qa_outputs", "lm_head_\\w+"),
         once("output", "proj_out", "decoder", "head", "unembed"),
-        part("lm_head", "cls", "lm_predictions", "generator_lm_head", "codec_head"),
+        last("pre_classifier", "sop_classifier", "seq_relationship", "reward", "v_head", "value_head"),
+        part("lm_head", "cls", "lm_predictions", "generator_lm_head", "codec_head", "discriminator_predictions"),
+        part("generator_predictions", r"\w*(classification|regression|reward|score|ranking)_head"),
     )
 )
 ROUTER = last("gate", "router", "wg", "shared_expert_gate", "modality_router", "gate_network") + "|" + part("router")

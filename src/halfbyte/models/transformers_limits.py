@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from halfbyte.models.architectures import Rename, table_version
 from halfbyte.models.model import Model
+from halfbyte.models.names import ROUTED
 from halfbyte.models.roles import pattern_of
 
 BY_ROWS = frozenset(("Chunk", "Split", "Concatenate"))
@@ -39,11 +40,11 @@ def _limits(model: Model, format: str, quantized: Sequence[str], plain: Sequence
     read, reshaped, unknown = [], [], []
     for module in quantized:
         there = model.run_time(module)
-        if not set(map(pattern_of, there.names)).isdisjoint(architecture.read_at_start):
+        if architecture.reads_at_start(there.names):
             read.append(module)
         elif there.is_reshaped and not (format == "mxfp4" and set(there.operations) <= BY_ROWS):
             reshaped.append(module)
-        elif not architecture.finds(module):
+        elif architecture.exact and ROUTED in module and not architecture.finds(module):
             unknown.append(module)
     packed = tuple(f"{name}.weight_packed" for module in quantized for name in model.run_time(module).names)
     lost = [rule for rule in architecture.renames if rule.of_weights and not _survives(rule, packed)]
@@ -62,7 +63,7 @@ def _limits(model: Model, format: str, quantized: Sequence[str], plain: Sequence
             f"with a tensor scale{'; it loads MXFP4 (--to mxfp4)' if by_rows and format == 'nvfp4' else ''}"
         )
     if unknown:
-        yield f"{reader} has no {_list(unknown)} in {model.name} and will not load them"
+        yield f"{reader} wants the experts of {model.name} in one tensor and will not load {_list(unknown)}"
     if splits and not left:
         yield (
             f"{reader} cannot load {model.name} in this layout: its rule that splits a weight into "

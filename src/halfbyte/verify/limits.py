@@ -23,7 +23,7 @@ def limit_problems(model: Model, model_type: str, layout: Layout | None, content
         modules = [weight.name for weight in weights if weight.storage.format == format]
         experts = [ROUTED in module for module in modules]
         for limit in limits(model_type, layout.name, format, any(experts), not all(experts)):
-            yield Problem("warning", "reader", modules[0], limit.text)
+            yield Problem("warning", "reader", "config.json", limit.text)
         if layout.run_time_names:
             for reason in transformers_limits(model, format, modules, plain):
                 yield Problem("warning", "reader", "config.json", reason)
