@@ -150,7 +150,6 @@ def model_of(config: Mapping[str, Any], architecture: Architecture | None = None
         family = find_family(str(text.get("model_type", "")))
     architecture = architecture or find_architecture(config)
     layers = setting(config, "num_hidden_layers")
-    named = config.get("architectures")
     return Model(
         family,
         layers=layers if type(layers) is int and layers > 0 else None,
@@ -159,8 +158,15 @@ def model_of(config: Mapping[str, Any], architecture: Architecture | None = None
         expert_inner=setting(config, "moe_intermediate_size") or setting(config, "intermediate_size"),
         architecture=architecture,
         fused=fused_layers_of(config),
-        name=str(named[0]) if isinstance(named, list) and named else str(config.get("model_type", "")),
+        name=_name(config),
     )
+
+
+def _name(config: Mapping[str, Any]) -> str:
+    """The class that a config names, or its model type; "" where it has neither."""
+    named = config.get("architectures")
+    candidates = (*(named if isinstance(named, list) else ()), config.get("model_type"))
+    return next((name for name in candidates if isinstance(name, str)), "")
 
 
 def _tied_head(config: Mapping[str, Any], architecture: Architecture | None) -> bool:

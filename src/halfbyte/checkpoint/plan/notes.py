@@ -22,8 +22,7 @@ def plan_notes(draft: Draft, selector: Selector, excluded: Sequence[str]) -> lis
     if format is None:
         return notes
     quantized = [weight.module for weight in draft.converted]
-    if not draft.model.known:
-        notes.append(_unknown(draft, quantized))
+    notes += _told_by_name(draft, quantized)
     if computes_in_bfloat16(draft):
         notes.append(
             "config.json will ask for bfloat16 in place of the source's dtype: transformers decodes packed weights to "
@@ -61,12 +60,21 @@ def plan_notes(draft: Draft, selector: Selector, excluded: Sequence[str]) -> lis
     return notes
 
 
-def _unknown(draft: Draft, quantized: Sequence[str]) -> str:
-    patterns = list(dict.fromkeys(map(pattern_of, quantized)))
+def _told_by_name(draft: Draft, quantized: Sequence[str]) -> Iterator[str]:
+    """Modules that the table does not have, where their class is not in it either: only their names speak for them."""
+    model = draft.model
+    if model.architecture is not None and model.architecture.exact:
+        return
+    patterns = list(dict.fromkeys(pattern_of(module) for module in quantized if not model.is_known(module)))
+    if not patterns:
+        return
     listed = ", ".join(patterns[:6]) + (f" and {len(patterns) - 6} more" if len(patterns) > 6 else "")
-    return (
-        f"{draft.model.name or 'an architecture without a name'} is not in the table of architectures: modules were "
-        f"told apart by their names. Taken for linear layers: {listed}. Look at all of it with --dry-run, decide with "
+    by_type = (
+        "" if model.architecture is None else f", and {model.architecture.name}, of the same type, lacks modules of it"
+    )
+    yield (
+        f"{model.name or 'a model without a name'} is not in the table of architectures{by_type}: modules were told "
+        f"apart by their names. Taken for linear layers: {listed}. Look at all of it with --dry-run, decide with "
         "--include and --keep, or ask the model itself with --modules-from-model"
     )
 
