@@ -27,6 +27,16 @@ LARGEST = (256.0, 448.0)
 SMALL = 2.0**-5
 """Scales below this one are not judged: writers treat the smallest ones in many ways."""
 
+EXACT = 1e-5
+"""How far beyond a step a number may lie that rounds to it, where a writer computes in float32."""
+
+SIXTEEN_BITS = 2.0**-7.9
+"""The same where a writer rounds the number twice to bfloat16, as compressed-tensors does."""
+
+CLEAR = 256
+"""How many blocks must lie so near the end of a step that 16 bits could move them over it, for each that lies beyond,
+before that one counts as damage: a writer that computes in 16 bits moves one in ten to one in a hundred."""
+
 CLIPPED = 6.6
 """Steps from which a writer may refuse to clip: 7, less what rounding a scale can make of it."""
 
@@ -49,32 +59,32 @@ def _rounds_to(wanted: F32, scale_bytes: U8, slack: float) -> Bools:
     return np.asarray((wanted >= LOW[at] * np.float32(1 - slack)) & (wanted <= HIGH[at] * np.float32(1 + slack)))
 
 
-def _to_six(sums: BlockSums, stored: Encoded) -> Bools:
+def _to_six(sums: BlockSums, stored: Encoded, slack: float) -> Bools:
     wanted = sums.amax / np.float32(E2M1.max * stored.tensor_scale)
-    return np.asarray(_rounds_to(wanted, stored.scale_bytes, 1e-5) | (sums.amax == 0))
+    return np.asarray(_rounds_to(wanted, stored.scale_bytes, slack) | (sums.amax == 0))
 
 
-def _to_four_or_six(sums: BlockSums, stored: Encoded) -> Bools:
+def _to_four_or_six(sums: BlockSums, stored: Encoded, slack: float) -> Bools:
     wanted = sums.amax / np.float32(4 * stored.tensor_scale)
-    return np.asarray(_to_six(sums, stored) | _rounds_to(wanted, stored.scale_bytes, 1e-5))
+    return np.asarray(_to_six(sums, stored, slack) | _rounds_to(wanted, stored.scale_bytes, slack))
 
 
-def _least_squares(sums: BlockSums, stored: Encoded) -> Bools:
+def _least_squares(sums: BlockSums, stored: Encoded, slack: float) -> Bools:
     """Some writers take no scale that would clip a number beyond 7 steps: a smaller one that does is not asked for."""
     wanted = sums.product / (sums.power * np.float32(stored.tensor_scale))
     clips = (wanted < stored.scales) & (sums.amax > np.float32(CLIPPED * stored.tensor_scale) * wanted)
-    return np.asarray(_rounds_to(wanted, stored.scale_bytes, 1e-3) | clips)
+    return np.asarray(_rounds_to(wanted, stored.scale_bytes, max(slack, 1e-3)) | clips)
 
 
 BY_AMAX = ("maps the largest magnitude to 6", "maps the largest magnitude to 6 or 4")
 """Rules that scales obey only under the right tensor scale."""
 
-RULES: dict[str, Callable[[BlockSums, Encoded], Bools]] = {
+RULES: dict[str, Callable[[BlockSums, Encoded, float], Bools]] = {
     BY_AMAX[0]: _to_six,
     BY_AMAX[1]: _to_four_or_six,
     "has the least squared error for its codes": _least_squares,
 }
-"""What a rule says of a scale → which blocks obey."""
+"""What a rule says of a scale → which blocks obey, with this much slack."""
 
 
 @dataclass
@@ -85,6 +95,10 @@ class ScaleRules:
     """Of the whole tensor."""
     broken: dict[str, list[tuple[int, int]]] = field(default_factory=lambda: {rule: [] for rule in RULES})
     """Rules that may still hold → (row, block) of blocks that break them."""
+    narrowly: dict[str, set[tuple[int, int]]] = field(default_factory=lambda: {rule: set() for rule in BY_AMAX})
+    """Rule → those of its broken blocks that 16-bit arithmetic explains."""
+    near: dict[str, int] = field(default_factory=lambda: dict.fromkeys(BY_AMAX, 0))
+    """Rule → blocks that 16-bit arithmetic could have made break it, whether or not they do."""
     judged: int = 0
 
     @property
@@ -96,13 +110,20 @@ class ScaleRules:
         told = (sums.power > 0) & ~sums.wrong & (stored.scales >= SMALL)
         self.judged += int(told.sum())
         for rule in list(self.broken):
+            obeys = RULES[rule]
             with np.errstate(all="ignore"):
-                breaks = told & ~RULES[rule](sums, stored)
-            places = np.argwhere(breaks)
+                breaks = told & ~obeys(sums, stored, EXACT)
+            places = _places(start, breaks)
             if len(self.broken[rule]) + len(places) > self._most:
                 del self.broken[rule]
-            else:
-                self.broken[rule] += [(start + int(row), int(block)) for row, block in places]
+                continue
+            self.broken[rule] += places
+            if rule in self.near:
+                with np.errstate(all="ignore"):
+                    loosely = told & obeys(sums, stored, SIXTEEN_BITS)
+                    near = loosely & ~obeys(sums, stored, -SIXTEEN_BITS)
+                self.near[rule] += int(near.sum())
+                self.narrowly[rule].update(_places(start, breaks & loosely))
 
     @property
     def by_amax(self) -> bool:
@@ -113,4 +134,13 @@ class ScaleRules:
         """The rule that the fewest blocks break, and those blocks; ("", []) where no rule holds."""
         if self.judged < ENOUGH or not self.broken:
             return "", []
-        return min(self.broken.items(), key=lambda item: len(item[1]))
+        rule, places = min(self.broken.items(), key=lambda item: len(item[1]))
+        narrowly = self.narrowly.get(rule, set())
+        if len(narrowly) * CLEAR > self.near.get(rule, 0):
+            places = [place for place in places if place not in narrowly]
+        return rule, places
+
+
+def _places(start: int, blocks: Bools) -> list[tuple[int, int]]:
+    """(row, block) of each that is marked."""
+    return [(start + int(row), int(block)) for row, block in np.argwhere(blocks)]
