@@ -48,11 +48,11 @@ def tool(*command: str) -> None:
 
 
 def check_contents(wheel: Path) -> None:
-    """Every module, the CUDA sources, the typing marker and the library; no C++ sources, nothing from outside."""
+    """Every module, the table of architectures, the CUDA sources, the typing marker and the library; nothing else."""
     if "-py3-none-manylinux" not in wheel.name:
         raise SystemExit(f"wheel: {wheel.name} has no manylinux tag")
     names = {name for name in zipfile.ZipFile(wheel).namelist() if not name.endswith("/")}
-    shipped = [path for suffix in ("py", "cu", "cuh", "typed") for path in PACKAGE.rglob(f"*.{suffix}")]
+    shipped = [path for suffix in ("py", "json", "cu", "cuh", "typed") for path in PACKAGE.rglob(f"*.{suffix}")]
     wanted = {path.relative_to(PACKAGE.parent).as_posix() for path in shipped}
     wanted.add("halfbyte/backends/cpu/libhalfbyte_cpu.so")
     if missing := sorted(wanted - names):

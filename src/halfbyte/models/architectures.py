@@ -19,6 +19,13 @@ from halfbyte.models.experts import Stacking
 from halfbyte.models.roles import Role, pattern_of
 
 EXPERT = re.compile(r"\.experts\.\d+\.")
+FIRST = ".experts.0."
+
+
+def first_expert(name: str) -> str:
+    """The same name in the first expert: what holds of one expert holds of all in its layer."""
+    return EXPERT.sub(FIRST, name, count=1) if ".experts." in name else name
+
 
 MERGE_EXPERTS = frozenset(("MergeModulelist", "Concatenate"))
 """Operations by which transformers stacks single experts while loading."""
@@ -119,12 +126,25 @@ class Architecture:
 
     def run_time(self, tensor: str) -> RunTime:
         """What a tensor on disk is called at run time."""
+        found = self._run_time(first_expert(tensor))
         number = EXPERT.search(tensor)
-        if number is None:
-            return self._run_time(tensor)
-        found = self._run_time(EXPERT.sub(".experts.0.", tensor, count=1))  # the same for all experts of a layer
-        names = tuple(name.replace(".experts.0.", number[0], 1) for name in found.names)
-        return replace(found, names=names)
+        if number is None or not any(FIRST in name for name in found.names):
+            return found
+        return replace(found, names=tuple(name.replace(FIRST, number[0], 1) for name in found.names))
+
+    def module_at_run_time(self, module: str) -> RunTime:
+        """What a module on disk is called at run time, by its weight."""
+        found = self._modules.get(module)
+        if found is None:
+            there = self.run_time(f"{module}.weight")
+            found = replace(there, names=tuple(name.removesuffix(".weight") for name in there.names))
+            self._modules[module] = found
+        return found
+
+    @cached_property
+    def _modules(self) -> dict[str, RunTime]:
+        """What was found before."""
+        return {}
 
     def _run_time(self, tensor: str) -> RunTime:
         known = self._names.get(tensor)
@@ -185,6 +205,17 @@ class Architecture:
 
     def role(self, module: str) -> Role | None:
         """What a module is, by its name on disk; None where the table does not have it."""
+        one = first_expert(module)
+        if one not in self._roles_found:
+            self._roles_found[one] = self._role(one)
+        return self._roles_found[one]
+
+    @cached_property
+    def _roles_found(self) -> dict[str, Role | None]:
+        """What was found before."""
+        return {}
+
+    def _role(self, module: str) -> Role | None:
         for name in self.run_time(f"{module}.weight").names:
             found = self._role_at_run_time(name.removesuffix(".weight"))
             if found is not None:

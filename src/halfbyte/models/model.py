@@ -7,7 +7,7 @@ not know a module, the rules for names do.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from halfbyte.models.architectures import Architecture, RunTime, find_architecture
@@ -61,8 +61,7 @@ class Model:
         """What transformers calls a module at run time, and what it does to its weight on the way."""
         if self.architecture is None:
             return RunTime((module,))
-        found = self.architecture.run_time(f"{module}.weight")
-        return replace(found, names=tuple(name.removesuffix(".weight") for name in found.names))
+        return self.architecture.module_at_run_time(module)
 
     @property
     def heads(self) -> tuple[str, ...]:

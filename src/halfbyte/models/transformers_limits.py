@@ -52,10 +52,9 @@ def _limits(model: Model, format: str, quantized: Sequence[str], plain: Sequence
     splits = [rule for rule in lost if len(rule.put) > 1]
     reader = f"transformers ({table_version()})"
     if read:
-        yield (
-            f"{reader} cannot load {model.name} with {_list(read)} packed: its own initialisation reads these weights. "
-            f"To load it there, keep them: {_keep(read)}"
-        )
+        way_out = f". To load it there, keep them: {_keep(read)}" if len(read) < len(quantized) else ""
+        why = f"its own initialisation reads these weights{way_out}"
+        yield f"{reader} cannot load {model.name} with {_list(read)} packed: {why}"
     if reshaped:
         by_rows = all(set(model.run_time(module).operations) <= BY_ROWS for module in reshaped)
         yield (

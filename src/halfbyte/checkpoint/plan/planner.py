@@ -129,6 +129,8 @@ def _keep_others(draft: Draft) -> None:
 def _why_solid(draft: Draft, module: str) -> str:
     """Why a weight of more than two axes is kept."""
     role = draft.model.role(module)
+    if role == "other" and draft.model.is_known(module):
+        return "several matrices in one tensor, as experts are stored, which is not taken apart"
     if role in ("other", "linear"):
         return "a convolution, or experts in one tensor that is not taken apart"
     return REASONS[role]
