@@ -66,6 +66,29 @@ def test_a_scale_after_a_relayout(tmp_path: Path) -> None:
     assert (problem.rule, problem.name) == ("block", module)
 
 
+@pytest.mark.parametrize("rows", [slice(3, 4), slice(70, 90)])
+def test_rows_that_spoil_the_norm_of_a_whole_weight(tmp_path: Path, rows: slice) -> None:
+    """The weight is reported, and so is each of its rows, wherever they lie."""
+    values = np.random.default_rng(0).standard_normal((96, 64)).astype(BF16)
+    name, config = "model.layers.0.mlp.down_proj", Config({"model_type": "llama"})
+    source = write_checkpoint(tmp_path / "source", {f"{name}.weight": values}, config, shards=1)
+    path = convert(source, tmp_path / "converted", "--to", "nvfp4", *MODELOPT)
+    (path / "halfbyte.json").unlink()
+    codes = load(path)[f"{name}.weight"].copy()
+    codes[rows] ^= 0x88  # every sign
+    edit(path, {f"{name}.weight": codes})
+    whole, *placed = [problem for problem in verify(path, source, limit=0.15).problems if problem.level == "error"]
+    assert (whole.rule, whole.name) == ("values", name)
+    assert whole.text.endswith("more than 0.15")
+    assert [problem.text.partition(":")[0] for problem in placed] == [f"row {row}" for row in range(96)[rows]]
+
+
+def test_a_kept_tensor_is_placed(tmp_path: Path) -> None:
+    path = converted(tmp_path, "llama", "--to", "nvfp4", *MODELOPT)
+    problem = found(verify(damaged(path, "lm_head.weight", (3, 21), 0), tmp_path / "llama"))
+    assert problem.text == "kept as BF16, but not as in the source: they differ from element [3, 10] on"
+
+
 def test_a_weight_that_was_decoded(tmp_path: Path) -> None:
     """FP8 becomes BF16: one bit in one value is told."""
     path = converted(tmp_path, "deepseek_v3", "--to", "bf16")

@@ -18,7 +18,7 @@ from halfbyte.verify.problems import Report, WeightError
 from halfbyte.verify.rounded import rounding_problems
 from halfbyte.verify.stored import Contents, read_contents
 from halfbyte.verify.structure import structure_problems
-from halfbyte.verify.values import Matrix, matrices, pieces, view
+from halfbyte.verify.values import Matrix, Raw, matrices, pieces, view
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,8 @@ def compare(
             report.errors.append(measured.error)
             if not measured.error.relative <= limit:
                 report.add("error", "values", name, _explain(measured.error, limit, mine, matrix, theirs))
+                if float(np.median(measured.row_errors)) <= limit:  # a few rows, not the weight
+                    report.extend(damage_problems(measured, mine, matrix))
             elif mine.plain is not None:
                 report.extend(rounding_problems(checkpoint.path, mine, matrix))
             elif mine.kind.startswith("fp8"):
@@ -133,11 +135,26 @@ def _equal(checkpoint: Checkpoint, source: Checkpoint, mine: Tensor, theirs: Ten
             how = f"kept as {mine.info.dtype}"
             if not same_type(mine, theirs):
                 how = f"{theirs.info.dtype} rounded to {mine.info.dtype}"
-            text = f"{how}, but some of elements {at} to {at + got.size - 1} differ from the source"
+            first = at * got.itemsize + _first_difference(got, wanted)
+            text = f"{how}, but not as in the source: they differ from {_place(mine, first)} on"
             report.add("error", "kept", mine.name, text)
             return
         at += got.size
     report.equal += 1
+
+
+def _first_difference(got: Raw, wanted: Raw) -> int:
+    """The first byte in which two arrays of one dtype differ."""
+    ours, theirs = (np.frombuffer(values.tobytes(), np.uint8) for values in (got, wanted))
+    return int((ours != theirs).argmax())
+
+
+def _place(tensor: Tensor, byte: int) -> str:
+    """Which element of a tensor a byte belongs to."""
+    width = tensor.info.bytes // math.prod(tensor.info.shape)
+    if not width or not tensor.info.shape:
+        return f"byte {byte}"
+    return f"element {[int(index) for index in np.unravel_index(byte // width, tensor.info.shape)]}"
 
 
 def _otherwise(count: int) -> str:

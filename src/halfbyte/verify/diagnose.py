@@ -30,6 +30,8 @@ def _diagnose(mine: Matrix, source: Matrix, theirs: Mapping[str, Matrix]) -> str
         other = theirs.get(partner)
         if other is not None and other.shape == mine.shape and _distance(values, other.read(0, rows)) < RESTORED:
             return f"it holds the values of {partner.rpartition('.')[2]}: the two are swapped"
+    if _distance(values, wanted) < RESTORED:
+        return ""  # what is wrong lies further down
     for reason, candidate in _undone(values):
         if _distance(candidate, wanted) < RESTORED:
             return reason
