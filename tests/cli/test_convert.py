@@ -62,6 +62,12 @@ def test_dry_run_prints_the_plan_and_writes_nothing(tmp_path: Path, source: Path
         assert text in output, text
 
 
+def test_one_shard_and_one_group(tmp_path: Path) -> None:
+    source = write_checkpoint(tmp_path / "one", llama(), shards=1)
+    code, output = convert(source, tmp_path / "d", "--include", "layers.0.mlp")
+    assert (code, "1 shard written" in output, "1 group shares a tensor scale" in output) == (0, True, True)
+
+
 def test_the_next_command_can_be_pasted(tmp_path: Path, source: Path) -> None:
     code, output = convert(source, tmp_path / "my model")
     assert (code, f"Next: halfbyte verify '{tmp_path / 'my model'}'" in output) == (0, True)

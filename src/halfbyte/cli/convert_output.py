@@ -171,10 +171,11 @@ class Screen(Quiet):
         if outcome.finished_before:
             out().print(f"{destination} is whole already: nothing to do", markup=False, soft_wrap=True)
             return
-        found = f", {outcome.shards_found} were there" if outcome.shards_found else ""
+        shards = "1 shard" if outcome.shards_written == 1 else f"{outcome.shards_written} shards"
+        found = f", {outcome.shards_found} found there" if outcome.shards_found else ""
         speed = plan.source_bytes / seconds / 1e9
         out().print(
-            f"{destination}: {outcome.shards_written} shards written{found}, {size(plan.output_bytes)} from "
+            f"{destination}: {shards} written{found}, {size(plan.output_bytes)} from "
             f"{size(plan.source_bytes)} in {seconds:.1f} s ({speed:.2f} GB/s). Next: halfbyte verify "
             f"{shlex.quote(str(destination))}",
             markup=False,
@@ -249,9 +250,8 @@ def print_plan(plan: Plan, resources: Resources, cut: tuple[Sizes, int]) -> None
     print_table(table, markup=False)
     _print_kept(plan)
     if plan.shared:
-        console.print(
-            f"{len(plan.shared)} groups share a tensor scale, such as {', '.join(plan.shared[0])}", soft_wrap=True
-        )
+        groups = "1 group shares" if len(plan.shared) == 1 else f"{len(plan.shared)} groups share"
+        console.print(f"{groups} a tensor scale, such as {', '.join(plan.shared[0])}", soft_wrap=True)
     _print_list("dropped", plan.dropped)
     weights = [name for name in plan.side_files if name.endswith(".safetensors")]
     _print_list("copied", dict.fromkeys(weights, "weights in a folder of their own"))

@@ -172,6 +172,7 @@ def test_side_files_and_what_is_left_out(source: Path) -> None:
     checkpoint = open_checkpoint(source)
     assert checkpoint.side_files == ("1_Pooling/config.json", "tokenizer.json")
     assert set(checkpoint.left_out) == {"model.gguf", "consolidated.safetensors", ".git", "1_Pooling/model.bin"}
+    assert checkpoint.left_out["consolidated.safetensors"] == "no shard of this checkpoint"
 
 
 def test_folders_behind_links_are_left_out_and_files_are_not(tmp_path: Path, source: Path) -> None:

@@ -83,7 +83,7 @@ def open_checkpoint(path: Path, need_config: bool = True) -> Checkpoint:
     files, weight_map = _shards(path)
     config = read_json(path / CONFIG) if need_config or (path / CONFIG).exists() else {}
     written = {CONFIG, INDEX, MANIFEST, *(layout.config_file for layout in LAYOUTS.values())}
-    side, left_out = side_files(path, files, written, INDEX, strict=need_config)
+    side, left_out = side_files(path, files, written, strict=need_config)
     return _assemble(path, files, weight_map, config, side, left_out)
 
 

@@ -35,7 +35,7 @@ MODULES = "modules.json"
 
 
 def side_files(
-    path: Path, shards: Collection[str], written: Collection[str], index: str, strict: bool
+    path: Path, shards: Collection[str], written: Collection[str], strict: bool
 ) -> tuple[tuple[str, ...], dict[str, str]]:
     """What is copied, and what is left out and why.
 
@@ -44,7 +44,7 @@ def side_files(
     """
     side: list[str] = []
     left_out: dict[str, str] = {}
-    for name, why in _sorted_out(path, path, index):
+    for name, why in _sorted_out(path, path):
         if name in shards or name in written:
             continue
         reason = why or (None if encodable(name) else "its name is no Unicode text") or _broken(path / name, strict)
@@ -55,7 +55,7 @@ def side_files(
     return tuple(side), left_out
 
 
-def _sorted_out(root: Path, folder: Path, index: str) -> Iterator[tuple[str, str | None]]:
+def _sorted_out(root: Path, folder: Path) -> Iterator[tuple[str, str | None]]:
     """Every file in a folder and below with the reason to leave it out; None: copied."""
     for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
         name = str(entry.relative_to(root))
@@ -64,9 +64,9 @@ def _sorted_out(root: Path, folder: Path, index: str) -> Iterator[tuple[str, str
         elif entry.is_dir() and entry.is_symlink():
             yield name, "a link to a folder"
         elif entry.is_dir():
-            yield from _sorted_out(root, entry, index)
+            yield from _sorted_out(root, entry)
         elif folder == root and name.endswith((".safetensors", ".safetensors.index.json")):
-            yield name, f"not named by {index}"
+            yield name, "no shard of this checkpoint"
         else:
             yield name, ANOTHER_FORM if _is_other_form(root, entry) else None
 
