@@ -74,7 +74,7 @@ def test_rows_that_spoil_the_norm_of_a_whole_weight(tmp_path: Path, rows: slice)
     source = write_checkpoint(tmp_path / "source", {f"{name}.weight": values}, config, shards=1)
     path = convert(source, tmp_path / "converted", "--to", "nvfp4", *MODELOPT)
     (path / "halfbyte.json").unlink()
-    codes = load(path)[f"{name}.weight"].copy()
+    codes = load(path)[f"{name}.weight"].view(np.uint8).copy()
     codes[rows] ^= 0x88  # every sign
     edit(path, {f"{name}.weight": codes})
     whole, *placed = [problem for problem in verify(path, source, limit=0.15).problems if problem.level == "error"]
