@@ -11,8 +11,8 @@ BY_NAME = [
     ("table", ("shared", "transformer.vte", "transformer.wte", "model.embed_tokens", "model.tok_embeddings", "wpe",
                "block.0.layer.0.SelfAttention.relative_attention_bias", "model.embed_in")),
     ("head", ("output", "model.output", "proj_out", "embed_out", "lm_head", "lm_head.dense", "lm_head.decoder",
-              "decoder", "cls.predictions.decoder", "classifier", "score", "head", "output_layer", "qa_outputs", "unembed",
-              "model.lm_head_audio", "lm_predictions.dense", "generator_lm_head.0", "codec_head.1",
+              "decoder", "cls.predictions.decoder", "classifier", "score", "head", "output_layer", "qa_outputs",
+              "unembed", "model.lm_head_audio", "lm_predictions.dense", "generator_lm_head.0", "codec_head.1",
               "transformer.output_layer")),
     ("tower", ("vpm.blocks.0.fc1", "model.vision_backbone.x", "sam_model.layers.0.lin1", "visual_tokenizer.head.0",
                "audio_encoder.layers.0.fc1", "speech_encoder.x", "token2wav.x", "model.visual.blocks.0.attn.qkv")),
@@ -26,8 +26,9 @@ BY_NAME = [
     ("norm", ("model.layers.0.input_layernorm", "model.norm", "model.layers.0.self_attn.q_norm", "h.0.ln_1", "h.ln_f",
               "model.norm_2")),
     ("linear", ("model.layers.0.attention.output", "model.layers.0.mlp.gate_proj", "decoder.layers.0.fc1",
-                "model.layers.0.attn.proj_out", "model.embedding_model.layers.0.up_proj", "model.layers.0.mlp.router_proj",
-                "model.layers.0.attn.head", "layers.0.decoder", "model.layers.0.norm_proj.fc", "model.shared.up_proj")),
+                "model.layers.0.attn.proj_out", "model.embedding_model.layers.0.up_proj",
+                "model.layers.0.mlp.router_proj", "model.layers.0.attn.head", "layers.0.decoder", "model.layers.0.norm_proj.fc",
+                "model.shared.up_proj")),
 ]  # fmt: skip
 
 

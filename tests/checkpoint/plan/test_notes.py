@@ -38,8 +38,8 @@ def test_an_unknown_architecture_is_said_with_what_to_do(tmp_path: Path) -> None
     taken += ["model.layers.#.mlp.gate_proj", "model.layers.#.mlp.up_proj"]
     assert note == (
         "NewLM is not in the table of architectures: modules were told apart by their names. Taken for linear layers: "
-        f"{', '.join(taken)} and 1 more. Look at all of it with --dry-run, decide with --include and --keep, or ask the "
-        "model itself with --modules-from-model"
+        f"{', '.join(taken)} and 1 more. Look at all of it with --dry-run, decide with --include and --keep, or ask "
+        "the model itself with --modules-from-model"
     )
     few = notes_of(tmp_path / "s", tensors, {"model_type": ""}, rules=Rules(include=("q_proj", "k_proj", "v_proj")))
     (note,) = [note for note in few if "table of architectures" in note]
