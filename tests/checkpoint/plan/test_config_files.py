@@ -83,9 +83,21 @@ def test_linear_layers_that_the_class_has_and_the_file_has_not(tmp_path: Path) -
     assert "model.multi_modal_projector.linear_2" in ignored(
         plan_of(tmp_path / "s", tensors, LLAVA, "compressed-tensors")
     )
+    assert not [name for name in ignored(plan_of(tmp_path / "s", tensors, LLAVA)) if name.endswith("linear_2")]
     other = LLAVA | {"architectures": ["LlavaForKnitting"]}  # its model type is known, the class is not
     names = ignored(plan_of(tmp_path / "s", tensors, other, "compressed-tensors"))
     assert not [name for name in names if name.endswith("linear_2")]
+
+
+def test_what_is_packed_in_the_source_is_there(tmp_path: Path) -> None:
+    """A source in the same layout has no tensor called weight for it."""
+    rules = Rules(include=("*proj*",))
+    plan = plan_of(tmp_path / "s", llava(), LLAVA, "compressed-tensors", rules=rules)
+    assert "multi_modal_projector.linear_1" in {unit.module for unit in plan.units}
+    run(plan, tmp_path / "q", Resources(workers=1, sync=False))
+    again = make_plan(tmp_path / "q", Options(layout="compressed-tensors"))
+    assert ignored(again) == ignored(plan)
+    assert not [name for name in ignored(again) if "linear_" in name]
 
 
 def test_layers_with_one_weight_are_listed_wherever_they_may_stand(tmp_path: Path) -> None:
@@ -186,3 +198,16 @@ def test_one_file_of_the_usual_name_needs_no_index(tmp_path: Path) -> None:
     assert index["weight_map"] == {output.part.name: "weights.safetensors" for output in shard.outputs}
     assert list(index["weight_map"]) == sorted(index["weight_map"])
     assert index["metadata"]["total_size"] == sum(output.stop - output.start for output in shard.outputs)
+
+
+def test_several_files_need_an_index_whatever_their_names(tmp_path: Path) -> None:
+    source = write_checkpoint(tmp_path / "s", llama(), shards=2)
+    index = source / "model.safetensors.index.json"
+    text = index.read_text()
+    for number, name in (("00001", "model"), ("00002", "more")):
+        (source / f"model-{number}-of-00002.safetensors").rename(source / f"{name}.safetensors")
+        text = text.replace(f"model-{number}-of-00002.", f"{name}.")
+    index.write_text(text)
+    plan = make_plan(source, Options())
+    assert plan.shards[0].name == "model.safetensors"
+    assert set(plan.json_files["model.safetensors.index.json"]["weight_map"].values()) == {x.name for x in plan.shards}
