@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from halfbyte.checkpoint import Options, Plan, Resources, Rules, make_plan, run
+from halfbyte.verify import verify
 from tests.checkpoint.toy import Array, llama, random, write_checkpoint
 
 LLAVA = {"model_type": "llava", "architectures": ["LlavaForConditionalGeneration"], "num_hidden_layers": 1}
@@ -68,6 +69,20 @@ def test_a_head_that_is_in_no_file_and_of_which_the_config_says_nothing(
     tensors = llama()
     del tensors["lm_head.weight"]
     assert ignored(plan_of(tmp_path / "s", tensors, config, layout)) == ["lm_head"]
+
+
+@BOTH
+@pytest.mark.parametrize("config", [{}, {"model_type": "unheard_of"}, LLAVA | {"num_hidden_layers": 2}])
+def test_a_head_that_is_quantized_is_not_excluded(tmp_path: Path, layout: str, config: dict[str, Any]) -> None:
+    prefix = "language_model." if config.get("model_type") == "llava" else ""
+    tensors = {f"{prefix}{name}": values for name, values in llama().items()}
+    plan = plan_of(tmp_path / "s", tensors, config, layout, rules=Rules(include=("lm_head", "_proj")))
+    assert f"{prefix}lm_head" in {unit.module for unit in plan.units}
+    assert not [name for name in ignored(plan) if "lm_head" in name]
+    run(plan, tmp_path / "d", Resources(workers=1, sync=False))
+    assert [
+        problem.text for problem in verify(tmp_path / "d", tmp_path / "s").problems if problem.level == "error"
+    ] == []
 
 
 @BOTH
