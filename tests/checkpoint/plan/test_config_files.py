@@ -122,6 +122,9 @@ def test_layers_with_one_weight_are_listed_wherever_they_may_stand(tmp_path: Pat
     config = {"model_type": "zamba", "architectures": ["ZambaForCausalLM"], "num_hidden_layers": 3}
     names = ignored(plan_of(tmp_path / "s", tensors, config, "compressed-tensors"))
     assert [name for name in names if name.endswith("self_attn.q_proj")] == [at.format(layer) for layer in range(3)]
+    unsaid = config | {"num_hidden_layers": None}
+    names = ignored(plan_of(tmp_path / "s", tensors, unsaid, "compressed-tensors"))
+    assert [name for name in names if name.endswith("self_attn.q_proj")] == [at.format(1)]
 
 
 def test_stacked_experts_that_are_kept_have_the_names_that_readers_ask_for(tmp_path: Path) -> None:

@@ -71,6 +71,8 @@ def test_experts_that_stay_plain_count_for_transformers(tmp_path: Path) -> None:
     (note,) = [note for note in notes if "it will not load them" in note]
     listed = ", ".join(f"model.layers.#.mlp.experts.#.{name}_proj" for name in ("gate", "up", "down"))
     assert f"splits or joins {listed} while loading" in note
+    whole = notes_of(tmp_path / "s", tensors, config, layout="compressed-tensors")
+    assert not [note for note in whole if "it will not load them" in note]
 
 
 def test_limits_by_model_type_count_what_is_quantized(tmp_path: Path) -> None:
@@ -107,3 +109,5 @@ def test_what_becomes_of_a_source_that_is_quantized(tmp_path: Path) -> None:
     assert "12 weights are nvfp4 already: their codes stay, whatever the method and contract" in notes
     assert "weights that become BF16 because they are kept: 2 nvfp4" in notes
     assert make_plan(tmp_path / "q", Options(to="bf16")).notes == ()
+    plain = make_plan(tmp_path / "s", Options(rules=rules)).notes
+    assert not [note for note in plain if "already" in note or "become BF16" in note or "alike" in note]
