@@ -71,3 +71,18 @@ def test_partners_are_named_once_and_the_entry_is_found() -> None:
 def test_names_within_others_are_fine_where_no_reader_matches_substrings() -> None:
     listed, quantized = "model.layers.0.mlp.gate", "model.layers.0.mlp.gate_proj"
     assert exclude_list([listed], [quantized], COMPRESSED_TENSORS.readers) == [listed]
+
+
+def test_the_module_that_would_be_swallowed_is_named_among_others() -> None:
+    modules = [f"model.layers.{layer}.mlp.{name}_proj" for layer in range(2) for name in ("up", "down")]
+    for module in modules:
+        assert clashes([f"{module[:-5]}"], modules) == [(module[:-5], module)]
+    assert clashes(["x.weight", "model.layers.1.mlp.do"], modules) == [("model.layers.1.mlp.do", modules[3])]
+    assert clashes([f"{modules[0]}{modules[1]}"], modules) == []
+
+
+def test_a_reader_that_asks_for_single_modules_is_asked_about_them() -> None:
+    modules = [f"l.0.self_attn.{name}_proj" for name in "qkv"]
+    (single,) = [reader for reader in MODELOPT.readers if not reader.asks_for_fused]
+    assert list(swallowed(modules, [modules[1]], single)) == [(modules[1], modules[1])]
+    assert list(swallowed(modules, ["l.0.self_attn.qkv_proj"], single)) == []

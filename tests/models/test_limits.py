@@ -21,7 +21,16 @@ from halfbyte.models.limits import RULES, limits
         ("mamba", "modelopt", "nvfp4", False, True, ["vLLM"]),
         ("mamba2", "modelopt", "nvfp4", False, True, []),
         ("gpt2", "compressed-tensors", "nvfp4", False, True, []),
-        ("qwen", "modelopt", "nvfp4", False, True, ["vLLM"]),
+        ("falcon_mamba", "modelopt", "nvfp4", False, True, ["vLLM"]),
+        ("jamba", "modelopt", "nvfp4", True, True, ["vLLM"]),
+        ("jamba", "modelopt", "nvfp4", True, False, []),
+        ("gpt_oss", "modelopt", "nvfp4", False, True, []),
+        ("ctrl", "compressed-tensors", "nvfp4", False, True, ["transformers"]),
+        ("ctrl", "modelopt", "nvfp4", False, True, []),
+        ("qwen3_omni_moe", "compressed-tensors", "nvfp4", False, True, ["transformers"]),
+        ("qwen2_5_omni", "compressed-tensors", "mxfp4", True, False, ["transformers"]),
+        ("qwen2_5_omni", "modelopt", "nvfp4", True, True, []),
+        ("qwen2_5_omni", "compressed-tensors", "nvfp4", False, False, []),
     ],
 )
 def test_who_cannot_load_what(
@@ -35,3 +44,26 @@ def test_every_limit_names_its_reader_and_a_version_or_reason() -> None:
         assert rule.limit.text
         assert any(reader in rule.limit.text for reader in rule.limit.reader.split(", ")) or "server" in rule.limit.text
         assert rule.model_types or rule.layouts
+
+
+@pytest.mark.parametrize(
+    ("model_type", "version"),
+    [
+        ("qwen", "0.23"),
+        ("baichuan", "0.23"),
+        ("internlm", "0.23"),
+        ("xverse", "0.23"),
+        ("aquila", "0.24"),
+        ("telechat", "0.25"),
+        ("plamo2", "0.26"),
+        ("arctic", "0.28"),
+    ],
+)
+@pytest.mark.parametrize("experts", [False, True])
+def test_models_that_vllm_dropped(model_type: str, version: str, experts: bool) -> None:
+    (limit,) = limits(model_type, "modelopt", "nvfp4", experts, not experts)
+    assert (limit.reader, limit.text) == ("vLLM", f"vLLM has no model for {model_type} after {version}")
+
+
+def test_other_linear_layers_are_quantized_as_a_rule() -> None:
+    assert limits("mamba", "modelopt", "nvfp4", has_experts=False) != []

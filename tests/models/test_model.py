@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from halfbyte.models import Model, model_of
+from halfbyte.models.architectures import find_architecture
 from halfbyte.models.experts import Stacking, expert_module, is_stack, is_transposed, projections
 from halfbyte.models.families import FAMILIES, find_family
 
@@ -60,3 +61,66 @@ def test_names_of_stacks() -> None:
     assert is_stack("model.layers.0.mlp.experts.gate_up_proj")
     assert not is_stack("model.layers.0.mlp.gate_up_proj")
     assert expert_module("l.0.experts.gate_up_proj", 3, "up_proj") == "l.0.experts.3.up_proj"
+
+
+def test_a_value_of_the_text_part_counts_where_the_config_has_none() -> None:
+    text = {"model_type": "llama4_text", "num_hidden_layers": 2, "hidden_size": 32, "tie_word_embeddings": True}
+    own = {"model_type": "qwen3_moe", "num_hidden_layers": 7, "hidden_size": 64, "tie_word_embeddings": False}
+    model = model_of(own | {"text_config": text})
+    assert (model.family.name, model.layers, model.hidden, model.tied_head) == ("Qwen3-MoE", 7, 64, False)
+    inner = model_of({"text_config": text})
+    assert (inner.family.name, inner.layers, inner.hidden, inner.tied_head) == ("Llama-4", 2, 32, True)
+    assert model_of({"text_config": "llama4"}).family.name == "other"
+
+
+def test_the_name_of_a_model() -> None:
+    assert model_of({"architectures": ["NewLM", "Other"], "model_type": "new"}).name == "NewLM"
+    for none in ([], "NewLM", None):
+        assert model_of({"architectures": none, "model_type": "new"}).name == "new"
+    assert model_of({}).name == ""
+
+
+def test_sizes_of_stacks_are_unknown_where_the_config_has_none() -> None:
+    assert Model(hidden=64).stack_sizes("experts.gate_up_proj") == (None, 64)
+    assert Model(hidden=64).stack_sizes("experts.down_proj") == (64, None)
+    assert model_of({"intermediate_size": 96}).expert_inner == 96
+    assert Model().projections("experts.gate_up_proj", 4) == {"gate_proj": slice(0, 2, 1), "up_proj": slice(2, 4, 1)}
+
+
+def test_layers_of_encoders_and_decoders_are_counted_apart() -> None:
+    """num_hidden_layers counts one of the two lists: what lies beyond it predicts no further tokens."""
+    config = {"num_hidden_layers": 1}
+    both = model_of(config | {"architectures": ["BartForConditionalGeneration"]})
+    assert both.kept("model.decoder.layers.3.fc1") is None
+    one = model_of(config | {"architectures": ["LlamaForCausalLM"]})
+    assert one.kept("model.layers.0.mlp.up_proj") is None
+    assert one.kept("model.layers.1.mlp.up_proj") == "multi token prediction: beyond num_hidden_layers"
+    assert model_of({"architectures": ["LlamaForCausalLM"]}).kept("model.layers.1.mlp.up_proj") is None
+
+
+def test_what_is_tied_is_known_by_either_name() -> None:
+    tied = {"tie_word_embeddings": True}
+    llava = model_of(tied | {"architectures": ["LlavaForConditionalGeneration"]})
+    neox = model_of(tied | {"architectures": ["GPTNeoXForCausalLM"]})
+    bart = model_of(tied | {"architectures": ["BartForConditionalGeneration"]})
+    head = "output head tied to the embedding"
+    assert llava.tied("language_model.lm_head") == llava.tied("lm_head") == neox.tied("embed_out") == head
+    assert bart.tied("model.encoder.embed_tokens") == "tied to another weight"
+    assert bart.tied("model.shared") is None
+    assert model_of(tied).tied("text_model.lm_head") == head
+    assert model_of(tied).tied("proj_out") is None
+
+
+def test_partners_that_an_architecture_does_not_have() -> None:
+    model = model_of({"architectures": ["LlamaForCausalLM"]})
+    at = "model.layers.0.mlp"
+    assert model.lacks(f"{at}.w3", f"{at}.up_proj")
+    assert not model.lacks(f"{at}.gate_proj", f"{at}.up_proj")
+    assert not model.lacks(f"{at}.w3", f"{at}.w1")  # nothing is known of w1
+    assert not Model().lacks(f"{at}.w3", f"{at}.up_proj")
+
+
+def test_a_description_goes_before_the_table() -> None:
+    row = find_architecture({"architectures": ["BertForMaskedLM"]})
+    model = model_of({"architectures": ["LlamaForCausalLM"]}, row)
+    assert model.heads == ("cls.predictions.transform.dense", "cls.predictions.decoder")

@@ -26,6 +26,10 @@ def rename(path: Path, module: str) -> None:
     edit(path, parts, (f"{module}.weight",) if f"{module}.weight" not in parts else ())
 
 
+def config_of(model_type: str) -> dict[str, object]:
+    return {"model_type": model_type, "architectures": []}
+
+
 def found(report: Report, rule: str) -> list[tuple[str, str]]:
     return [(problem.level, problem.name) for problem in report.problems if problem.rule == rule]
 
@@ -45,6 +49,50 @@ def test_quantized_modules_that_are_no_linear_layers(tmp_path: Path, layout: Lay
     path = write_quantized(tmp_path / "q", layout=layout)
     rename(path, module)
     assert found(verify(path), "role") == [(level, module)]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "module", "reason"),
+    [
+        ("GPT2LMHeadModel", "transformer.h.0.attn.c_attn", "stored as [in, out] (Conv1D): the blocks lie along"),
+        ("MambaForCausalLM", "backbone.layers.0.mixer.dt_proj", "read by the model without its module"),
+        ("MambaForCausalLM", "backbone.layers.0.mixer.conv1d", "a convolution: no reader has a quantized one"),
+        ("ZambaForCausalLM", "model.layers.2.shared_transf.self_attn.q_proj", "one weight of several layers"),
+        ("LlamaForCausalLM", "model.layers.0.input_layernorm", "a norm, which has no matrix"),
+        ("JetMoeForCausalLM", "model.layers.0.mlp.input_linear", "no linear layer in this architecture"),
+        ("T5ForConditionalGeneration", "shared", "a lookup table: readers take rows out of it"),
+    ],
+)
+def test_quantized_modules_that_the_table_knows_better(
+    tmp_path: Path, architecture: str, module: str, reason: str
+) -> None:
+    path = write_quantized(tmp_path / "q", layout="compressed-tensors")
+    rename(path, module)
+    config = json.loads((path / "config.json").read_text()) | {"architectures": [architecture]}
+    (path / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
+    (problem,) = [problem for problem in verify(path).problems if problem.rule == "role"]
+    assert (problem.level, problem.name) == ("error", module)
+    assert f"but it is {reason}" in problem.text
+
+
+def test_limits_of_readers_are_warnings(tmp_path: Path) -> None:
+    """Those by model type, and those that the table tells of transformers."""
+    path = write_quantized(tmp_path / "q", "qwen3_moe", "compressed-tensors")
+    texts = [
+        problem.text for problem in verify(path).problems if (problem.level, problem.rule) == ("warning", "reader")
+    ]
+    assert len([text for text in texts if "reads NVFP4 experts in this layout wrongly" in text]) == 1
+    path = write_quantized(tmp_path / "l", layout="compressed-tensors")
+    assert not found(verify(path), "reader")
+    config = json.loads((path / "config.json").read_text()) | {"architectures": ["FalconForCausalLM"]}
+    (path / "config.json").write_text(json.dumps(config))
+    (problem,) = [problem for problem in verify(path).problems if problem.rule == "reader"]
+    assert (problem.level, problem.name) == ("warning", "config.json")
+    assert "in FalconForCausalLM and will not load them" in problem.text
+    path = write_quantized(tmp_path / "m", layout="modelopt")
+    (path / "config.json").write_text(json.dumps(json.loads((path / "config.json").read_text()) | config_of("mamba")))
+    (problem,) = [problem for problem in verify(path).problems if problem.rule == "reader"]
+    assert "vLLM (0.32) builds the projections of Mamba" in problem.text
 
 
 @pytest.mark.parametrize("layout", ["modelopt", "compressed-tensors"])

@@ -65,7 +65,7 @@ def once(*names: str) -> str:
     return rf"^([^.\d][^.]*\.)*({'|'.join(names)})$"
 
 
-TABLE = r"embed(?!_out)[^.]*$|" + last("wte", "wpe", "vte", "shared", "relative_attention_bias")
+TABLE = r"(?<!un)(?<!patch_)embed(?!_out)[^.]*$|" + last("wte", "wpe", "vte", "shared", "relative_attention_bias")
 HEAD = "|".join(
     (
         last("lm_head", "embed_out", "output_layer", "score", "classifier", "qa_outputs", "lm_head_\\w+"),

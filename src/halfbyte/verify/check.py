@@ -14,6 +14,7 @@ from halfbyte.verify.block_scales import block_problems
 from halfbyte.verify.cache import cache_problems
 from halfbyte.verify.claim import claim_problems
 from halfbyte.verify.compare import Progress, compare
+from halfbyte.verify.config_source import config_problems
 from halfbyte.verify.excluded import exclude_problems, unquantized_modules
 from halfbyte.verify.problems import Report
 from halfbyte.verify.recorded import recorded_problems
@@ -37,7 +38,7 @@ def verify(
     """Check a quantized checkpoint, alone or against its source. Raises CheckpointError if one cannot be read.
 
     Alone: names, dtypes, shapes, config files, exclude lists as the readers match them, scales that fused layers share,
-    every block scale, and the hashes of a manifest if there is one. Against a source: every tensor accounted for, kept
+    every block scale, and the hashes of a manifest if there is one. Against a source: the same settings, every tensor accounted for, kept
     tensors equal to the byte, quantized ones decoded a few rows at a time and their error measured.
 
     limit: relative error from which a weight counts as wrong.
@@ -70,5 +71,6 @@ def verify(
     if not headers_only:
         report.extend(block_problems(checkpoint.path, sound))
     if source is not None:
+        report.extend(config_problems(checkpoint, source))
         compare(checkpoint, sound, source, limit, report, progress)
     return report

@@ -74,6 +74,36 @@ def test_other_forms_of_the_model_are_left_out_and_listed(source: Path, name: st
     assert checkpoint.side_files == ("tokenizer.json",)
 
 
+@pytest.mark.parametrize(
+    "folder",
+    ["original", "metal", "onnx", "openvino", "coreml", "gguf", "ggml", "tflite", "tensorrt", "tf", "flax", "ONNX"],
+)
+def test_folders_of_other_forms_are_left_out_whole(source: Path, folder: str) -> None:
+    put(source, f"{folder}/deep/config.json")
+    put(source, f"my_{folder}/config.json")
+    checkpoint = open_checkpoint(source)
+    assert checkpoint.left_out == {f"{folder}/deep/config.json": "the model in another form"}
+    assert f"my_{folder}/config.json" in checkpoint.side_files
+
+
+@pytest.mark.parametrize("name", [".git", ".cache", ".gitattributes", ".halfbyte"])
+def test_version_control_and_caches_are_never_copied(source: Path, name: str) -> None:
+    put(source, name)
+    put(source, f"2_Dense/{name}/refs.json")
+    checkpoint = open_checkpoint(source)
+    assert checkpoint.left_out == dict.fromkeys((name, f"2_Dense/{name}"), "not read by loaders")
+    assert checkpoint.side_files == ("tokenizer.json",)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "copied"), [("bin", 1), ("pt", 1), ("pth", 1), ("ckpt", 1), ("pkl", 1), ("onnx", 0)]
+)
+def test_pickles_of_an_adapter_are_copied_whatever_their_ending(source: Path, suffix: str, copied: bool) -> None:
+    put(source, "lora/adapter_config.json")
+    put(source, f"lora/adapter_model.{suffix}")
+    assert (f"lora/adapter_model.{suffix}" in open_checkpoint(source).side_files) is bool(copied)
+
+
 def test_a_pickle_that_is_the_only_form_of_a_part_is_copied(source: Path) -> None:
     modules = [{"idx": 0, "path": ""}, {"idx": 1, "path": "2_Dense"}, {"idx": 2, "path": "3_Dense"}]
     put(source, "modules.json", json.dumps(modules).encode())

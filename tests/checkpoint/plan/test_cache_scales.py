@@ -123,3 +123,13 @@ def test_an_unquantized_model_may_have_parameters_of_that_name(tmp_path: Path) -
     plan = make_plan(path, Options(layout="modelopt"))
     assert "model.layers.0.self_attn.k_scale" in {output.part.name for output in plan.shards[0].outputs}
     assert not plan.dropped
+
+
+def test_forms_that_are_not_known_are_copied_and_noted(tmp_path: Path) -> None:
+    other = {f"model.layers.{layer}.self_attn.kv_scale": np.ones(1, np.float32) for layer in range(2)}
+    plan = make_plan(source(tmp_path / "source", "modelopt", other), Options())
+    assert set(other) <= {output.part.name for shard in plan.shards for output in shard.outputs}
+    (note,) = [note for note in plan.notes if "quantized cache" in note]
+    assert note.startswith("2 tensors of a quantized cache, model.layers.")
+    assert note.endswith(".self_attn.kv_scale first, are in no form known for modelopt: copied under their own names")
+    assert not [note for note in make_plan(source(tmp_path / "s", "modelopt"), Options()).notes if "cache" in note]

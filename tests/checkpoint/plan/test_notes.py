@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from halfbyte.checkpoint import Options, Rules, make_plan
-from tests.checkpoint.toy import random, write_checkpoint
+from halfbyte.checkpoint import Options, Resources, Rules, make_plan, run
+from tests.checkpoint.toy import Array, llama, random, write_checkpoint
 
 
 def test_a_kept_module_that_a_reader_takes_for_all_layers(tmp_path: Path) -> None:
@@ -48,3 +48,90 @@ def test_an_unknown_architecture_is_said_with_what_was_taken_for_linear(tmp_path
     known = write_checkpoint(tmp_path / "known", {"model.layers.0.mlp.down_proj.weight": random(4, 64, 64)},
                              {"architectures": ["LlamaForCausalLM"], "model_type": "llama"})  # fmt: skip
     assert not [note for note in make_plan(known, Options()).notes if "table of architectures" in note]
+
+
+def notes_of(folder: Path, tensors: dict[str, Array], config: dict[str, Any], **options: Any) -> tuple[str, ...]:
+    return make_plan(write_checkpoint(folder, tensors, config), Options(**options)).notes
+
+
+def test_an_unknown_architecture_is_said_with_what_to_do(tmp_path: Path) -> None:
+    tensors = llama(layers=1) | {"vpm.blocks.0.fc1.weight": random(0, 64, 64)}
+    notes = notes_of(tmp_path / "s", tensors, {"architectures": ["NewLM"], "model_type": "new"})
+    (note,) = [note for note in notes if "table of architectures" in note]
+    taken = [f"model.layers.#.{name}_proj" for name in ("self_attn.q", "self_attn.k", "self_attn.v", "self_attn.o")]
+    taken += ["model.layers.#.mlp.gate_proj", "model.layers.#.mlp.up_proj"]
+    assert note == (
+        "NewLM is not in the table of architectures: modules were told apart by their names. Taken for linear layers: "
+        f"{', '.join(taken)} and 1 more. Look at all of it with --dry-run, decide with --include and --keep, or ask "
+        "the model itself with --modules-from-model"
+    )
+    few = notes_of(tmp_path / "s", tensors, {"model_type": ""}, rules=Rules(include=("q_proj", "k_proj", "v_proj")))
+    (note,) = [note for note in few if "table of architectures" in note]
+    assert note.startswith("an architecture without a name is not in")
+    assert f"Taken for linear layers: {', '.join(taken[:3])}. Look" in note
+    assert not [note for note in notes_of(tmp_path / "s", llama(), {}) if "table of architectures" in note]
+
+
+def test_limits_of_transformers_are_said_of_the_layout_that_it_reads(tmp_path: Path) -> None:
+    names = ("self_attention.query_key_value", "self_attention.dense", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h")
+    tensors = {f"transformer.h.0.{name}.weight": random(0, 64, 64) for name in names}
+    config = {"model_type": "falcon", "architectures": ["FalconForCausalLM"]}
+    for to in ("nvfp4", "mxfp4"):
+        notes = notes_of(tmp_path / "s", tensors, config, to=to, layout="compressed-tensors")
+        assert len([note for note in notes if "cannot load FalconForCausalLM" in note]) == 1
+    assert not [note for note in notes_of(tmp_path / "s", tensors, config) if "transformers" in note]
+    rules = Rules(keep=("dense", "query_key_value"), include=("*",))
+    tensors["transformer.h.0.mlp.other.weight"] = random(0, 64, 64)
+    kept = notes_of(tmp_path / "s", tensors, config, layout="compressed-tensors", rules=rules)
+    assert not [note for note in kept if "cannot load FalconForCausalLM" in note]
+
+
+def test_experts_that_stay_plain_count_for_transformers(tmp_path: Path) -> None:
+    at = "model.layers.0.mlp.experts.0"
+    tensors = llama() | {f"{at}.{name}_proj.weight": random(1, 32, 32) for name in ("gate", "up", "down")}
+    config = {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"]}
+    rules = Rules(keep=("experts",))
+    notes = notes_of(tmp_path / "s", tensors, config, layout="compressed-tensors", rules=rules)
+    (note,) = [note for note in notes if "it will not load them" in note]
+    listed = ", ".join(f"model.layers.#.mlp.experts.#.{name}_proj" for name in ("gate", "up", "down"))
+    assert f"splits or joins {listed} while loading" in note
+    whole = notes_of(tmp_path / "s", tensors, config, layout="compressed-tensors")
+    assert not [note for note in whole if "it will not load them" in note]
+
+
+def test_limits_by_model_type_count_what_is_quantized(tmp_path: Path) -> None:
+    """Experts or other linear layers: a limit is of one of them."""
+    at = "model.layers.0.mlp.experts.0"
+    tensors = llama() | {f"{at}.{name}_proj.weight": random(1, 32, 32) for name in ("gate", "up", "down")}
+    config = {"model_type": "qwen3_moe"}
+    experts, dense = Rules(include=(".experts.",)), Rules(keep=(".experts.",))
+    for rules, said in ((experts, False), (dense, True), (Rules(), True)):
+        notes = notes_of(tmp_path / "s", tensors, config, to="mxfp4", layout="compressed-tensors", rules=rules)
+        assert any("SGLang (0.5.23) reads MXFP4" in note for note in notes) is said
+    for rules, said in ((experts, True), (dense, False)):
+        notes = notes_of(tmp_path / "s", tensors, config, layout="compressed-tensors", rules=rules)
+        assert any("reads NVFP4 experts in this layout wrongly" in note for note in notes) is said
+
+
+def test_what_is_too_narrow_for_eight_devices(tmp_path: Path) -> None:
+    wide = {f"model.layers.{layer}.mlp.down_proj.weight": random(0, 16, 128) for layer in range(2)}
+    assert not [note for note in notes_of(tmp_path / "s", wide, {}) if "narrow" in note]
+    wide["model.layers.1.mlp.down_proj.weight"] = random(0, 16, 64)
+    wide["model.layers.1.mlp.fc1.weight"] = random(0, 16, 64)
+    (note,) = [note for note in notes_of(tmp_path / "s", wide, {}) if "narrow" in note]
+    assert note.startswith("1 row-parallel modules, model.layers.1.mlp.down_proj first")
+
+
+def test_what_becomes_of_a_source_that_is_quantized(tmp_path: Path) -> None:
+    run(
+        make_plan(write_checkpoint(tmp_path / "s", llama()), Options()),
+        tmp_path / "q",
+        Resources(workers=1, sync=False),
+    )
+    rules = Rules(keep=("o_proj",))
+    notes = make_plan(tmp_path / "q", Options(layout="compressed-tensors", rules=rules)).notes
+    assert "12 weights are nvfp4 already: their codes stay, whatever the method and contract" in notes
+    assert "weights that become BF16 because they are kept: 2 nvfp4" in notes
+    assert make_plan(tmp_path / "q", Options(to="bf16")).notes == ()
+    plain = make_plan(tmp_path / "s", Options(rules=rules)).notes
+    assert not [note for note in plain if "already" in note or "become BF16" in note or "alike" in note]

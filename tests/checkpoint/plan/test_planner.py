@@ -13,7 +13,7 @@ import pytest
 from benchmarks.synthetic import write_holes
 from halfbyte.checkpoint import Options, Plan, Resources, Rules, make_plan, run
 from halfbyte.checkpoint.io.header import read_header
-from halfbyte.errors import InputError, UnknownNameError, UnsupportedError
+from halfbyte.errors import CheckpointError, InputError, UnknownNameError, UnsupportedError
 from tests.checkpoint.toy import llama, random, read_checkpoint, write_checkpoint
 
 SMALL = Resources(workers=2, max_memory=1 << 28, sync=False)
@@ -193,3 +193,98 @@ def test_limits_of_readers_are_noted(tmp_path: Path) -> None:
     )
     other = write_checkpoint(tmp_path / "t", tensors, {"model_type": "mamba2"})
     assert not any("vLLM" in note for note in make_plan(other, Options()).notes)
+
+
+def test_nothing_of_two_axes_is_in_no_row(tmp_path: Path) -> None:
+    """Experts in a tensor that is not taken apart, convolutions, parameters of their own: each is listed as kept."""
+    at = "model.layers.0"
+    tensors = llama() | {
+        f"{at}.block_sparse_moe.input_linear.weight": random(1, 4, 64, 32),
+        f"{at}.block_sparse_moe.router.layer.weight": random(2, 4, 64),
+        f"{at}.conv.weight": random(3, 4, 1, 4),
+        f"{at}.mixer.A_log": random(4, 4, 4),
+        f"{at}.mixer.dt_bias": random(5, 4, 4),
+        f"{at}.mixer.D": random(6, 4),
+        f"{at}.mixer.count": np.zeros((4, 4), np.int64),
+    }
+    config = {"model_type": "granitemoe", "architectures": ["GraniteMoeForCausalLM"]}
+    plan = make_plan(write_checkpoint(tmp_path / "s", tensors, config), Options())
+    assert plan.kept == {
+        "model.embed_tokens": "embedding",
+        "lm_head": "output head",
+        f"{at}.block_sparse_moe.router.layer": "router",
+        f"{at}.block_sparse_moe.input_linear": "a convolution, or experts in one tensor that is not taken apart",
+        f"{at}.conv": "convolution",
+        f"{at}.mixer.A_log": "a parameter of its own, no weight of a linear layer",
+    }
+    assert set(plan.json_files["config.json"]["quantization_config"]["ignore"]) >= {
+        f"{at}.block_sparse_moe.input_linear",
+        f"{at}.conv",
+    }
+
+
+def test_conv1d_weights_are_never_quantized(tmp_path: Path) -> None:
+    """GPT-2 stores them as [inputs, outputs]: blocks along the last axis would be blocks of outputs."""
+    names = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
+    tensors = {f"transformer.h.0.{name}.weight": random(1, 64, 64) for name in names}
+    config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}
+    source = write_checkpoint(tmp_path / "s", tensors, config)
+    for rules in (Rules(), Rules(include=("c_",))):
+        with pytest.raises(CheckpointError, match=r"nothing to convert \(4 stored transposed \(Conv1D\)"):
+            make_plan(source, Options(rules=rules))
+
+
+def test_the_model_itself_is_asked_where_the_caller_wants_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Path, bool]] = []
+
+    def describe(path: Path, trust_remote_code: bool) -> dict[str, object]:
+        asked.append((path, trust_remote_code))
+        modules = {"router": ["model.layers.#.mlp.up_proj"], "linear": ["lm_head", "model.layers.#.mlp.gate_proj"]}
+        return {
+            "modules": modules, "prefix": "model", "tied": {}, "tied_by_default": False, "stacks": {}, "renames": [],
+            "model_type": "odd",
+        }  # fmt: skip
+
+    monkeypatch.setattr("halfbyte.checkpoint.plan.planner.modules_from_model", describe)
+    source = write_checkpoint(tmp_path / "s", llama(), {"model_type": "odd", "architectures": ["OddLM"]})
+    assert make_plan(source, Options()).kept["lm_head"] == "output head"
+    assert asked == []
+    plan = make_plan(source, Options(modules_from_model=True, trust_remote_code=True))
+    assert asked == [(source, True)]
+    assert "lm_head" in {unit.module for unit in plan.units}
+    assert plan.kept["model.layers.1.mlp.up_proj"] == "router"
+    assert plan.kept["model.layers.1.mlp.gate_proj"] == "its partner model.layers.1.mlp.up_proj is kept"
+    assert not any("table of architectures" in note for note in plan.notes)
+
+
+def test_a_partner_that_the_architecture_does_not_have_is_not_missed(tmp_path: Path) -> None:
+    """The table knows that the MLP of this class has no gate; in an unknown one a lone k_proj is an error."""
+    tensors = {f"model.decoder.layers.0.encoder_attn.{name}_proj.weight": random(1, 32, 32) for name in "kv"}
+    with pytest.raises(CheckpointError, match=r"encoder_attn.k_proj shares its scale with .*q_proj, which is not in"):
+        make_plan(write_checkpoint(tmp_path / "s", tensors, {"model_type": "new"}), Options())
+
+
+def test_a_pattern_may_name_a_module_at_run_time(tmp_path: Path) -> None:
+    tensors = {f"language_model.{name}": x for name, x in llama().items()}
+    config = {"model_type": "llava", "architectures": ["LlavaForConditionalGeneration"]}
+    source = write_checkpoint(tmp_path / "s", tensors, config)
+    pattern = "model.language_model.layers.1.self_attn.o_proj"
+    plan = make_plan(source, Options(rules=Rules(keep=(pattern,))))
+    assert plan.kept["language_model.model.layers.1.self_attn.o_proj"] == f"--keep {pattern}"
+    plan = make_plan(source, Options(rules=Rules(include=(pattern,))))
+    assert [unit.module for unit in plan.units] == ["language_model.model.layers.1.self_attn.o_proj"]
+    assert not [note for note in plan.notes if "matches no module" in note]
+
+
+def test_a_head_that_is_in_no_file_may_be_kept_by_name(tmp_path: Path) -> None:
+    tensors = llama()
+    del tensors["lm_head.weight"]
+    source = write_checkpoint(
+        tmp_path / "s", tensors, {"architectures": ["LlamaForCausalLM"], "tie_word_embeddings": True}
+    )
+    for pattern in ("lm_head", "*lm_head*"):
+        plan = make_plan(source, Options(rules=Rules(keep=(pattern,))))
+        assert not [note for note in plan.notes if "matches no module" in note]
+    plan = make_plan(source, Options(rules=Rules(include=("lm_head", "_proj"), keep=("lm_haed",))))
+    unused = [note for note in plan.notes if "matches no module" in note]
+    assert unused == ["pattern 'lm_haed' matches no module", "pattern 'lm_head' matches no module"]

@@ -132,9 +132,22 @@ def test_rules_that_contradict_themselves(rules: type[Rules]) -> None:
         rules()
 
 
-def test_layers_to_keep_need_a_number_of_layers() -> None:
+@pytest.mark.parametrize("rules", [Rules(keep_first=1), Rules(keep_last=1)])
+def test_layers_to_keep_need_a_number_of_layers(rules: Rules) -> None:
     with pytest.raises(InputError, match="needs num_hidden_layers"):
-        Selector(Rules(keep_first=1), Model())
+        Selector(rules, Model())
+    assert Selector(Rules(), Model()).reason("model.layers.0.mlp.up_proj", 64, 16) is None
+
+
+def test_what_the_source_has_chosen_stays_quantized() -> None:
+    """Heads and tables that are packed already stay so; a tied head does not, because no reader would look at it."""
+    for module in ("lm_head", "model.embed_tokens", "model.layers.0.mlp.gate"):
+        assert selector("llama").reason(module, 64, 16, defaults=False) is None
+    rules = Rules(keep=("lm_head",), keep_first=1)
+    assert selector("llama", rules).reason("lm_head", 64, 16, defaults=False) == "--keep lm_head"
+    assert selector("llama", rules).reason("model.layers.0.mlp.gate", 64, 16, defaults=False) is not None
+    tied = Selector(Rules(), Model(layers=4, tied_head=True))
+    assert tied.reason("lm_head", 64, 16, defaults=False) == "output head tied to the embedding"
 
 
 # --- whole checkpoints ---

@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 
 from halfbyte.checkpoint import Options, Plan, Resources, Rules, make_plan, run
+from halfbyte.checkpoint.io.header import TensorInfo
+from halfbyte.checkpoint.io.index import Tensor
+from halfbyte.checkpoint.plan.unreadable import unreadable_text
 from halfbyte.errors import CheckpointError
 from tests.checkpoint.toy import Array, llama, raw_file, read_checkpoint, write_checkpoint
 
@@ -102,3 +105,43 @@ def test_a_quantized_source_may_hold_other_dtypes(tmp_path: Path) -> None:
     run(plan_of(source, EXTRA), tmp_path / "q", Resources(workers=1, sync=False))
     plan = make_plan(tmp_path / "q", Options(layout="compressed-tensors"))
     assert plan.kept[EXTRA] == "unquantized in the source"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size", "advice"),
+    [
+        *((*kind, "Save it as BF16 or F32 first, or ") for kind in [("F64", 8), ("F8_E5M2", 1), ("F8_E8M0", 1)]),
+        *((*kind, "Integers are no linear layer: ") for kind in [("I64", 8), ("I32", 4), ("BOOL", 1)]),
+    ],
+)
+def test_floats_can_be_saved_anew_and_integers_only_kept(tmp_path: Path, dtype: str, size: int, advice: str) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        plan_of(with_dtype(tmp_path / "s", EXTRA, dtype, size))
+    text = f"{EXTRA}.weight: {dtype} of shape [4, 16] is a weight in a form that no reader knows. {advice}"
+    assert str(caught.value).startswith(f"{text}copy it as it is with --keep {EXTRA}. Known: BF16, F16, F32, ")
+    assert "more are like it" not in str(caught.value)
+
+
+def test_in_a_quantized_source_the_callers_reason_counts_first(tmp_path: Path) -> None:
+    source = write_checkpoint(tmp_path / "s", llama() | {EXTRA + ".weight": np.ones((4, 16), np.int64)})
+    run(plan_of(source, EXTRA), tmp_path / "q", Resources(workers=1, sync=False))
+    plan = make_plan(tmp_path / "q", Options(layout="compressed-tensors", rules=Rules(keep=("extra",))))
+    assert plan.kept[EXTRA] == "--keep extra"
+
+
+def test_codes_without_scales_are_an_error_in_a_quantized_source_too(tmp_path: Path) -> None:
+    source = with_dtype(tmp_path / "s", EXTRA, "F8_E4M3", 1)
+    run(plan_of(source, EXTRA), tmp_path / "q", Resources(workers=1, sync=False))
+    with pytest.raises(CheckpointError) as caught:
+        make_plan(tmp_path / "q", Options(layout="compressed-tensors"))
+    assert f"{EXTRA}.weight is quantized (F8_E4M3), but none of its possible scales is there: " in str(caught.value)
+    assert f"{EXTRA}.weight_scale, {EXTRA}.weight_scale_inv" in str(caught.value)
+    assert str(caught.value).endswith(f"; fetch what is missing, or copy it as it is with --keep {EXTRA}")
+
+
+@pytest.mark.parametrize("dtype", ["F64", "I64", "F8_E4M3"])
+def test_what_cannot_be_kept_is_not_offered_to_be(dtype: str) -> None:
+    """Packed codes of no known form belong to no module that could be named."""
+    text = unreadable_text(Tensor(TensorInfo("a.weight", dtype, (4, 16), 0, 64), "f"))
+    assert "--keep" not in text
+    assert ("none of its possible scales is there" in text) is (dtype == "F8_E4M3")

@@ -75,7 +75,8 @@ def excluded_modules(draft: Draft) -> list[str]:
         if run_time:
             excluded += [name for name in model.run_time(module).names if not is_stack(name)]
             excluded += _first_expert(module) if is_stack(module) else ()
-    excluded += model.heads
+    packed = {name for module in quantized for name in (module, *model.run_time(module).names)}
+    excluded += [head for head in model.heads if head not in packed]
     if run_time:
         excluded += _not_stored(draft)
     excluded += _whole_experts(excluded, quantized)

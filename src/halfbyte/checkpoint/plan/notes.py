@@ -29,8 +29,10 @@ def plan_notes(draft: Draft, selector: Selector, excluded: Sequence[str]) -> lis
             "BF16 and computes in one dtype"
         )
     if draft.target.layout.run_time_names:
-        stored = {name.removesuffix(".weight") for name in draft.checkpoint.tensors if name.endswith(".weight")}
-        notes += transformers_limits(draft.model, format.name, quantized, stored.difference(quantized))
+        stored = [name.removesuffix(".weight") for name in draft.checkpoint.tensors if name.endswith(".weight")]
+        packed = set(quantized)
+        plain = [module for module in stored if module not in packed]  # in the order of the files: notes are stable
+        notes += transformers_limits(draft.model, format.name, quantized, plain)
     narrow = [
         weight.module
         for weight in draft.converted
