@@ -75,7 +75,8 @@ def test_a_value_of_the_text_part_counts_where_the_config_has_none() -> None:
 
 def test_the_name_of_a_model() -> None:
     assert model_of({"architectures": ["NewLM", "Other"], "model_type": "new"}).name == "NewLM"
-    for none in ([], "NewLM", None):
+    unnamed: tuple[object, ...] = ([], "NewLM", None, [None])
+    for none in unnamed:
         assert model_of({"architectures": none, "model_type": "new"}).name == "new"
     assert model_of({}).name == ""
 

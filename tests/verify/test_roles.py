@@ -84,11 +84,11 @@ def test_limits_of_readers_are_warnings(tmp_path: Path) -> None:
     assert len([text for text in texts if "reads NVFP4 experts in this layout wrongly" in text]) == 1
     path = write_quantized(tmp_path / "l", layout="compressed-tensors")
     assert not found(verify(path), "reader")
-    config = json.loads((path / "config.json").read_text()) | {"architectures": ["FalconForCausalLM"]}
+    config = json.loads((path / "config.json").read_text()) | {"architectures": ["NanoChatForCausalLM"]}
     (path / "config.json").write_text(json.dumps(config))
     (problem,) = [problem for problem in verify(path).problems if problem.rule == "reader"]
     assert (problem.level, problem.name) == ("warning", "config.json")
-    assert "in FalconForCausalLM and will not load them" in problem.text
+    assert "cannot load NanoChatForCausalLM with model.layers.#.self_attn.o_proj packed" in problem.text
     path = write_quantized(tmp_path / "m", layout="modelopt")
     (path / "config.json").write_text(json.dumps(json.loads((path / "config.json").read_text()) | config_of("mamba")))
     (problem,) = [problem for problem in verify(path).problems if problem.rule == "reader"]

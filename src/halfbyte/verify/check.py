@@ -38,8 +38,8 @@ def verify(
     """Check a quantized checkpoint, alone or against its source. Raises CheckpointError if one cannot be read.
 
     Alone: names, dtypes, shapes, config files, exclude lists as the readers match them, scales that fused layers share,
-    every block scale, and the hashes of a manifest if there is one. Against a source: the same settings, every tensor accounted for, kept
-    tensors equal to the byte, quantized ones decoded a few rows at a time and their error measured.
+    every block scale, and the hashes of a manifest if there is one. Against a source: the same settings, every tensor
+    accounted for, kept tensors equal to the byte, quantized ones decoded a few rows at a time and their error measured.
 
     limit: relative error from which a weight counts as wrong.
     headers_only: look at no data but the scalars.

@@ -67,7 +67,7 @@ def test_an_unknown_architecture_is_said_with_what_to_do(tmp_path: Path) -> None
     )
     few = notes_of(tmp_path / "s", tensors, {"model_type": ""}, rules=Rules(include=("q_proj", "k_proj", "v_proj")))
     (note,) = [note for note in few if "table of architectures" in note]
-    assert note.startswith("an architecture without a name is not in")
+    assert note.startswith("a model without a name is not in")
     assert f"Taken for linear layers: {', '.join(taken[:3])}. Look" in note
     assert not [note for note in notes_of(tmp_path / "s", llama(), {}) if "table of architectures" in note]
 
