@@ -49,6 +49,8 @@ def test_partners_are_found() -> None:
         (("l.0.up_proj", "l.1.up_proj", "l.1.gate_proj"), "l.0.up_proj shares its scale with l.0.gate_proj"),
         (("e.0.w1",), "e.0.w1 shares its scale with e.0.w3"),
         (("a.q_a_proj",), "a.q_a_proj shares its scale with a.kv_a_proj_with_mqa"),
+        (("a.kv_a_proj_with_mqa",), "a.kv_a_proj_with_mqa shares its scale with a.q_a_proj"),
+        (("a.q_proj", "a.k_proj", "a.kv_a_proj_with_mqa"), "a.q_proj shares its scale with a.v_proj"),
     ],
 )
 def test_a_missing_partner_is_named(modules: tuple[str, ...], message: str) -> None:
@@ -182,3 +184,4 @@ def test_a_served_name_may_stand_for_several_sets() -> None:
     assert ("a.query", "a.key", "a.value") in served_sets("a.qkv_proj")
     assert ("m.w2", "m.w1") in served_sets("m.gate_up_proj")
     assert served_sets("m.down_proj") == [("m.down_proj",)]
+    assert served_sets("qkv_proj") == [("qkv_proj",)]  # no parent that members could have

@@ -11,7 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from halfbyte.cli import app
+from halfbyte.models import model_of
 from halfbyte.verify import Problem, Report, verify
+from halfbyte.verify.modules import is_linear, runtime_names
 from tests.quantized import Layout, edit, load, write_quantized
 from tests.tiny_models import BF16, Tensors, make, write_checkpoint
 
@@ -73,6 +75,20 @@ def test_quantized_modules_that_the_table_knows_better(
     (problem,) = [problem for problem in verify(path).problems if problem.rule == "role"]
     assert (problem.level, problem.name) == ("error", module)
     assert f"but it is {reason}" in problem.text
+
+
+def test_modules_that_readers_build_no_linear_layer_of() -> None:
+    jetmoe = model_of({"architectures": ["JetMoeForCausalLM"]})
+    mamba = model_of({"architectures": ["MambaForCausalLM"]})
+    assert not is_linear(jetmoe, "model.layers.0.mlp.input_linear")
+    assert not is_linear(jetmoe, "model.embed_tokens")
+    assert not is_linear(mamba, "backbone.layers.0.mixer.conv1d")
+    assert not is_linear(mamba, "backbone.norm_f")
+    assert is_linear(mamba, "backbone.layers.0.mixer.dt_proj")
+    assert is_linear(mamba, "lm_head")
+    qwen = model_of({"architectures": ["Qwen3MoeForCausalLM"]})
+    assert runtime_names(qwen, "model.layers.0.mlp.experts.0.up_proj") == ()  # part of a stack
+    assert runtime_names(qwen, "model.layers.0.self_attn.q_proj") == ("model.layers.0.self_attn.q_proj",)
 
 
 def test_limits_of_readers_are_warnings(tmp_path: Path) -> None:

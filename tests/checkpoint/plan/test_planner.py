@@ -288,3 +288,21 @@ def test_a_head_that_is_in_no_file_may_be_kept_by_name(tmp_path: Path) -> None:
     plan = make_plan(source, Options(rules=Rules(include=("lm_head", "_proj"), keep=("lm_haed",))))
     unused = [note for note in plan.notes if "matches no module" in note]
     assert unused == ["pattern 'lm_haed' matches no module", "pattern 'lm_head' matches no module"]
+
+
+def test_a_family_that_stays_fp8_needs_its_fp8_release(tmp_path: Path) -> None:
+    tensors = {f"layers.0.ffn.experts.0.{name}.weight": random(1, 64, 64) for name in ("w1", "w2", "w3")}
+    source = write_checkpoint(tmp_path / "s", tensors, {"model_type": "deepseek_v4"})
+    with pytest.raises(
+        CheckpointError, match=r"readers of DeepSeek-V4 expect FP8 .* convert the FP8 release of the model"
+    ):
+        make_plan(source, Options())
+
+
+def test_what_a_quantized_source_left_out_stays_out(tmp_path: Path) -> None:
+    """Whoever quantized the source had a reason."""
+    source = write_checkpoint(tmp_path / "s", llama())
+    run(make_plan(source, Options(rules=Rules(keep=("down_proj",)))), tmp_path / "q", SMALL)
+    plan = make_plan(tmp_path / "q", Options(layout="compressed-tensors"))
+    down = [f"model.layers.{layer}.mlp.down_proj" for layer in range(2)]
+    assert {module: plan.kept[module] for module in down} == dict.fromkeys(down, "unquantized in the source")
