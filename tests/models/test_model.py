@@ -75,8 +75,9 @@ def test_a_value_of_the_text_part_counts_where_the_config_has_none() -> None:
 
 def test_the_name_of_a_model() -> None:
     assert model_of({"architectures": ["NewLM", "Other"], "model_type": "new"}).name == "NewLM"
-    for none in ([], "NewLM", None):
-        assert model_of({"architectures": none, "model_type": "new"}).name == "new"
+    nothing: tuple[object, ...] = ([], "NewLM", None)
+    for named in nothing:
+        assert model_of({"architectures": named, "model_type": "new"}).name == "new"
     assert model_of({}).name == ""
 
 

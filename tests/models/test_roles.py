@@ -12,7 +12,7 @@ BY_NAME = [
                "block.0.layer.0.SelfAttention.relative_attention_bias", "model.embed_in")),
     ("head", ("output", "model.output", "proj_out", "embed_out", "lm_head", "lm_head.dense", "lm_head.decoder",
               "decoder", "cls.predictions.decoder", "classifier", "score", "head", "output_layer", "qa_outputs",
-              "unembed", "model.lm_head_audio", "lm_predictions.dense", "generator_lm_head.0", "codec_head.1",
+              "unembed", "model.lm_head_audio", "cls.seq.dense", "lm_predictions.dense", "generator_lm_head.0", "codec_head.1",
               "transformer.output_layer")),
     ("tower", ("vpm.blocks.0.fc1", "model.vision_backbone.x", "sam_model.layers.0.lin1", "visual_tokenizer.head.0",
                "audio_encoder.layers.0.fc1", "speech_encoder.x", "token2wav.x", "model.visual.blocks.0.attn.qkv")),

@@ -45,14 +45,22 @@ def test_weights_that_the_class_reads_while_loading() -> None:
     assert text.endswith("keep them: --keep '*.out_proj'")
 
 
-def test_a_weight_that_is_split_while_loading() -> None:
+@pytest.mark.parametrize(
+    ("architecture", "module"),
+    [
+        ("NomicBertForMaskedLM", "encoder.layers.{}.attn.Wqkv"),
+        ("Molmo2ForConditionalGeneration", "model.language_model.blocks.{}.self_attn.att_proj"),
+        ("MiniMaxM3SparseForConditionalGeneration", "model.language_model.layers.{}.mlp.shared_experts.gate_proj"),
+    ],
+)
+def test_a_weight_that_is_cut_or_joined_by_rows(architecture: str, module: str) -> None:
     """Whole rows of MXFP4 can be moved; a tensor scale cannot be shared out."""
-    quantized = ["encoder.layers.0.attn.Wqkv", "encoder.layers.1.attn.Wqkv"]
-    assert said("NomicBertForMaskedLM", quantized) == [
-        "splits or joins encoder.layers.#.attn.Wqkv while loading NomicBertForMaskedLM, which it cannot do to weights "
-        "with a tensor scale; it loads MXFP4 (--to mxfp4)"
-    ]
-    assert said("NomicBertForMaskedLM", quantized, format="mxfp4") == []
+    quantized = [module.format(layer) for layer in (0, 1)]
+    assert said(architecture, quantized)[0] == (
+        f"splits or joins {module.format('#')} while loading {architecture}, which it cannot do to weights with a "
+        "tensor scale; it loads MXFP4 (--to mxfp4)"
+    )
+    assert not [text for text in said(architecture, quantized, format="mxfp4") if "splits or joins" in text]
 
 
 @pytest.mark.parametrize("format", ["nvfp4", "mxfp4"])
@@ -69,8 +77,8 @@ def test_modules_that_the_class_does_not_have() -> None:
         "has no model.layers.#.mlp.a, model.layers.#.mlp.b, model.layers.#.mlp.c in LlamaForCausalLM and will not load "
         "them"
     ]
-    (text,) = said("LlamaForCausalLM", [f"model.layers.0.mlp.{name}" for name in "abcdef"])
-    assert "mlp.d and 2 more in LlamaForCausalLM" in text
+    (text,) = said("LlamaForCausalLM", [f"model.layers.0.mlp.{name}" for name in "abcde"])
+    assert "mlp.d and 1 more in LlamaForCausalLM" in text
     assert "mlp.e" not in text
 
 
