@@ -154,9 +154,6 @@ def test_a_row_of_a_weight_without_codes(noise: float) -> None:
     first, second = damage_problems(measure(mine, theirs), mine, theirs)
     assert (first.level, first.rule, first.text) == ("error", "row", "row 17: relative error 1; it decodes to 0")
     assert second.text.endswith("it holds the values of row 31 of the source")
-    stored[:28] = 0
-    last = list(damage_problems(measure(mine, theirs), mine, theirs))[-1]
-    assert last.text.endswith("more rows are as bad")
 
 
 @writers
