@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import ml_dtypes
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -66,6 +68,32 @@ def test_one_shard_and_one_group(tmp_path: Path) -> None:
     source = write_checkpoint(tmp_path / "one", llama(), shards=1)
     code, output = convert(source, tmp_path / "d", "--include", "layers.0.mlp")
     assert (code, "1 shard written" in output, "1 group shares a tensor scale" in output) == (0, True, True)
+
+
+@pytest.mark.parametrize("dry", [True, False])
+def test_notes_and_what_is_not_copied_are_printed_before_the_work(tmp_path: Path, dry: bool) -> None:
+    source = write_checkpoint(tmp_path / "s", llama(), {"model_type": "falcon", "architectures": ["FalconForCausalLM"]})
+    (source / "2_Dense").mkdir()
+    shutil.copy(source / "model.safetensors", source / "2_Dense" / "model.safetensors")
+    (source / "model.onnx").write_bytes(b"x")
+    layout = ("--layout", "compressed-tensors")
+    code, output = convert(source, tmp_path / "d", *layout, *(["--dry-run"] if dry else []))
+    assert code == 0, output
+    lines = output.splitlines()
+    assert any(line.startswith("note: transformers (") and "FalconForCausalLM" in line for line in lines)
+    assert "copied: 2_Dense/model.safetensors (weights in a folder of their own)" in lines
+    assert "not copied: model.onnx (the model in another form)" in lines
+    _, output = convert(source, tmp_path / "d", *layout, "--dry-run", "--json-log")
+    assert any("FalconForCausalLM" in note for note in json.loads(output.splitlines()[0])["notes"])
+
+
+def test_what_is_dropped_is_printed(tmp_path: Path) -> None:
+    one, scale = np.ones((32, 32), ml_dtypes.float8_e4m3fn), np.ones((), np.float32)
+    tensors = {"a.o_proj.weight": one, "a.o_proj.weight_scale": scale, "a.self_attn.k_scale": scale}
+    config = {"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8"}}
+    source = write_checkpoint(tmp_path / "s", tensors, config)
+    code, output = convert(source, tmp_path / "d", "--to", "bf16", "--dry-run")
+    assert (code, "dropped: a.self_attn.k_scale (belongs to a quantized cache of keys" in output) == (0, True), output
 
 
 def test_the_next_command_can_be_pasted(tmp_path: Path, source: Path) -> None:

@@ -78,14 +78,9 @@ def test_all_names_are_changed_and_then_values_once() -> None:
     )
     found = row(*rules).run_time("transformer.blocks.3.wide.weight")
     assert found.names == ("model.layers.3.up.weight", "model.layers.3.down.weight")
-    assert (found.operations, found.of_weights, found.rule) == (("Chunk",), True, rules[2])
+    assert (found.operations, found.rule) == (("Chunk",), rules[2])
     plain = row(*rules[:2]).run_time("transformer.blocks.3.up.weight")
-    assert (plain.names, plain.operations, plain.of_weights, plain.rule) == (
-        ("model.layers.3.up.weight",),
-        (),
-        False,
-        None,
-    )
+    assert (plain.names, plain.operations, plain.rule) == (("model.layers.3.up.weight",), (), None)
 
 
 def test_the_prefix_is_added_or_taken_away_where_only_that_makes_a_name_known() -> None:

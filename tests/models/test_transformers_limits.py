@@ -6,7 +6,7 @@ import pytest
 
 from halfbyte.models.architectures import table_version
 from halfbyte.models.model import model_of
-from halfbyte.models.transformers_limits import transformers_limits
+from halfbyte.models.transformers_limits import single_experts, transformers_limits
 
 EXPERTS = [f"model.layers.0.mlp.experts.{number}.{name}_proj" for number in (0, 1) for name in ("gate", "up", "down")]
 FALCON = ("self_attention.query_key_value", "self_attention.dense", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h")
@@ -43,14 +43,22 @@ def test_weights_that_the_class_reads_while_loading() -> None:
     assert text.endswith("keep them: --keep '*.out_proj'")
 
 
-def test_a_weight_that_is_split_while_loading() -> None:
+@pytest.mark.parametrize(
+    ("architecture", "module"),
+    [
+        ("NomicBertForMaskedLM", "encoder.layers.{}.attn.Wqkv"),
+        ("Molmo2ForConditionalGeneration", "model.language_model.blocks.{}.self_attn.att_proj"),
+        ("MiniMaxM3SparseForConditionalGeneration", "model.language_model.layers.{}.mlp.shared_experts.gate_proj"),
+    ],
+)
+def test_a_weight_that_is_cut_or_joined_by_rows(architecture: str, module: str) -> None:
     """Whole rows of MXFP4 can be moved; a tensor scale cannot be shared out."""
-    quantized = ["encoder.layers.0.attn.Wqkv", "encoder.layers.1.attn.Wqkv"]
-    assert said("NomicBertForMaskedLM", quantized) == [
-        "splits or joins encoder.layers.#.attn.Wqkv while loading NomicBertForMaskedLM, which it cannot do to weights "
-        "with a tensor scale; it loads MXFP4 (--to mxfp4)"
-    ]
-    assert said("NomicBertForMaskedLM", quantized, format="mxfp4") == []
+    quantized = [module.format(layer) for layer in (0, 1)]
+    assert said(architecture, quantized)[0] == (
+        f"splits or joins {module.format('#')} while loading {architecture}, which it cannot do to weights with a "
+        "tensor scale; it loads MXFP4 (--to mxfp4)"
+    )
+    assert not [text for text in said(architecture, quantized, format="mxfp4") if "splits or joins" in text]
 
 
 @pytest.mark.parametrize("format", ["nvfp4", "mxfp4"])
@@ -68,8 +76,11 @@ def test_experts_that_the_class_wants_in_one_tensor() -> None:
     assert said("Llama4ForCausalLM", quantized) == [
         f"wants the experts of Llama4ForCausalLM in one tensor and will not load {listed}"
     ]
-    (text,) = said("Llama4ForCausalLM", [f"{at}.{name}" for name in "abcdef"])
-    assert "experts.#.d and 2 more" in text
+    assert single_experts(model_of({"architectures": ["Llama4ForCausalLM"]}), quantized)
+    assert not single_experts(model_of({"architectures": ["Qwen3MoeForCausalLM"]}), EXPERTS)
+    assert not single_experts(model_of({"model_type": "unheard_of"}), quantized)
+    (text,) = said("Llama4ForCausalLM", [f"{at}.{name}" for name in "abcde"])
+    assert "experts.#.d and 1 more" in text
     assert "experts.#.e" not in text
 
 

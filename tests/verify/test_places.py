@@ -15,7 +15,8 @@ from halfbyte.errors import HalfbyteError
 from halfbyte.formats import E2M1, E4M3
 from halfbyte.verify.measure import measure
 from halfbyte.verify.nearest import VALUES, look_up
-from halfbyte.verify.places import is_off_by_a_factor, is_rounded_otherwise
+from halfbyte.verify.places import damage_problems, is_off_by_a_factor, is_rounded_otherwise
+from halfbyte.verify.values import Matrix
 from tests.verify.weights import Numbers, Weight, kinds_of_numbers
 
 WRITERS = [
@@ -144,6 +145,19 @@ def test_a_zeroed_row(format: str, contract: str, method: str) -> None:
     weight = Weight(normal(), format, contract, method)
     weight.codes[17] = 0
     assert texts(weight) == ["row 17: relative error 1; it decodes to 0"]
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.01])
+def test_a_row_of_a_weight_without_codes(noise: float) -> None:
+    """A decoded weight has no codes to judge: a row stands out by its error, whether or not the others have one."""
+    source = normal()
+    stored = (source * (1 + noise * normal(1))).astype(np.float32)
+    stored[17], stored[30] = 0, source[31]
+    mine = Matrix("w", (64, 128), "bf16", ("w",), lambda start, stop: stored[start:stop])
+    theirs = Matrix("w", (64, 128), "f32", ("w",), lambda start, stop: source[start:stop])
+    first, second = damage_problems(measure(mine, theirs), mine, theirs)
+    assert (first.level, first.rule, first.text) == ("error", "row", "row 17: relative error 1; it decodes to 0")
+    assert second.text.endswith("it holds the values of row 31 of the source")
 
 
 @writers

@@ -113,12 +113,13 @@ def _outcome(result: Result, layout: str, options: Options, source: Any, inputs:
         plan = make_plan(folder / "source", options)
         run(plan, path, Resources(workers=1, sync=False))
         report = verify(path, against=folder / "source")
-        run(make_plan(path, Options(to="bf16")), decoded, Resources(workers=1, sync=False))
+        back = make_plan(path, Options(to="bf16"))
+        run(back, decoded, Resources(workers=1, sync=False))
     except HalfbyteError as error:
         return f"said: refused: {_line(error).replace(str(folder / 'source'), 'SRC')}"
     except Exception as error:
         return f"silent: convert stops with {_crash(error)}"
-    said = [*plan.notes, *(problem.text for problem in report.problems if problem.level == "warning")]
+    said = [*plan.notes, *back.notes, *(problem.text for problem in report.problems if problem.level == "warning")]
     limits = reader_limits(said)
     result.notes[layout] = said
     errors = [f"{problem.name}: {problem.text}" for problem in report.problems if problem.level == "error"]

@@ -79,8 +79,6 @@ class RunTime:
     """Names at run time; several where the tensor is split."""
     operations: tuple[str, ...] = ()
     """What is done to the values on the way."""
-    of_weights: bool = False
-    """Whether that is done to packed weights alone once a checkpoint is quantized."""
     rule: Rename | None = None
     """The rule that does it."""
 
@@ -168,8 +166,7 @@ class Architecture:
             if rename.operations is not None and (renamed := rename.apply(names[0])) is not None:
                 names, operations, rule = renamed, rename.operations, rename
                 break
-        of_weights = rule is not None and rule.of_weights
-        return RunTime(tuple(self._with_prefix(name) for name in names), operations, of_weights, rule)
+        return RunTime(tuple(self._with_prefix(name) for name in names), operations, rule)
 
     def _with_prefix(self, name: str) -> str:
         """The name with the prefix of the class added or taken away where only that makes it known."""

@@ -15,7 +15,7 @@ from halfbyte.models.experts import Stacking, is_transposed, projections
 from halfbyte.models.families import POLICIES, UNKNOWN, Family, find_family
 from halfbyte.models.names import layer_index
 from halfbyte.models.partners import ANY, FusedLayers, fused_layers_of
-from halfbyte.models.roles import NEVER, REASONS, Role, role_by_name
+from halfbyte.models.roles import NEVER, REASONS, Role, pattern_of, role_by_name
 
 HEAD = "lm_head"
 """What the head of a language model is called where nothing is known of it."""
@@ -86,7 +86,7 @@ class Model:
         """Why readers never look at a module's weight. None: they do."""
         if not self.tied_head:
             return None
-        names = {module, *self.run_time(module).names}
+        names = {pattern_of(name) for name in (module, *self.run_time(module).names)}
         tied = {HEAD} if self.architecture is None else set(self.architecture.tied)
         if not names & tied and not module.endswith(HEAD):
             return None

@@ -25,6 +25,16 @@ def transformers_limits(model: Model, format: str, quantized: Iterable[str], pla
     return list(_limits(model, format, _first_of_each(quantized), _first_of_each(plain)))
 
 
+def single_experts(model: Model, modules: Iterable[str]) -> list[str]:
+    """What is to say of experts that were taken apart, if transformers wants them in one tensor, packed or not."""
+    architecture = model.architecture
+    if architecture is None or not architecture.exact:
+        return []
+    lone = [module for module in _first_of_each(modules) if ROUTED in module and not architecture.finds(module)]
+    reader = f"transformers ({table_version()})"
+    return [f"{reader} wants the experts of {model.name} in one tensor and will not load {_list(lone)}"] if lone else []
+
+
 def _first_of_each(modules: Iterable[str]) -> list[str]:
     """One module of each pattern."""
     found: dict[str, str] = {}
@@ -37,15 +47,13 @@ def _limits(model: Model, format: str, quantized: Sequence[str], plain: Sequence
     architecture = model.architecture
     if architecture is None:
         return
-    read, reshaped, unknown = [], [], []
+    read, reshaped = [], []
     for module in quantized:
         there = model.run_time(module)
         if architecture.reads_at_start(there.names):
             read.append(module)
         elif there.is_reshaped and not (format == "mxfp4" and set(there.operations) <= BY_ROWS):
             reshaped.append(module)
-        elif architecture.exact and ROUTED in module and not architecture.finds(module):
-            unknown.append(module)
     packed = tuple(f"{name}.weight_packed" for module in quantized for name in model.run_time(module).names)
     lost = [rule for rule in architecture.renames if rule.of_weights and not _survives(rule, packed)]
     left = [module for module in plain if model.run_time(module).rule in lost]
@@ -61,8 +69,7 @@ def _limits(model: Model, format: str, quantized: Sequence[str], plain: Sequence
             f"{reader} splits or joins {_list(reshaped)} while loading {model.name}, which it cannot do to weights "
             f"with a tensor scale{'; it loads MXFP4 (--to mxfp4)' if by_rows and format == 'nvfp4' else ''}"
         )
-    if unknown:
-        yield f"{reader} wants the experts of {model.name} in one tensor and will not load {_list(unknown)}"
+    yield from single_experts(model, quantized)
     if splits and not left:
         yield (
             f"{reader} cannot load {model.name} in this layout: its rule that splits a weight into "

@@ -301,8 +301,11 @@ def test_a_family_that_stays_fp8_needs_its_fp8_release(tmp_path: Path) -> None:
 
 def test_what_a_quantized_source_left_out_stays_out(tmp_path: Path) -> None:
     """Whoever quantized the source had a reason."""
-    source = write_checkpoint(tmp_path / "s", llama())
+    source = write_checkpoint(tmp_path / "s", llama() | {"model.layers.0.mixer.A_log": random(4, 4, 4)})
     run(make_plan(source, Options(rules=Rules(keep=("down_proj",)))), tmp_path / "q", SMALL)
     plan = make_plan(tmp_path / "q", Options(layout="compressed-tensors"))
     down = [f"model.layers.{layer}.mlp.down_proj" for layer in range(2)]
     assert {module: plan.kept[module] for module in down} == dict.fromkeys(down, "unquantized in the source")
+    assert (
+        make_plan(tmp_path / "q", Options(to="bf16")).kept == {}
+    )  # where nothing is quantized, nothing is kept from it

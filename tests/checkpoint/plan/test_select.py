@@ -125,7 +125,13 @@ def test_patterns(pattern: str, name: str, fits: bool) -> None:
 
 @pytest.mark.parametrize(
     "rules",
-    [lambda: Rules(experts_only=True, include=("a",)), lambda: Rules(keep_first=-1), lambda: Rules(keep_last=-2)],
+    [
+        lambda: Rules(experts_only=True, include=("a",)),
+        lambda: Rules(keep_first=-1),
+        lambda: Rules(keep_last=-2),
+        lambda: Rules(include=("a", "")),
+        lambda: Rules(keep=("",)),
+    ],
 )
 def test_rules_that_contradict_themselves(rules: type[Rules]) -> None:
     with pytest.raises(InputError):

@@ -12,7 +12,7 @@ from halfbyte.layouts.exclude import culprit, swallowed
 from halfbyte.models.limits import limits
 from halfbyte.models.names import ROUTED, is_row_parallel, routed_layer
 from halfbyte.models.roles import pattern_of
-from halfbyte.models.transformers_limits import transformers_limits
+from halfbyte.models.transformers_limits import single_experts, transformers_limits
 
 
 def plan_notes(draft: Draft, selector: Selector, excluded: Sequence[str]) -> list[str]:
@@ -20,7 +20,7 @@ def plan_notes(draft: Draft, selector: Selector, excluded: Sequence[str]) -> lis
     notes = [f"pattern {pattern!r} matches no module" for pattern in selector.unused()]
     format = draft.target.format
     if format is None:
-        return notes
+        return notes + single_experts(draft.model, [weight.module for weight in draft.decoded if not weight.stacked])
     quantized = [weight.module for weight in draft.converted]
     notes += _told_by_name(draft, quantized)
     if computes_in_bfloat16(draft):
@@ -86,7 +86,7 @@ def _swallowed(draft: Draft, excluded: Sequence[str]) -> Iterator[str]:
     linear = [weight.module for weight in draft.converted if ROUTED not in weight.module]
     for reader in draft.target.layout.readers:
         if reader.asks_for_fused:
-            for module, asked in swallowed(linear, excluded, reader):
+            for module, asked in swallowed(linear, excluded, reader, draft.model.fused):
                 entry = culprit(asked, excluded, reader)
                 yield (
                     f"{module} is quantized, but {reader.name} would take {asked} as excluded because {entry} is kept; "
