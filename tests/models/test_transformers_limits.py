@@ -104,7 +104,7 @@ def test_a_rule_that_splits_what_is_not_there() -> None:
 
 
 def test_the_way_out_reaches_modules_that_a_published_config_brings() -> None:
-    """T5's default config has no gate; that of T5 1.1 and flan-T5 has, and its initialisation reads these weights too."""
+    """The default config of T5 has no gate; that of flan-T5 has one, and its initialisation reads that too."""
     model = model_of({"architectures": ["T5ForConditionalGeneration"], "model_type": "t5"})
     (text,) = transformers_limits(model, "nvfp4", ["encoder.block.0.layer.1.DenseReluDense.wi_0"], [])
     assert "its own initialisation reads" in text

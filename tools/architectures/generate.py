@@ -1,8 +1,9 @@
 """Write src/halfbyte/models/architectures.json: what the modules of every transformers architecture are.
 
 Every class of the auto mappings for language models is built on the meta device, from its default config and from those
-that bring further modules, and described by `halfbyte.models.describe_model`. Run `python -m tools.architectures.generate` after a new transformers is pinned;
-`--check` says whether the file is what this would write.
+that bring further modules, and described by `halfbyte.models.describe_model`. Run `python -m
+tools.architectures.generate` after a new transformers is pinned; `--check` says whether the file is what this would
+write.
 """
 
 from __future__ import annotations
