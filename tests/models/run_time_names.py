@@ -29,7 +29,7 @@ def differences(name: str) -> Iterator[str]:
 
     architecture = find_architecture({"architectures": [name]})
     assert architecture is not None, name
-    model = build(name)
+    model = next(build(name))
     rules = get_model_conversion_mapping(model)
     renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
     converters = [rule for rule in rules if isinstance(rule, WeightConverter)]

@@ -112,3 +112,10 @@ def test_a_rule_that_splits_what_is_not_there() -> None:
     assert "it will not load them" in text
     others = [name.replace("H_module", "L_module") for name in split]
     assert said("HrmTextForCausalLM", split, others, format="mxfp4") == []
+
+
+def test_the_way_out_reaches_modules_that_a_published_config_brings() -> None:
+    """The default config of T5 has no gate; that of flan-T5 has one, and its initialisation reads that too."""
+    model = model_of({"architectures": ["T5ForConditionalGeneration"], "model_type": "t5"})
+    (text,) = transformers_limits(model, "nvfp4", ["encoder.block.0.layer.1.DenseReluDense.wi_0"], [])
+    assert "its own initialisation reads" in text

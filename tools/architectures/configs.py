@@ -1,4 +1,6 @@
-"""Configs to build architectures from: the default one of the class, and what the default lacks for some of them."""
+"""Configs to build architectures from: the default one of the class, what the default lacks for some of them, and
+settings of published checkpoints that bring modules which the default does not have.
+"""
 
 from __future__ import annotations
 
@@ -58,10 +60,30 @@ LACKS: dict[str, dict[str, Any]] = {
 }
 """Class → settings without which the default config builds no model."""
 
+GATED = {"feed_forward_proj": "gated-gelu"}
+DENSE_FIRST = {"mlp_only_layers": [0]}
 
-def default_config(kind: Any) -> Any:
-    """The config that a class is built from."""
-    config = kind.config_class(**LACKS.get(kind.__name__, {}))
+ALSO: dict[str, tuple[dict[str, Any], ...]] = {
+    "DebertaForMaskedLM": ({"relative_attention": True, "pos_att_type": ["c2p", "p2c"]},),
+    "DebertaV2ForMaskedLM": ({"relative_attention": True, "pos_att_type": ["c2p", "p2c"]},),
+    "DeepseekV2ForCausalLM": ({"first_k_dense_replace": 1, "q_lora_rank": None},),
+    "DeepseekV3ForCausalLM": ({"q_lora_rank": None},),
+    "LongT5ForConditionalGeneration": (GATED, {"encoder_attention_type": "transient-global"}),
+    "Qwen2MoeForCausalLM": (DENSE_FIRST,),
+    "Qwen3MoeForCausalLM": (DENSE_FIRST,),
+    "T5ForConditionalGeneration": (GATED,),
+    "UdopForConditionalGeneration": (GATED,),
+}
+"""Class → settings of published checkpoints; each makes a model with modules that the default one lacks."""
+
+
+def configs(kind: Any) -> list[Any]:
+    """The configs that a class is built from; the default one first."""
+    return [_config(kind, settings) for settings in ({}, *ALSO.get(kind.__name__, ()))]
+
+
+def _config(kind: Any, settings: dict[str, Any]) -> Any:
+    config = kind.config_class(**LACKS.get(kind.__name__, {}), **settings)
     if kind.__name__ == "Qwen3OmniMoeForConditionalGeneration":
         config.talker_config.text_config.shared_expert_intermediate_size = 512
         config.talker_config.spatial_merge_size = 2

@@ -1,8 +1,9 @@
 """Write src/halfbyte/models/architectures.json: what the modules of every transformers architecture are.
 
-Every class of the auto mappings for language models is built from its default config on the meta device and described
-by `halfbyte.models.describe_model`. Run `python -m tools.architectures.generate` after a new transformers is pinned;
-`--check` says whether the file is what this would write.
+Every class of the auto mappings for language models is built on the meta device, from its default config and from those
+that bring further modules, and described by `halfbyte.models.describe_model`. Run `python -m
+tools.architectures.generate` after a new transformers is pinned; `--check` says whether the file is what this would
+write.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ import argparse
 import json
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import halfbyte.models
 from halfbyte.models.describe_model import describe
-from tools.architectures.configs import default_config
+from tools.architectures.configs import configs
 
 TABLE = Path(halfbyte.models.__file__).with_name("architectures.json")
 
@@ -39,16 +41,33 @@ def architectures() -> dict[str, list[str]]:
     return found
 
 
-def build(name: str) -> Any:
-    """A model of a class on the meta device."""
+def build(name: str) -> Iterator[Any]:
+    """Models of a class on the meta device, the default one first."""
     import torch
     import transformers
 
     kind = getattr(transformers, name)
-    config = default_config(kind)
-    with torch.device("meta"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return kind(config)
+    for config in configs(kind):
+        with torch.device("meta"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model = kind(config)
+        yield model
+
+
+def merged(description: dict[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """A description with what another model of the same class has beside."""
+    known = {pattern for patterns in description["modules"].values() for pattern in patterns}
+    modules = {role: list(patterns) for role, patterns in description["modules"].items()}
+    for role, patterns in other["modules"].items():
+        modules.setdefault(role, []).extend(pattern for pattern in patterns if pattern not in known)
+    read = dict.fromkeys((*description.get("read_at_start", ()), *other.get("read_at_start", ())))
+    return {
+        **description,
+        "modules": {role: modules[role] for role in sorted(modules) if modules[role]},
+        "tied": {**other["tied"], **description["tied"]},
+        "stacks": {**other["stacks"], **description["stacks"]},
+        **({"read_at_start": list(read)} if read else {}),
+    }
 
 
 def describe_all(names: Iterable[str]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -60,7 +79,7 @@ def describe_all(names: Iterable[str]) -> tuple[dict[str, Any], dict[str, str]]:
     failed: dict[str, str] = {}
     for name in names:
         try:
-            described[name] = describe(build(name))
+            described[name] = reduce(merged, map(describe, build(name)))
         except Exception as error:  # whatever a model's own code raises
             failed[name] = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:120]}"
     return described, failed
