@@ -72,7 +72,9 @@ def test_one_shard_and_one_group(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dry", [True, False])
 def test_notes_and_what_is_not_copied_are_printed_before_the_work(tmp_path: Path, dry: bool) -> None:
-    source = write_checkpoint(tmp_path / "s", llama(), {"model_type": "falcon", "architectures": ["FalconForCausalLM"]})
+    source = write_checkpoint(
+        tmp_path / "s", llama(), {"model_type": "nanochat", "architectures": ["NanoChatForCausalLM"]}
+    )
     (source / "2_Dense").mkdir()
     shutil.copy(source / "model.safetensors", source / "2_Dense" / "model.safetensors")
     (source / "model.onnx").write_bytes(b"x")
@@ -80,11 +82,11 @@ def test_notes_and_what_is_not_copied_are_printed_before_the_work(tmp_path: Path
     code, output = convert(source, tmp_path / "d", *layout, *(["--dry-run"] if dry else []))
     assert code == 0, output
     lines = output.splitlines()
-    assert any(line.startswith("note: transformers (") and "FalconForCausalLM" in line for line in lines)
+    assert any(line.startswith("note: transformers (") and "NanoChatForCausalLM" in line for line in lines)
     assert "copied: 2_Dense/model.safetensors (weights in a folder of their own)" in lines
     assert "not copied: model.onnx (the model in another form)" in lines
     _, output = convert(source, tmp_path / "d", *layout, "--dry-run", "--json-log")
-    assert any("FalconForCausalLM" in note for note in json.loads(output.splitlines()[0])["notes"])
+    assert any("NanoChatForCausalLM" in note for note in json.loads(output.splitlines()[0])["notes"])
 
 
 def test_what_is_dropped_is_printed(tmp_path: Path) -> None:
