@@ -69,8 +69,8 @@ TABLE = r"(?<!un)(?<!patch_)embed(?!_out)[^.]*$|" + last("wte", "wpe", "vte", "s
 HEAD = "|".join(
     (
         last("lm_head", "embed_out", "output_layer", "score", "classifier", "qa_outputs", "lm_head_\\w+"),
-        once("output", "proj_out", "decoder", "head", "unembed"),
-        last("pre_classifier", "sop_classifier", "seq_relationship", "reward", "v_head", "value_head"),
+        once("output", "proj_out", "decoder", "head", "unembed", "reward", "v_head", "value_head"),
+        last("pre_classifier", "sop_classifier", "seq_relationship"),
         part("lm_head", "cls", "lm_predictions", "generator_lm_head", "codec_head", "discriminator_predictions"),
         part("generator_predictions", r"\w*(classification|regression|reward|score|ranking)_head"),
     )
