@@ -28,8 +28,8 @@ BY_NAME = [
               "model.norm_2")),
     ("linear", ("model.layers.0.attention.output", "model.layers.0.mlp.gate_proj", "decoder.layers.0.fc1",
                 "model.layers.0.attn.proj_out", "model.embedding_model.layers.0.up_proj",
-                "model.layers.0.mlp.router_proj", "model.layers.0.attn.head", "layers.0.decoder", "layers.0.attn.v_head",
-                "model.layers.0.norm_proj.fc", "model.shared.up_proj")),
+                "model.layers.0.mlp.router_proj", "model.layers.0.attn.head", "layers.0.decoder",
+                "layers.0.attn.v_head", "model.layers.0.norm_proj.fc", "model.shared.up_proj")),
 ]  # fmt: skip
 
 
