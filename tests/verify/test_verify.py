@@ -214,6 +214,14 @@ def test_swapped_nibbles(tmp_path: Path, source: Path) -> None:
     assert "nibbles of each byte are swapped" in said(report, "values")
 
 
+def test_a_weight_of_another_layer(tmp_path: Path, source: Path) -> None:
+    path = write_quantized(tmp_path / "q")
+    tensors = load(path)
+    at = [f"model.layers.{layer}.mlp.down_proj.weight" for layer in (0, 1)]
+    edit(path, {at[0] + end: tensors[at[1] + end] for end in ("", "_scale", "_scale_2")})
+    assert "it holds the values of model.layers.1.mlp.down_proj" in said(verify(path, source), "values")
+
+
 def test_swapped_gate_and_up(tmp_path: Path) -> None:
     source = make("qwen3_moe", tmp_path / "source")
     path = write_quantized(tmp_path / "q", "qwen3_moe")

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import islice
 
 import numpy as np
 
 from halfbyte.codec.bits import F32
 from halfbyte.models.partners import partners
+from halfbyte.models.roles import pattern_of
 from halfbyte.verify.values import Matrix
 
 ROWS = 64
+SOUGHT = 8
+"""Rows that are looked for in other layers."""
+CANDIDATES = 512
+"""Other layers and experts that are looked at."""
 RESTORED = 0.25
 """A mistake is named when undoing it brings the relative error below this."""
 
@@ -39,7 +45,18 @@ def _diagnose(mine: Matrix, source: Matrix, theirs: Mapping[str, Matrix]) -> str
         if factor is not None:
             extra = "" if reason == "as stored" else f", and {reason}"
             return f"it is right when divided by {1 / factor:.6g}: a tensor scale is wrong (reciprocal?){extra}"
-    return ""
+    found = _elsewhere(mine, values[:SOUGHT], theirs)
+    return "" if found is None else f"it holds the values of {found}"
+
+
+def _elsewhere(mine: Matrix, values: F32, theirs: Mapping[str, Matrix]) -> str | None:
+    """The same module of another layer or expert whose first rows these are."""
+    pattern = pattern_of(mine.name)
+    alike = (name for name, other in theirs.items() if other.shape == mine.shape and pattern_of(name) == pattern)
+    for name in islice(alike, CANDIDATES):
+        if name != mine.name and _distance(values, theirs[name].read(0, len(values))) < RESTORED:
+            return name
+    return None
 
 
 def _undone(values: F32) -> Iterator[tuple[str, F32]]:
