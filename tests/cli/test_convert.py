@@ -199,6 +199,7 @@ def test_a_client_is_asked_at_the_end(
         return report
 
     monkeypatch.setattr(command, "check_load", check)
+    monkeypatch.setattr(command, "check_client", lambda name: None)  # installed or not
     ask = ("--check-load", "transformers")
     found = convert(source, tmp_path / "d", *ask, "--trust-remote-code")
     assert (found[0], report.sentences()[0] in found[1]) == (code, True)

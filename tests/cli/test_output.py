@@ -19,8 +19,8 @@ from halfbyte.cli.convert_output import Amount, Screen, Speed
 from halfbyte.cli.tables import print_table
 from tests.checkpoint.toy import llama, write_checkpoint
 
-TERMINAL = {"TTY_COMPATIBLE": "1", "TERM": "xterm", "NO_COLOR": "1"}
-"""Makes rich take any output for a terminal."""
+TERMINAL = {"TTY_COMPATIBLE": "1", "FORCE_COLOR": "1", "TERM": "xterm", "NO_COLOR": "1"}
+"""Makes rich take any output for a terminal; before its version 14, FORCE_COLOR does."""
 LONG = "model.language_model.transformer.decoder"
 
 

@@ -22,6 +22,7 @@ def test_the_answer_of_a_client_counts(
 ) -> None:
     report = LoadReport("transformers", "5.0", tensors=3, missing=missing)
     monkeypatch.setattr(command, "check_load", lambda path, client, trust_remote_code: report)
+    monkeypatch.setattr(command, "check_client", lambda name: None)  # installed or not
     path = write_quantized(tmp_path / "q", "llama")
     arguments = ["verify", str(path), "--load", "transformers", "--json", str(tmp_path / "report.json")]
     result = CliRunner().invoke(app, arguments)
