@@ -219,7 +219,7 @@ def test_a_client_that_is_not_installed_is_noticed_before_the_work(
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     code, output = convert(source, tmp_path / "d", "--check-load", "vllm")
-    assert (code, "vllm is not installed in this environment" in output) == (2, True)
+    assert (code, "vLLM is not installed in this environment" in output) == (2, True)
     assert not (tmp_path / "d").exists()
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from halfbyte.models.architectures import find_architecture
-from halfbyte.models.roles import pattern_of
+from halfbyte.models.names import pattern_of
 from tools.architectures.generate import architectures, build
 
 

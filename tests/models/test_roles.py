@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from halfbyte.models.model import model_of
-from halfbyte.models.roles import pattern_of, role_by_name
+from halfbyte.models.names import pattern_of
+from halfbyte.models.roles import role_by_name
 
 BY_NAME = [
     ("table", ("shared", "transformer.vte", "transformer.wte", "model.embed_tokens", "model.tok_embeddings", "wpe",

@@ -66,7 +66,9 @@ def reason(text: str, name: str) -> str:
     'transformers (5.22.2) cannot load it with … packed'
     """
     short = re.sub(MODULES, "…", text.partition(THEN)[0].replace(name, "it"))
-    return re.sub(r"[.;] (To load it there|add the missing tensor|Keep ).*", "", short).replace("|", "\\|")
+    return re.sub(
+        r"[.;] (To load it there|add the missing tensor|Keep |Checkout |You can install).*", "", short
+    ).replace("|", "\\|")
 
 
 MODULE = r"[A-Za-z_][\w#]*(?:\.[\w#]+){2,}"

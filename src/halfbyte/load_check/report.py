@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
-from halfbyte.models.roles import pattern_of
+from halfbyte.models.names import pattern_of
 
 Client = Literal["transformers", "vllm"]
 CLIENTS: tuple[Client, ...] = get_args(Client)

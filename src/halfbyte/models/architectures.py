@@ -16,16 +16,8 @@ from importlib.resources import files
 from typing import Any
 
 from halfbyte.models.experts import Stacking
-from halfbyte.models.roles import Role, pattern_of
-
-EXPERT = re.compile(r"\.experts\.\d+\.")
-FIRST = ".experts.0."
-
-
-def first_expert(name: str) -> str:
-    """The same name in the first expert: what holds of one expert holds of all in its layer."""
-    return EXPERT.sub(FIRST, name, count=1) if ".experts." in name else name
-
+from halfbyte.models.names import FIRST_EXPERT, NUMBERED_EXPERT, first_expert, pattern_of
+from halfbyte.models.roles import Role
 
 MERGE_EXPERTS = frozenset(("MergeModulelist", "Concatenate"))
 """Operations by which transformers stacks single experts while loading."""
@@ -63,12 +55,15 @@ class Rename:
         if found is None:
             return None
         group = next(key for key, value in found.groupdict().items() if value is not None)
-        index = self.find.groupindex[group]
-        results = []
-        for target in (self.put[int(group[1:])],) if self.paired else self.put:
-            text = re.sub(r"\\(\d)", lambda number, at=index: found.group(at + int(number[1])) or "", target)  # type: ignore[misc]
-            results.append(before + rest.replace(found.group(0), text.replace("\\", ""), 1))
-        return results
+        targets = (self.put[int(group[1:])],) if self.paired else self.put
+        at = self.find.groupindex[group]
+        return [before + rest.replace(found.group(0), _filled(target, found, at), 1) for target in targets]
+
+
+def _filled(target: str, found: re.Match[str], at: int) -> str:
+    """A target with its references to groups filled in; they count from the group that matched."""
+    text = re.sub(r"\\(\d)", lambda number: found.group(at + int(number[1])) or "", target)
+    return text.replace("\\", "")
 
 
 @dataclass(frozen=True)
@@ -125,10 +120,10 @@ class Architecture:
     def run_time(self, tensor: str) -> RunTime:
         """What a tensor on disk is called at run time."""
         found = self._run_time(first_expert(tensor))
-        number = EXPERT.search(tensor)
-        if number is None or not any(FIRST in name for name in found.names):
+        number = NUMBERED_EXPERT.search(tensor)
+        if number is None or not any(FIRST_EXPERT in name for name in found.names):
             return found
-        return replace(found, names=tuple(name.replace(FIRST, number[0], 1) for name in found.names))
+        return replace(found, names=tuple(name.replace(FIRST_EXPERT, number[0], 1) for name in found.names))
 
     def module_at_run_time(self, module: str) -> RunTime:
         """What a module on disk is called at run time, by its weight."""

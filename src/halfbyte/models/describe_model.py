@@ -13,7 +13,8 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from halfbyte.models.roles import HEAD, PROJECTOR, ROUTER, TOWER, Role, pattern_of
+from halfbyte.models.names import pattern_of
+from halfbyte.models.roles import HEAD, PROJECTOR, ROUTER, TOWER, Role
 
 STACKED = ("gate_up_proj", "gate_proj", "up_proj", "down_proj")
 """Parameters of three axes that hold one matrix per expert."""
@@ -227,16 +228,13 @@ def read_at_start(model: Any, roles: Mapping[str, str]) -> list[str]:
             model.initialize_weights()
             return found
         except AttributeError as error:
-            pattern = packed[id(_asked(error))][0]
+            if id(error.obj) not in packed:
+                raise
+            pattern = packed[id(error.obj)][0]
         found.append(pattern)
         for module in model.modules():
             if packed.get(id(module), ("",))[0] == pattern:
                 module._parameters["weight"] = packed[id(module)][1]
-
-
-def _asked(error: AttributeError) -> object:
-    """The object that lacked the attribute."""
-    return error.obj
 
 
 def _renames(model: Any) -> Iterator[dict[str, Any]]:

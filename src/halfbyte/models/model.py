@@ -13,9 +13,9 @@ from typing import Any
 from halfbyte.models.architectures import Architecture, RunTime, find_architecture
 from halfbyte.models.experts import Stacking, is_transposed, projections
 from halfbyte.models.families import POLICIES, UNKNOWN, Family, find_family
-from halfbyte.models.names import layer_index
+from halfbyte.models.names import layer_index, pattern_of
 from halfbyte.models.partners import ANY, FusedLayers, fused_layers_of
-from halfbyte.models.roles import NEVER, REASONS, Role, pattern_of, role_by_name
+from halfbyte.models.roles import NEVER, REASONS, Role, role_by_name
 
 HEAD = "lm_head"
 """What the head of a language model is called where nothing is known of it."""

@@ -11,6 +11,10 @@ EXPERTS = re.compile(r"\.(shared_)?experts\.")
 LAYER = re.compile(r"(?:^|\.)(?:layers|blocks|block|layer|h)\.(\d+)\.")
 ONE_EXPERT = re.compile(r"^(.*\.experts)\.\d+\.[^.]+$")
 
+NUMBERED_EXPERT = re.compile(r"\.experts\.\d+\.")
+FIRST_EXPERT = ".experts.0."
+WHOLE_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+
 ROW_PARALLEL = ("o_proj", "down_proj", "w2")
 """Last parts of modules that servers cut along their width."""
 
@@ -39,9 +43,23 @@ def same_projection(module: str) -> str:
     return f"{head}{found}*.{rest}" if found and dot and number.isdigit() else module
 
 
-def without_numbers(module: str) -> str:
-    """The name with # for each number: the same for a module in all layers and experts."""
-    return re.sub(r"\d+", "#", module)
+def pattern_of(name: str) -> str:
+    """The name with # for each number that is a whole part of it: the same for a module in all layers and experts.
+
+    >>> pattern_of("model.layers.12.mlp.experts.3.w1")
+    'model.layers.#.mlp.experts.#.w1'
+    """
+    return WHOLE_NUMBER.sub("#", name)
+
+
+def first_expert(name: str) -> str:
+    """The same name in the first expert: what holds of one expert holds of all in its layer."""
+    return NUMBERED_EXPERT.sub(FIRST_EXPERT, name, count=1) if ROUTED in name else name
+
+
+def without_numbers(text: str) -> str:
+    """A text with # for every number in it, also within words: what sentences about many modules have in common."""
+    return re.sub(r"\d+", "#", text)
 
 
 def is_row_parallel(module: str) -> bool:

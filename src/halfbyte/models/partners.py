@@ -8,7 +8,7 @@ from typing import Any
 
 from halfbyte.errors import CheckpointError
 from halfbyte.models.fused_layers import BY_MODEL_TYPE, DEFAULT, FusedLayer
-from halfbyte.models.names import ONE_EXPERT, without_numbers
+from halfbyte.models.names import ONE_EXPERT, pattern_of
 
 
 class FusedLayers:
@@ -145,7 +145,7 @@ def share_scales(
     architecture does not have (`lacks`: whether that is so of a partner and a module).
     """
     names = dict.fromkeys(modules)
-    kinds = set() if strict else {without_numbers(module) for module in modules}
+    kinds = set() if strict else {pattern_of(module) for module in modules}
     groups: list[tuple[str, ...]] = []
     kept: dict[str, str] = {}
     for parent, layer, members in fused.groups(names):
@@ -201,7 +201,7 @@ def _missing(
         leaf = name.rpartition(".")[2]
         if leaf in here or leaf in optional:
             continue
-        if here == {"up_proj"} and kinds and without_numbers(name) not in kinds:
+        if here == {"up_proj"} and kinds and pattern_of(name) not in kinds:
             continue  # a model without gates
         return name
     return None

@@ -37,18 +37,6 @@ REASONS: Mapping[Role, str] = {
 NEVER: tuple[Role, ...] = ("table", "convolution", "transposed", "norm", "other")
 """Roles that no reader builds a linear layer of: not quantized whatever is included."""
 
-NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
-"""A number that is a whole dotted part of a name."""
-
-
-def pattern_of(name: str) -> str:
-    """The name with # for each number: the same for a module in all layers and experts.
-
-    >>> pattern_of("model.layers.12.mlp.experts.3.w1")
-    'model.layers.#.mlp.experts.#.w1'
-    """
-    return NUMBER.sub("#", name)
-
 
 def part(*names: str) -> str:
     """Pattern: one of these as a whole dotted part."""

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from halfbyte.models.architectures import Rename, table_version
 from halfbyte.models.model import Model
-from halfbyte.models.names import ROUTED
-from halfbyte.models.roles import pattern_of
+from halfbyte.models.names import ROUTED, pattern_of
 
 BY_ROWS = frozenset(("Chunk", "Split", "Concatenate"))
 """Operations that move whole rows: codes and scales of MXFP4 survive them, a tensor scale does not."""

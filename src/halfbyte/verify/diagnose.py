@@ -8,8 +8,8 @@ from itertools import islice
 import numpy as np
 
 from halfbyte.codec.bits import F32
+from halfbyte.models.names import pattern_of
 from halfbyte.models.partners import partners
-from halfbyte.models.roles import pattern_of
 from halfbyte.verify.values import Matrix
 
 ROWS = 64

@@ -13,7 +13,7 @@ from halfbyte.layouts.matching import FULL_NAME
 from halfbyte.models import Model
 from halfbyte.models.experts import is_stack
 from halfbyte.verify.groups import group_of, read_groups
-from halfbyte.verify.modules import heads_of, is_linear, knows, role_of, runtime_names
+from halfbyte.verify.modules import heads_of, is_linear, runtime_names
 from halfbyte.verify.problems import Problem
 from halfbyte.verify.stored import FLOATS, Contents
 
@@ -62,7 +62,7 @@ def _not_excluded(
     """Unquantized linear layers that a list does not hold under the name in the file, or not under that at run time."""
     names = quantized.union(plain)
     for module in plain:
-        what = "a router" if role_of(model, module) == "router" else "unquantized"
+        what = "a router" if model.role(module) == "router" else "unquantized"
         if not _is_excluded(module, names, claim.ignore, reader, model):
             text = f"{what}, but not in the exclude list as {reader.name} reads it, which expects FP4 tensors there"
             yield Problem("error", "not-excluded", module, text)
@@ -102,7 +102,7 @@ def _idle(contents: Contents, claim: Claim, model: Model) -> Iterator[Problem]:
         "lm_head",
     }
     every = "\n".join(sorted(names.union(*(runtime_names(model, module) for module in modules))))
-    idle = [entry for entry in claim.ignore if not _names_something(entry, every) and not knows(model, entry)]
+    idle = [entry for entry in claim.ignore if not _names_something(entry, every) and not model.is_known(entry)]
     if idle:
         more = f" (and {len(idle) - 1} more)" if len(idle) > 1 else ""
         text = f"the exclude list names {idle[0]!r}{more}, which is no part of the name of any module"

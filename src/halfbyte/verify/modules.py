@@ -1,15 +1,9 @@
-"""What verify asks of a model, all in one place: the role of a module, its names at run time, the output heads."""
+"""What verify asks of a model beyond roles: names at run time, output heads, what readers build as a linear layer."""
 
 from __future__ import annotations
 
 from halfbyte.models import Model
 from halfbyte.models.experts import is_stack
-from halfbyte.models.roles import Role
-
-
-def role_of(model: Model, module: str) -> Role:
-    """What a module is: linear, table, norm, head, router, tower and so on."""
-    return model.role(module)
 
 
 def runtime_names(model: Model, module: str) -> tuple[str, ...]:
@@ -22,11 +16,6 @@ def heads_of(model: Model) -> tuple[str, ...]:
     return model.heads if model.known or model.tied_head else ()
 
 
-def knows(model: Model, module: str) -> bool:
-    """Whether the model is known to have a module of that name, in the file or at run time only."""
-    return model.known and model.is_known(module)
-
-
 def is_linear(model: Model, module: str) -> bool:
     """Whether a reader may build a linear layer of a module with a weight matrix."""
-    return role_of(model, module) not in ("table", "norm", "convolution", "other")
+    return model.role(module) not in ("table", "norm", "convolution", "other")

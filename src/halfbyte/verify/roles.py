@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from halfbyte.models import Model
 from halfbyte.models.roles import Role
-from halfbyte.verify.modules import role_of
 from halfbyte.verify.problems import Level, Problem
 from halfbyte.verify.stored import Contents
 
@@ -39,7 +38,7 @@ def role_problems(model: Model, contents: Contents) -> Iterator[Problem]:
             text = f"quantized, but {tied}: readers use the other weight instead"
             yield Problem("error", "tied", weight.name, text)
             continue
-        found = ROLES.get(role_of(model, weight.name))
+        found = ROLES.get(model.role(weight.name))
         if found is not None:
             level, reason = found
             yield Problem(level, "role", weight.name, f"stored as {weight.storage.name}, but it is {reason}")

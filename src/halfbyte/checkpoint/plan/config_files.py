@@ -26,15 +26,9 @@ def json_files(
     if isinstance(text, dict):
         text.pop("quantization_config", None)
     if draft.decoded:
-        for place_ in (config, text if isinstance(text, dict) else {}):
-            for key in ("dtype", "torch_dtype"):
-                if key in place_:
-                    place_[key] = "bfloat16"
+        _say_bfloat16(config, text)
     elif computes_in_bfloat16(draft):
-        for place_ in (config, *(part for part in config.values() if isinstance(part, dict))):
-            for key in ("dtype", "torch_dtype"):
-                if key in place_:
-                    place_[key] = "bfloat16"
+        _say_bfloat16(*config.values())
         config.pop("torch_dtype", None)
         config["dtype"] = "bfloat16"
     files: dict[str, dict[str, Any]] = {}
@@ -49,6 +43,13 @@ def json_files(
         total = sum(shard.size - len(shard.header) for shard in shards)
         files[INDEX] = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
     return files
+
+
+def _say_bfloat16(*places: object) -> None:
+    """Put BF16 in place of every dtype that these parts of a config name."""
+    for place in places:
+        if isinstance(place, dict):
+            place |= {key: "bfloat16" for key in ("dtype", "torch_dtype") if key in place}
 
 
 def computes_in_bfloat16(draft: Draft) -> bool:

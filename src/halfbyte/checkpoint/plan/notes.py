@@ -10,8 +10,7 @@ from halfbyte.checkpoint.plan.draft import Draft, action_of
 from halfbyte.checkpoint.plan.select import Selector
 from halfbyte.layouts.exclude import culprit, swallowed
 from halfbyte.models.limits import limits
-from halfbyte.models.names import ROUTED, is_row_parallel, routed_layer
-from halfbyte.models.roles import pattern_of
+from halfbyte.models.names import ROUTED, is_row_parallel, pattern_of, routed_layer
 from halfbyte.models.transformers_limits import single_experts, transformers_limits
 
 
