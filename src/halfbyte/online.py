@@ -6,7 +6,7 @@ comes back to its inference engines.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import cast
 
@@ -18,7 +18,7 @@ from halfbyte.checkpoint.plan.select import Rules, Selector, matches
 from halfbyte.checkpoint.plan.target import Target, activations_of, resolve_target
 from halfbyte.checkpoint.plan.types import Options
 from halfbyte.codec.bits import F32, dtype_name, widen
-from halfbyte.errors import InputError, UnsupportedError
+from halfbyte.errors import CheckpointError, InputError, UnsupportedError
 from halfbyte.layouts.description import Activations, LogicalWeight
 from halfbyte.models import Model, model_of
 from halfbyte.models.experts import expert_module, is_stack
@@ -52,7 +52,7 @@ class Config:
         }
 
 
-def quantize_named(params: Iterable[Named], rules: Rules, config: Config) -> list[Named]:
+def quantize_named(params: Iterable[Named] | Mapping[str, Array], rules: Rules, config: Config) -> list[Named]:
     """Quantize the (name, tensor) pairs of one parameter group; names are those of the checkpoint.
 
     Returned are the tensors of the layout under its names; what the rules keep comes back as it came. Tensors stay on
@@ -71,6 +71,11 @@ def quantize_named(params: Iterable[Named], rules: Rules, config: Config) -> lis
     layers.0.mlp.up_proj.weight_scale_2 ()
     """
     model = model_of(config.as_json)
+    if (rules.keep_first or rules.keep_last) and model.layers is None:
+        raise InputError(
+            "keep_first and keep_last count layers, so Config needs num_hidden_layers; it has "
+            f"{config.num_hidden_layers!r}"
+        )
     target = resolve_target(config.options, model.family)
     format = target.format
     if format is None:
@@ -81,7 +86,7 @@ def quantize_named(params: Iterable[Named], rules: Rules, config: Config) -> lis
             "weight sync knows activations none and unit; calibrated scales do not change with weights"
         )
     selector = Selector(rules, model)
-    pairs = [pair for given in params for pair in _unstack(given, model)]
+    pairs = [pair for given in _named(params) for pair in _unstack(given, model)]
     weights = {name.removesuffix(".weight"): x for name, x in pairs if name.endswith(".weight") and len(x.shape) == 2}
     reasons = {module: _reason(selector, module, x, format.block, rules, config) for module, x in weights.items()}
     fresh = {module for module, reason in reasons.items() if reason is None}
@@ -100,9 +105,35 @@ def quantize_named(params: Iterable[Named], rules: Rules, config: Config) -> lis
     return result
 
 
+def _named(params: object) -> list[Named]:
+    """The (name, tensor) pairs, checked. A mapping of names to tensors serves too."""
+    if isinstance(params, Mapping):
+        params = params.items()
+    if not isinstance(params, Iterable):
+        raise InputError(f"quantize_named takes (name, tensor) pairs, not {type(params).__name__}")
+    pairs: dict[str, Array] = {}
+    for number, pair in enumerate(params):
+        if not (isinstance(pair, tuple | list) and len(pair) == 2 and isinstance(pair[0], str)):
+            raise InputError(f"quantize_named takes (name, tensor) pairs; number {number} is no such pair")
+        name, x = pair
+        if isinstance(x, np.generic):
+            x = np.asarray(x)
+        if not (isinstance(x, np.ndarray) or is_torch(x)):
+            raise InputError(f"{name} must be a numpy array or a torch tensor, not {type(x).__name__}")
+        if name in pairs:
+            raise InputError(f"{name} is given twice")
+        pairs[name] = x
+    return list(pairs.items())
+
+
 def _reason(selector: Selector, module: str, x: Array, block: int, rules: Rules, config: Config) -> str | None:
     """Why a parameter is kept; the trainer's name stands in where the checkpoint's has no layer number."""
-    dtype_name(to_dtype(x))
+    if 0 in x.shape:
+        return "no elements"
+    try:
+        dtype_name(to_dtype(x))
+    except InputError as error:
+        raise InputError(f"{module}.weight: {error}") from error
     reason = selector.reason(module, int(x.shape[-1]), block)
     if reason is None and config.trainer_name:
         for pattern in rules.keep:
@@ -143,7 +174,14 @@ def _quantized(
         raise UnsupportedError("no format to quantize to")
     if is_torch(x):
         x = x.detach().contiguous()
-    usable = engine.usable_amax(_amax(x) if amax is None else amax, module)
+    largest = _amax(x) if amax is None else amax
+    if not np.isfinite(largest):
+        who = module if not np.isfinite(_amax(x)) else f"a partner of {module}"
+        raise CheckpointError(
+            f"{who} holds {'NaN' if np.isnan(largest) else 'Inf'}: its scale would be unusable; repair it, or keep the "
+            f"module unquantized: Rules(keep=({module!r},))"
+        )
+    usable = engine.usable_amax(largest, module)
     q = quantize(x, format, target.contract, target.method, global_amax=usable if format.has_global else None)
     scales = engine.tensor_scales(usable, cast("np.dtype[np.generic]", to_dtype(x))) if format.has_global else None
     one = np.float32(1)

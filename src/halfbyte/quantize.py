@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -13,7 +14,7 @@ from halfbyte.backends import Parts, choose_backend
 from halfbyte.backends.threads import check_threads
 from halfbyte.codec.bits import F32, FLOAT32_MAX, U8, dtype_name
 from halfbyte.contracts import Contract
-from halfbyte.contracts.spec import Scaling
+from halfbyte.contracts.spec import Scaling, Transform
 from halfbyte.errors import InputError
 from halfbyte.formats import BlockFormat
 from halfbyte.methods import Method
@@ -75,6 +76,8 @@ def quantize(
         device=device_of(x),
     )
     shape = check_shape(request, tuple(x.shape))
+    if 0 in shape:
+        return _without_rows(x, shape, request, global_amax, backend, out)
     engine = choose_backend(backend, request)
     if engine.takes_tensors and is_torch(x):
         given = global_amax if is_torch(global_amax) else _check_global_amax(global_amax, request, shape)
@@ -134,6 +137,8 @@ def dequantize(
         raise InputError(
             f"contract {q.contract.name} decodes {q.format.name} with a stored scale, and the tensor has none"
         )
+    if 0 in q.shape:
+        return like(np.empty(q.shape, wanted) if out is None else _check_decoded(out, q, wanted), q.codes)
     engine = choose_backend(backend, request, decoding=True)
     if engine.takes_tensors:
         return decode_tensor(q, request, engine, wanted, out)
@@ -151,6 +156,38 @@ def dequantize(
     if given is not None and values is not given:
         np.copyto(given, values)
     return out
+
+
+def _without_rows(
+    x: Array, shape: tuple[int, ...], request: Request, global_amax: object, backend: str, out: QuantizedTensor | None
+) -> QuantizedTensor:
+    """A tensor without rows has no codes and no scales; its global scale is that of a row of zeros."""
+    if out is not None:
+        _check_out(out, x, request.format, shape)
+    width, leading = shape[-1], shape[:-1]
+    zeros = x.new_zeros((1, width)) if is_torch(x) else np.zeros((1, width), to_numpy(x).dtype)
+    contract = replace(request.contract, transform=Transform())
+    by_row = request.scaling == "row"
+    one = quantize(
+        zeros, request.format, contract, request.method, scaling=request.scaling,
+        global_amax=None if by_row else global_amax, backend=backend,
+    )  # fmt: skip
+
+    def empty(part: Array) -> Array:
+        return part[:0].reshape(*leading, part.shape[-1])
+
+    def scale(value: Array | None) -> Array | None:
+        return value[:0].reshape(leading) if value is not None and by_row else value
+
+    return replace(
+        one,
+        shape=shape,
+        codes=empty(one.codes) if out is None else out.codes,
+        scales=empty(one.scales) if out is None else out.scales,
+        global_scale=scale(one.global_scale),
+        stored_scale=scale(one.stored_scale),
+        contract=request.contract,
+    )
 
 
 def _dtype_of(x: Array) -> str:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import halfbyte as hb
 from halfbyte.casting import measure, to_nvfp4
 from halfbyte.casting.rows import decodes_powers
+from halfbyte.casting.scales import power
 from halfbyte.contracts import CONTRACTS, NVFP4Rule
 from tests.casting.sources import Matrix, source, sources
 
@@ -149,7 +150,7 @@ def test_measuring_is_left_out_where_it_is_not_needed(monkeypatch: pytest.Monkey
 
 
 def test_zero_blocks_decode_to_zero_under_any_scale_byte() -> None:
-    assert measure.decodes_kept(to_nvfp4.power(0, hb.contracts.modelopt()), 0, None)
+    assert measure.decodes_kept(power(0, hb.contracts.modelopt()), 0, None)
     codes = np.concatenate([EVERY_CODE, EVERY_CODE & 8])[None]
     for contract in TARGETS:
         for k in (-60, 113):

@@ -158,6 +158,11 @@ def share_scales(
         if len(present) < len(members):
             expected = [member for member in members if member in names or not lacks(member, wanted[0])]
             missing = _missing(parent, expected, names, kinds, (*optional, *layer.optional))
+            if missing is not None and strict:
+                raise CheckpointError(
+                    f"{wanted[0]} shares its scale with {missing}, which was not handed over with it; hand both over "
+                    f"in one call, or keep {wanted[0]} unquantized: Rules(keep=({wanted[0]!r},))"
+                )
             if missing is not None:
                 raise CheckpointError(
                     f"{wanted[0]} shares its scale with {missing}, which is not in the checkpoint; add the missing "
