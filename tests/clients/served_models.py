@@ -89,8 +89,20 @@ def llava(directory: Path) -> Path:
     return _saved(directory, "LlavaForConditionalGeneration", config, "vision_tower.vision_model")
 
 
+def pixtral(directory: Path) -> Path:
+    """Llava's class with the tower that SGLang has for it."""
+    config = transformers.LlavaConfig(
+        text_config=transformers.MistralConfig(**TEXT),
+        vision_config=transformers.PixtralVisionConfig(**VISION | {"head_dim": 32}),
+        image_token_index=9,
+        vision_feature_layer=-1,
+        vision_feature_select_strategy="full",
+    )
+    return _saved(directory, "LlavaForConditionalGeneration", config)
+
+
 def qwen2_vl(directory: Path) -> Path:
-    vision = PATCHES | {"embed_dim": 64, "hidden_size": HIDDEN, "mlp_ratio": 2}
+    vision = PATCHES | {"embed_dim": 64, "hidden_size": HIDDEN, "mlp_ratio": 2, "in_chans": 3}
     text = TEXT | {"rope_parameters": ROTARY}
     config = transformers.Qwen2VLConfig(text_config=text, vision_config=vision)
     return _saved(directory, "Qwen2VLForConditionalGeneration", config)
@@ -106,7 +118,7 @@ def qwen2_5_vl(directory: Path) -> Path:
 def gemma3(directory: Path) -> Path:
     config = transformers.Gemma3Config(
         text_config=transformers.Gemma3TextConfig(**TEXT, sliding_window=32),
-        vision_config=transformers.SiglipVisionConfig(**VISION),
+        vision_config=transformers.SiglipVisionConfig(**VISION, vision_use_head=False),
         mm_tokens_per_image=1,
     )
     return _saved(directory, "Gemma3ForConditionalGeneration", config, "vision_tower.vision_model")
@@ -228,7 +240,7 @@ def exaone(directory: Path) -> Path:
 MODELS: dict[str, Callable[[Path], Path]] = {
     maker.__name__: maker
     for maker in (
-        llava, qwen2_vl, qwen2_5_vl, gemma3, mistral3, internvl, gpt_neox, falcon, mamba, mamba2, lfm2, olmo2, phi3,
+        llava, pixtral, qwen2_vl, qwen2_5_vl, gemma3, mistral3, internvl, gpt_neox, falcon, mamba, mamba2, lfm2, olmo2, phi3,
         qwen3_5, exaone,
     )
 }  # fmt: skip

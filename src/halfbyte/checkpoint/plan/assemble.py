@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from halfbyte.checkpoint.io.index import Tensor
 from halfbyte.checkpoint.io.views import SourceMatrix, View
 from halfbyte.checkpoint.plan.cache_scales import place_cache_scales
-from halfbyte.checkpoint.plan.config_files import excluded_modules, json_files
+from halfbyte.checkpoint.plan.config_files import json_files
 from halfbyte.checkpoint.plan.draft import Draft, action_of
+from halfbyte.checkpoint.plan.excluded import excluded_modules
 from halfbyte.checkpoint.plan.notes import plan_notes
 from halfbyte.checkpoint.plan.select import Selector
 from halfbyte.checkpoint.plan.source_weights import SourceWeight
