@@ -24,7 +24,7 @@ test-docs: $(VENV)/.peers  ## run the examples in README.md and docs/, check the
 
 test-clients: $(VENV)/.peers .venv-vllm/.ready .venv-sglang/.ready  ## vLLM and SGLang load what convert writes (minutes)
 	$(BIN)/python -m pytest tests/clients/check_sglang.py tests/clients/check_vllm.py tests/clients/check_vllm_load.py \
-		tests/clients/check_vllm_families.py
+		tests/clients/check_vllm_families.py tests/clients/check_sglang_families.py
 
 test-real: $(VENV)/.peers  ## two real models, fetched once (180 MB), convert, load and compute in transformers (minutes)
 	$(BIN)/python -m pytest tests/real/check_real.py

@@ -1,4 +1,4 @@
-"""Build models with SGLang and fill them through its weight loaders, without running them. Runs in SGLang's environment.
+"""Build models with SGLang and fill them through its weight loaders, without running them. Runs in its environment.
 
     python sglang_loader.py JOBS.json
 

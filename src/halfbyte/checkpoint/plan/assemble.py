@@ -87,7 +87,7 @@ def assemble(draft: Draft, options: Options, selector: Selector) -> Plan:
         kept=draft.kept,
         dropped=draft.dropped,
         left_out=checkpoint.left_out,
-        notes=(*plan_notes(draft, selector, excluded), *draft.notes),
+        notes=(*plan_notes(draft, selector, excluded, activations), *draft.notes),
         json_files=json_files(draft, activations, shards, excluded),
     )
 

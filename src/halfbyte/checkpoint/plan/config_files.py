@@ -10,6 +10,7 @@ from halfbyte.checkpoint.io.index import CONFIG, INDEX
 from halfbyte.checkpoint.plan.draft import Draft
 from halfbyte.checkpoint.plan.types import Shard
 from halfbyte.layouts.description import Activations, Setting
+from halfbyte.models.config import text_parts
 
 
 def json_files(
@@ -19,11 +20,10 @@ def json_files(
     checkpoint, target = draft.checkpoint, draft.target
     config: dict[str, Any] = copy.deepcopy(dict(checkpoint.config))
     config.pop("quantization_config", None)
-    text = config.get("text_config")
-    if isinstance(text, dict):
+    for text in text_parts(config):
         text.pop("quantization_config", None)
     if draft.decoded:
-        _say_bfloat16(config, text)
+        _say_bfloat16(config, *text_parts(config))
     elif computes_in_bfloat16(draft):
         _say_bfloat16(*config.values())
         config.pop("torch_dtype", None)

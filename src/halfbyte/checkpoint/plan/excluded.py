@@ -11,6 +11,7 @@ from halfbyte.models import Model
 from halfbyte.models.experts import expert_module, is_stack
 from halfbyte.models.names import first_expert, routed_layer
 from halfbyte.models.partners import FusedLayers
+from halfbyte.models.roles import role_by_name
 
 OUTSIDE = ("tower", "projector")
 """Roles of modules beside the language model. Servers build them with classes of their own, which rename layers."""
@@ -90,14 +91,15 @@ def whole_towers(outside: Iterable[str], packed: Collection[str], layout: Layout
         return []
     packed = {first_expert(name) for name in packed}
     branches = set(_branches(packed))
-    parts = {part for name in packed for part in name.split(".")}
     roots = dict.fromkeys(root for module in outside for root in (_root(module, branches),) if root != module)
     entries = []
     for root in roots:
-        last = root.rpartition(".")[2]  # servers put towers elsewhere in the tree
-        entry = layout.all_under.format(root if last.isdigit() or last in parts else last)
-        if not any(True for reader in layout.readers for _ in swallowed(packed, [entry], reader, model.fused)):
-            entries.append(entry)
+        last = root.rpartition(".")[2]
+        names = (last, root) if role_by_name(last) in OUTSIDE else (root,)  # servers put towers elsewhere in the tree
+        for entry in map(layout.all_under.format, names):
+            if not any(True for reader in layout.readers for _ in swallowed(packed, [entry], reader, model.fused)):
+                entries.append(entry)
+                break
     return entries
 
 

@@ -8,13 +8,16 @@ from collections.abc import Iterator, Sequence
 from halfbyte.checkpoint.plan.config_files import computes_in_bfloat16
 from halfbyte.checkpoint.plan.draft import Draft, action_of
 from halfbyte.checkpoint.plan.select import Selector
+from halfbyte.layouts.description import Activations
 from halfbyte.layouts.exclude import culprit, swallowed
 from halfbyte.models.limits import limits
 from halfbyte.models.names import ROUTED, is_row_parallel, pattern_of, routed_layer
 from halfbyte.models.transformers_limits import single_experts, transformers_limits
 
 
-def plan_notes(draft: Draft, selector: Selector, excluded: Sequence[str]) -> list[str]:
+def plan_notes(
+    draft: Draft, selector: Selector, excluded: Sequence[str], activations: Activations = "none"
+) -> list[str]:
     """What is unusual about a conversion, in sentences."""
     notes = [f"pattern {pattern!r} matches no module" for pattern in selector.unused()]
     format = draft.target.format
@@ -51,8 +54,7 @@ def plan_notes(draft: Draft, selector: Selector, excluded: Sequence[str]) -> lis
             "this; keep or include them all"
         )
     notes += _swallowed(draft, excluded)
-    experts = [weight.stacked or ROUTED in weight.module for weight in draft.converted]
-    found = limits(draft.checkpoint.model_type, draft.target.layout.name, format.name, any(experts), not all(experts))
+    found = limits(draft.checkpoint.model_type, draft.target.layout.name, format.name, quantized, activations != "none")
     notes += [limit.text for limit in found]
     counts = Counter(weight.kind for weight in draft.decoded)
     if counts:
