@@ -35,7 +35,7 @@ LAYERS: dict[str, tuple[str, tuple[str, ...], int, int]] = {
     "qwen2_5_vl": ("qwen2_5_vl", (), 20, 8),
     "gemma3": ("gemma3", (), 17, 8),
     "mistral3": ("mistral3", (), 18, 8),
-    "internvl_chat": ("internvl_chat", (), 20, 8),
+    "internvl_chat": ("internvl_chat", (), 18, 8),
     "lfm2 W4A4": ("lfm2", W4A4, 12, 10),
     "olmo2": ("olmo2", (), 10, 8),
     "phi3 W4A4": ("phi3", W4A4, 10, 8),

@@ -54,7 +54,7 @@ class Checkpoint:
     """Tensor name → where it lies, shard by shard in the order of the data."""
     config: Json
     quantization: Json
-    """quantization_config of config.json or of its part for the language model, or that of a layout's file; {} if none."""
+    """quantization_config of config.json or of its language part, or that of a layout's file; {} if none."""
     side_files: tuple[str, ...]
     """Files to copy byte for byte: tokenizer, generation config, chat template, remote code, weights in folders."""
     left_out: Mapping[str, str]

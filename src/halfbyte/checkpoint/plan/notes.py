@@ -10,6 +10,7 @@ from halfbyte.checkpoint.plan.draft import Draft, action_of
 from halfbyte.checkpoint.plan.select import Selector
 from halfbyte.layouts.description import Activations
 from halfbyte.layouts.exclude import culprit, swallowed
+from halfbyte.models import Model
 from halfbyte.models.limits import limits
 from halfbyte.models.names import ROUTED, is_row_parallel, pattern_of, routed_layer
 from halfbyte.models.transformers_limits import single_experts, transformers_limits
@@ -35,6 +36,7 @@ def plan_notes(
         packed = set(quantized)
         plain = [module for module in stored if module not in packed]  # in the order of the files: notes are stable
         notes += transformers_limits(draft.model, format.name, quantized, plain)
+        notes += _never_tried(draft.model)
     narrow = [
         weight.module
         for weight in draft.converted
@@ -80,6 +82,12 @@ def _told_by_name(draft: Draft, quantized: Sequence[str]) -> Iterator[str]:
         f"apart by their names. Taken for linear layers: {listed}. Look at all of it with --dry-run, decide with "
         "--include and --keep, or ask the model itself with --modules-from-model"
     )
+
+
+def _never_tried(model: Model) -> Iterator[str]:
+    """That nothing is known of how transformers loads a class, where the table has another of its type or none."""
+    if model.name and not (model.architecture is not None and model.architecture.exact):
+        yield f"whether transformers loads {model.name} packed was not tried: --check-load transformers tells"
 
 
 def _swallowed(draft: Draft, excluded: Sequence[str]) -> Iterator[str]:
