@@ -28,6 +28,7 @@ CLIENT = Path(__file__).parent / "vllm_loader.py"
 MODELOPT, COMPRESSED = ("--layout", "modelopt"), ("--layout", "compressed-tensors")
 LAYERS = {
     "llava": (20, 8),
+    "pixtral": (20, 8),
     "qwen2_vl": (20, 8),
     "qwen2_5_vl": (20, 8),
     "gemma3": (18, 8),

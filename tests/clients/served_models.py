@@ -245,9 +245,9 @@ class InternVLChatConfig(PretrainedConfig):
     model_type = "internvl_chat"
 
     def __init__(self, llm_config=None, vision_config=None, **more):
-        super().__init__(**more)
         self.llm_config = Qwen2Config(**(llm_config or {"architectures": ["Qwen2ForCausalLM"]}))
         self.vision_config = PretrainedConfig(**(vision_config or {}))
+        super().__init__(**more)
 
     def get_text_config(self, *_, **__):
         return self.llm_config
