@@ -27,7 +27,7 @@ test-pages: $(VENV)/.peers  ## the pages of `halfbyte study --html` in Chromium,
 
 test-clients: $(VENV)/.peers .venv-vllm/.ready .venv-sglang/.ready  ## vLLM and SGLang load what convert writes (minutes)
 	$(BIN)/python -m pytest tests/clients/check_sglang.py tests/clients/check_vllm.py tests/clients/check_vllm_load.py \
-		tests/clients/check_vllm_families.py
+		tests/clients/check_vllm_families.py tests/clients/check_sglang_families.py
 
 test-real: $(VENV)/.peers  ## two real models, fetched once (180 MB), convert, load and compute in transformers (minutes)
 	$(BIN)/python -m pytest tests/real/check_real.py
