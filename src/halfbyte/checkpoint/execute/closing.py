@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 from halfbyte.checkpoint.execute.disk import Disk
-from halfbyte.checkpoint.execute.journal import Finished, Journal, work_folder
+from halfbyte.checkpoint.execute.journal import JOURNAL, Finished, Journal, work_folder
 from halfbyte.checkpoint.execute.manifest import manifest_of, read_manifest
 from halfbyte.checkpoint.io.index import CONFIG, MANIFEST
 from halfbyte.checkpoint.io.side_files import WORK
@@ -32,31 +30,27 @@ def close(
     done = itertools.count(1)
     old = read_manifest(destination)
     if old is not None and old["fingerprint"] != plan.fingerprint:
-        (work / REPLACED).mkdir(exist_ok=True)
-        os.replace(destination / MANIFEST, work / REPLACED / MANIFEST)
+        disk.make_folders(work / REPLACED)
+        disk.rename(destination / MANIFEST, work / REPLACED / MANIFEST)
     _remove_replaced(work, destination, disk)
     for shard in plan.shards:
         if (work / shard.name).exists():
-            os.replace(work / shard.name, destination / shard.name)
+            disk.rename(work / shard.name, destination / shard.name)
         report(next(done), total)
     for name in plan.side_files:
         final = destination / name
-        final.parent.mkdir(parents=True, exist_ok=True)
-        temporary = work / "side file"
-        disk.copy(plan.source / name, temporary)
-        os.replace(temporary, final)
-        disk.folder(final.parent)
+        disk.make_folders(final.parent)
+        disk.copy(plan.source / name, final, through=work / "side file")
         report(next(done), total)
     contents = dict(plan.json_files)
     config = contents.pop(CONFIG)
     for name, content in [*contents.items(), (CONFIG, config), (MANIFEST, manifest_of(plan, journal.finished))]:
         indent = 1 if name == MANIFEST else 2
-        disk.write(work / name, (json.dumps(content, indent=indent, ensure_ascii=False) + "\n").encode())
-        os.replace(work / name, destination / name)
-        disk.folder(destination)
+        data = (json.dumps(content, indent=indent, ensure_ascii=False) + "\n").encode()
+        disk.write(destination / name, data, through=work / name)
         report(next(done), total)
-    shutil.rmtree(work)
-    disk.folder(destination)
+    disk.remove_tree(work, last=JOURNAL)
+    disk.flush_folder(destination)
 
 
 def _remove_replaced(work: Path, destination: Path, disk: Disk) -> None:
@@ -65,11 +59,11 @@ def _remove_replaced(work: Path, destination: Path, disk: Disk) -> None:
     """
     old = read_manifest(work / REPLACED)
     if old is not None:
-        disk.folder(work / REPLACED)
-        disk.folder(destination)
-        _remove_old(old, destination)
-        disk.folder(destination)
-        shutil.rmtree(work / REPLACED)
+        disk.flush_folder(work / REPLACED)
+        disk.flush_folder(destination)
+        _remove_old(old, destination, disk)
+        disk.flush_folder(destination)
+        disk.remove_tree(work / REPLACED)
 
 
 def remove_begun(journal: Journal, destination: Path) -> None:
@@ -79,7 +73,7 @@ def remove_begun(journal: Journal, destination: Path) -> None:
     """
     _remove_replaced(journal.path.parent, destination, journal.disk)
     if not (destination / MANIFEST).exists():
-        _remove_old({"files": journal.first.get("outputs", [])}, destination)
+        _remove_old({"files": journal.first.get("outputs", [])}, destination, journal.disk)
 
 
 def take_back(plan: Plan, destination: Path, journal: Journal, usable: dict[str, Finished]) -> None:
@@ -88,22 +82,23 @@ def take_back(plan: Plan, destination: Path, journal: Journal, usable: dict[str,
     Files that have their final names already are taken back first, config.json before all others. Until the journal is
     rewritten the old plan counts, and writes again what it misses.
     """
-    work = journal.path.parent
-    _remove_replaced(work, destination, journal.disk)
+    work, disk = journal.path.parent, journal.disk
+    _remove_replaced(work, destination, disk)
     if not (destination / MANIFEST).exists():
-        (destination / CONFIG).unlink(missing_ok=True)
+        if (destination / CONFIG).exists():
+            disk.remove(destination / CONFIG)
         for name in usable:
             if (destination / name).exists():
-                os.replace(destination / name, work / name)
-        _remove_old({"files": journal.first.get("outputs", [])}, destination)
-        journal.disk.folder(destination)
+                disk.rename(destination / name, work / name)
+        _remove_old({"files": journal.first.get("outputs", [])}, destination, disk)
+        disk.flush_folder(destination)
     journal.rewrite(plan, usable)
     for path in work.iterdir():
         if path.is_file() and path != journal.path and path.name not in usable:
-            path.unlink()
+            disk.remove(path)
 
 
-def _remove_old(old: dict[str, object], destination: Path) -> None:
+def _remove_old(old: dict[str, object], destination: Path, disk: Disk) -> None:
     """Remove the files that a conversion lists, config.json first, so that no half of it looks like a checkpoint."""
     names = [CONFIG]
     shards, files = old.get("shards"), old.get("files")
@@ -113,8 +108,9 @@ def _remove_old(old: dict[str, object], destination: Path) -> None:
         path = destination / name
         if Path(name).is_absolute() or ".." in Path(name).parts or WORK in Path(name).parts:
             continue
-        path.unlink(missing_ok=True)
+        if path.is_symlink() or path.exists():
+            disk.remove(path)
         for folder in path.parents:
             if folder == destination or not folder.is_dir() or any(folder.iterdir()):
                 break
-            folder.rmdir()
+            disk.remove_folder(folder)

@@ -82,9 +82,10 @@ def run(
     sizes, workers = sizes_for(plan, resources)
     engine = Engine(plan.format, plan.contract, plan.method, plan.repairs, resources.device)
     check_destination(plan.source, destination)
+    disk = Disk(resources.sync)
     try:
-        with only_one(destination):
-            journal = open_destination(plan, destination, overwrite, Disk(resources.sync))
+        with only_one(destination, disk):
+            journal = open_destination(plan, destination, overwrite, disk)
             if journal is None:
                 return Outcome(0, len(plan.shards), finished_before=True)
             return _work(plan, destination, journal, engine, (sizes, workers), report)

@@ -35,9 +35,9 @@ def check_destination(source: Path, destination: Path) -> None:
 
 
 @contextmanager
-def only_one(destination: Path) -> Iterator[None]:
+def only_one(destination: Path, disk: Disk) -> Iterator[None]:
     """Lock the destination against a second conversion. The lock is on the folder and ends with the process."""
-    destination.mkdir(parents=True, exist_ok=True)
+    disk.make_folders(destination)
     with _locked(destination):
         yield
 
@@ -133,9 +133,10 @@ def open_destination(plan: Plan, destination: Path, overwrite: bool, disk: Disk)
     if journal.first:
         remove_begun(journal, destination)
     if work.exists():
-        shutil.rmtree(work)  # of another plan, or created by a run that was stopped before it had a journal
-    work.mkdir()
-    disk.folder(destination)
+        disk.remove_tree(
+            work, last=JOURNAL
+        )  # of another plan, or created by a run that was stopped before it had a journal
+    disk.make_folders(work)
     return Journal.start(work / JOURNAL, disk, plan)
 
 

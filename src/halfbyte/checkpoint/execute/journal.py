@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -80,20 +79,19 @@ class Journal:
         self.finished = dict(finished)
         records = [self.first, *(asdict(done) for done in self.finished.values())]
         lines = "".join(json.dumps(record) + "\n" for record in records).encode()
-        new = self.path.with_suffix(".new")
-        self.disk.write(new, lines)
-        os.replace(new, self.path)
-        self.disk.folder(self.path.parent)
+        self.disk.write(self.path, lines, through=self.path.with_suffix(".new"))
         self._length = len(lines)
 
     def add(self, done: Finished) -> None:
         """Record a shard; it counts once the line is on disk."""
         line = (json.dumps(asdict(done)) + "\n").encode()
-        with self.path.open("r+b") as file:
-            file.truncate(self._length)
-            file.seek(self._length)
-            file.write(line)
+        file = self.disk.reopen(self.path)
+        try:
+            self.disk.resize(file, self._length)
+            self.disk.write_at(file, line, self._length)
             self.disk.flush(file)
+        finally:
+            self.disk.close(file)
         self._length += len(line)
         self.finished[done.name] = done
 

@@ -89,7 +89,7 @@ class Pool:
         for shard in self.plan.shards:
             if shard.name in self.journal.finished:
                 continue
-            writer = ShardWriter(shard, self.work_folder, self.stop)
+            writer = ShardWriter(shard, self.work_folder, self.stop, self.journal.disk)
             with self._lock:
                 self._open.append(writer)
                 writer.pending = 1  # held until every task of the shard is handed out
@@ -133,9 +133,9 @@ class Pool:
                 if writer.spoiled:
                     writer.discard()
                     continue
-                done = writer.finish(self.journal.disk.sync, self.plan.shard_fingerprint(writer.shard))
+                done = writer.finish(self.plan.shard_fingerprint(writer.shard))
                 check_unchanged(self.plan, writer.shard.name)
-                self.journal.disk.folder(self.work_folder)
+                self.journal.disk.flush_folder(self.work_folder)
                 self.journal.add(done)
                 self._tell.put(Event("shard", self.done, self.total, writer.shard.name))
         except BaseException as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from halfbyte.checkpoint.execute.disk import Disk
 from halfbyte.checkpoint.execute.journal import Finished
 from halfbyte.checkpoint.execute.manifest import DIGITS
 from halfbyte.checkpoint.plan.types import Output, Shard
@@ -55,8 +55,8 @@ class Digest:
 class ShardWriter:
     """A shard under its temporary name. It is complete when all tasks that write to it are done."""
 
-    def __init__(self, shard: Shard, folder: Path, stop: threading.Event) -> None:
-        self.shard = shard
+    def __init__(self, shard: Shard, folder: Path, stop: threading.Event, disk: Disk) -> None:
+        self.shard, self.disk = shard, disk
         self.temporary = folder / f"{shard.name}.part"
         self.final = folder / shard.name
         self.pending = 0
@@ -67,12 +67,12 @@ class ShardWriter:
         self._changed: dict[str, int] = {}
         self._lock = threading.Lock()
         self._writing = threading.Lock()
-        self._descriptor = os.open(self.temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        self._descriptor = disk.create(self.temporary)
         try:
-            os.ftruncate(self._descriptor, shard.size)
+            disk.resize(self._descriptor, shard.size)
             self._write(shard.header, 0)
         except BaseException:
-            os.close(self._descriptor)
+            disk.close(self._descriptor)
             raise
 
     def put(self, output: Output, data: npt.NDArray[Any], at: int = 0, piece: int = 0) -> None:
@@ -106,27 +106,23 @@ class ShardWriter:
             return self._digests[name]
 
     def _write(self, data: bytes | memoryview, offset: int) -> None:
-        view = memoryview(data)
-        done = 0
         try:
             # One write at a time: the kernel serialises writes to a file anyway, and waiting threads would spin.
             with self._writing:
-                while done < len(view):
-                    done += os.pwrite(self._descriptor, view[done:], offset + done)
+                self.disk.write_at(self._descriptor, data, offset)
         except OSError as error:
             raise disk_error(error, self.temporary) from error
 
-    def finish(self, sync: bool, fingerprint: str) -> Finished:
+    def finish(self, fingerprint: str) -> Finished:
         """Flush the file and give it its name in the work folder."""
         try:
-            if sync:
-                os.fsync(self._descriptor)
+            self.disk.flush(self._descriptor)
         except OSError as error:
             raise disk_error(error, self.temporary) from error
         finally:
-            os.close(self._descriptor)
+            self.disk.close(self._descriptor)
         tensors = {output.part.name: self._text(output) for output in self.shard.outputs}
-        os.replace(self.temporary, self.final)
+        self.disk.rename(self.temporary, self.final)
         return Finished(self.shard.name, self.shard.size, tensors, dict(sorted(self._changed.items())), fingerprint)
 
     def _text(self, output: Output) -> str:
@@ -139,12 +135,12 @@ class ShardWriter:
 
     def abandon(self) -> None:
         """Close without finishing; the temporary file is written anew by the next run."""
-        os.close(self._descriptor)
+        self.disk.close(self._descriptor)
 
     def discard(self) -> None:
         """Close and remove the temporary file."""
         self.abandon()
-        self.temporary.unlink()
+        self.disk.remove(self.temporary)
 
 
 def disk_error(error: OSError, path: Path) -> CheckpointError:
