@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import threading
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from halfbyte.checkpoint.execute.disk import Disk
+from halfbyte.checkpoint.execute.hashes import TREE
 from halfbyte.checkpoint.io.side_files import WORK
 from halfbyte.checkpoint.plan.types import VERSION, Plan
 from halfbyte.errors import CheckpointError
@@ -38,6 +40,7 @@ class Journal:
         self.first: dict[str, Any] = {}
         self._length = 0
         """Bytes of complete lines. What a crash left after them is overwritten."""
+        self._lock = threading.Lock()
 
     @classmethod
     def load(cls, path: Path, disk: Disk) -> Journal:
@@ -71,6 +74,7 @@ class Journal:
         """Begin anew with a plan and shards that are complete already. The old journal counts until this one does."""
         self.first = {
             "version": VERSION,
+            "hash": TREE,
             "fingerprint": plan.fingerprint,
             "choices": plan.choices,
             "files": [asdict(file) for file in plan.files],
@@ -83,17 +87,18 @@ class Journal:
         self._length = len(lines)
 
     def add(self, done: Finished) -> None:
-        """Record a shard; it counts once the line is on disk."""
+        """Record a shard; it counts once the line is on disk. Several threads may call this."""
         line = (json.dumps(asdict(done)) + "\n").encode()
-        file = self.disk.reopen(self.path)
-        try:
-            self.disk.resize(file, self._length)
-            self.disk.write_at(file, line, self._length)
-            self.disk.flush(file)
-        finally:
-            self.disk.close(file)
-        self._length += len(line)
-        self.finished[done.name] = done
+        with self._lock:
+            file = self.disk.reopen(self.path)
+            try:
+                self.disk.resize(file, self._length)
+                self.disk.write_at(file, line, self._length)
+                self.disk.flush(file)
+            finally:
+                self.disk.close(file)
+            self._length += len(line)
+            self.finished[done.name] = done
 
     def check(self, plan: Plan) -> None:
         """Raise unless the plan can go on from what the journal began; the error says what is different.
@@ -114,7 +119,7 @@ class Journal:
             for key, value in plan.choices.items()
             if choices.get(key) != value
         ]
-        if self.first.get("version") != VERSION:
+        if self.first.get("version") != VERSION or self.first.get("hash") != TREE:
             changed.append("another version of halfbyte wrote it")
         if changed:
             raise CheckpointError(

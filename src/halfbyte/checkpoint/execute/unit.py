@@ -278,6 +278,6 @@ class UnitWork:
         """Rows at their place; a transposed tensor takes a whole matrix at a time."""
         if output.part.transposed:
             data = np.ascontiguousarray(data.T)
-            writer.put(output, data, piece.source * data.nbytes, piece.number)
+            writer.put(output, data, piece.source * data.nbytes)
         else:
-            writer.put(output, data, first * (data.nbytes // len(data)), piece.number)
+            writer.put(output, data, first * (data.nbytes // len(data)))
