@@ -121,9 +121,12 @@ def check_refusal(plan: Plan, destination: Path, overwrite: bool) -> Found:
 def open_destination(plan: Plan, destination: Path, overwrite: bool, disk: Disk) -> Journal | None:
     """The journal to work with, new or continued. None if the same conversion is finished already."""
     found = examine(plan, destination, overwrite, disk)
-    if found.finished:
-        return None
     work, journal = work_folder(destination), found.journal
+    if found.finished:
+        if work.exists():  # it was stopped while it removed this folder
+            disk.remove_tree(work)
+            disk.flush_folder(destination)
+        return None
     if found.continued:
         if journal.continues(plan):
             journal.finished = found.usable

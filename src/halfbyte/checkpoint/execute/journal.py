@@ -39,7 +39,9 @@ class Journal:
         self.finished: dict[str, Finished] = {}
         self.first: dict[str, Any] = {}
         self._length = 0
-        """Bytes of complete lines. What a crash left after them is overwritten."""
+        """Bytes of complete lines."""
+        self._torn = False
+        """Whether a crash left bytes after them."""
         self._lock = threading.Lock()
 
     @classmethod
@@ -48,19 +50,19 @@ class Journal:
         journal = cls(path, disk)
         if not path.is_file():
             return journal
-        for number, line in enumerate(path.read_bytes().splitlines(keepends=True)):
-            if not line.endswith(b"\n"):
-                break
+        data = path.read_bytes()
+        for line in data.split(b"\n")[:-1]:
             try:
-                record = json.loads(line)
-            except json.JSONDecodeError:
+                record = json.loads(line.decode())
+                if not journal.first:
+                    journal.first = dict(record)
+                elif journal.first.get("version") == VERSION:
+                    done = Finished(**record)
+                    journal.finished[done.name] = done
+            except (ValueError, TypeError):
                 break
-            journal._length += len(line)
-            if number == 0:
-                journal.first = record
-            else:
-                done = Finished(**record)
-                journal.finished[done.name] = done
+            journal._length += len(line) + 1
+        journal._torn = len(data) > journal._length
         return journal
 
     @classmethod
@@ -84,7 +86,7 @@ class Journal:
         records = [self.first, *(asdict(done) for done in self.finished.values())]
         lines = "".join(json.dumps(record) + "\n" for record in records).encode()
         self.disk.write(self.path, lines, through=self.path.with_suffix(".new"))
-        self._length = len(lines)
+        self._length, self._torn = len(lines), False
 
     def add(self, done: Finished) -> None:
         """Record a shard; it counts once the line is on disk. Several threads may call this."""
@@ -92,7 +94,10 @@ class Journal:
         with self._lock:
             file = self.disk.reopen(self.path)
             try:
-                self.disk.resize(file, self._length)
+                if self._torn:  # what is left of one line must not become a part of another
+                    self.disk.resize(file, self._length)
+                    self.disk.flush(file)
+                    self._torn = False
                 self.disk.write_at(file, line, self._length)
                 self.disk.flush(file)
             finally:
