@@ -12,8 +12,9 @@ from halfbyte.checkpoint.execute.destination import check_destination, only_one,
 from halfbyte.checkpoint.execute.disk import Disk
 from halfbyte.checkpoint.execute.engine import Engine
 from halfbyte.checkpoint.execute.journal import Journal, work_folder
+from halfbyte.checkpoint.execute.pieces import SLACK, Sizes, largest_piece
 from halfbyte.checkpoint.execute.pool import Event, Pool, check_unchanged
-from halfbyte.checkpoint.execute.tasks import SLACK, Sizes, Tasks, largest_piece
+from halfbyte.checkpoint.execute.tasks import Tasks
 from halfbyte.checkpoint.execute.unit import UnitWork
 from halfbyte.checkpoint.execute.writer import disk_error
 from halfbyte.checkpoint.io.files import Files

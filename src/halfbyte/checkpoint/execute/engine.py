@@ -59,6 +59,12 @@ class Engine:
             return np.float32(to_numpy(self._on_device(x).abs().amax().float()))
         return largest_magnitude(x, threads=1)
 
+    def widths(self, columns: int) -> tuple[int, int]:
+        """Bytes of codes and of scales per row of that many elements."""
+        if self.format is None:
+            raise UnsupportedError("this conversion decodes; it has no format to quantize to")
+        return columns // self.format.codes_per_byte, columns // self.format.block
+
     def usable_amax(self, amax: np.float32, module: str) -> np.float32:
         """The amax to quantize with, or an error for one that has no scale."""
         return usable_amax(amax, module, self.repairs)
