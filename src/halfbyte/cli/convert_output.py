@@ -28,7 +28,7 @@ from rich.text import Text
 
 from halfbyte.checkpoint import Event, Outcome, Plan, Resources
 from halfbyte.checkpoint.execute.destination import Found
-from halfbyte.checkpoint.execute.tasks import Sizes
+from halfbyte.checkpoint.execute.pieces import Sizes
 from halfbyte.cli.app import err, out
 from halfbyte.cli.tables import print_table
 from halfbyte.load_check import LoadReport

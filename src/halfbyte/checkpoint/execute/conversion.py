@@ -9,11 +9,16 @@ from pathlib import Path
 from halfbyte.backends.threads import thread_count
 from halfbyte.checkpoint.execute.closing import close
 from halfbyte.checkpoint.execute.destination import check_destination, only_one, open_destination
+from halfbyte.checkpoint.execute.device.lanes import Lanes, lane_sizes
+from halfbyte.checkpoint.execute.device.sizes import device_sizes
+from halfbyte.checkpoint.execute.device.work import DeviceWork
 from halfbyte.checkpoint.execute.disk import Disk
 from halfbyte.checkpoint.execute.engine import Engine
 from halfbyte.checkpoint.execute.journal import Journal, work_folder
+from halfbyte.checkpoint.execute.pieces import SLACK, Sizes, largest_piece
 from halfbyte.checkpoint.execute.pool import Event, Pool, check_unchanged
-from halfbyte.checkpoint.execute.tasks import SLACK, Sizes, Tasks, largest_piece
+from halfbyte.checkpoint.execute.target_device import open_devices
+from halfbyte.checkpoint.execute.tasks import Tasks
 from halfbyte.checkpoint.execute.unit import UnitWork
 from halfbyte.checkpoint.execute.writer import disk_error
 from halfbyte.checkpoint.io.files import Files
@@ -34,6 +39,9 @@ class Resources:
     """None: HALFBYTE_THREADS, or the processors there are."""
     max_memory: int = DEFAULT_MEMORY
     device: str = "cpu"
+    """cpu, cuda (all that are visible), cuda:0, cuda:0,2."""
+    max_gpu_memory: int | None = None
+    """Bytes per device; None: a quarter of what is free, at most 8 GiB."""
     sync: bool = True
     """Whether each shard is flushed to disk before it counts as done. Without that, a power cut may lose shards."""
     chunk: int = CHUNK
@@ -80,7 +88,11 @@ def run(
     """
     resources = resources or Resources()
     sizes, workers = sizes_for(plan, resources)
-    engine = Engine(plan.format, plan.contract, plan.method, plan.repairs, resources.device)
+    engine = Engine(plan.format, plan.contract, plan.method, plan.repairs)
+    lanes = None
+    if devices := open_devices(resources.device, engine):
+        lanes = Lanes(devices, *lane_sizes(devices, workers, resources.max_gpu_memory))
+        sizes = device_sizes(engine, plan.units, sizes, lanes.size)
     check_destination(plan.source, destination)
     disk = Disk(resources.sync)
     try:
@@ -88,7 +100,7 @@ def run(
             journal = open_destination(plan, destination, overwrite, disk)
             if journal is None:
                 return Outcome(0, len(plan.shards), finished_before=True)
-            return _work(plan, destination, journal, engine, (sizes, workers), report)
+            return _work(plan, destination, journal, engine, lanes, (sizes, workers), report)
     except OSError as error:
         raise disk_error(error, destination) from error
 
@@ -98,6 +110,7 @@ def _work(
     destination: Path,
     journal: Journal,
     engine: Engine,
+    lanes: Lanes | None,
     cut: tuple[Sizes, int],
     report: Callable[[Event], None],
 ) -> Outcome:
@@ -105,7 +118,7 @@ def _work(
     sizes, workers = cut
     found = len(journal.finished)
     files = Files({file.name: str(plan.source / file.name) for file in plan.files})
-    acts = UnitWork(files, engine)
+    acts = UnitWork(files, engine) if lanes is None else DeviceWork(files, engine, lanes, sizes)
     try:
         pool = Pool(plan, Tasks(plan, acts, sizes), journal, work_folder(destination), report)
         report(Event("begin", pool.done, pool.total))

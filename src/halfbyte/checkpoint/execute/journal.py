@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import threading
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from halfbyte.checkpoint.execute.disk import Disk
+from halfbyte.checkpoint.execute.hashes import TREE
 from halfbyte.checkpoint.io.side_files import WORK
 from halfbyte.checkpoint.plan.types import VERSION, Plan
 from halfbyte.errors import CheckpointError
@@ -40,6 +42,7 @@ class Journal:
         """Bytes of complete lines."""
         self._torn = False
         """Whether a crash left bytes after them."""
+        self._lock = threading.Lock()
 
     @classmethod
     def load(cls, path: Path, disk: Disk) -> Journal:
@@ -73,6 +76,7 @@ class Journal:
         """Begin anew with a plan and shards that are complete already. The old journal counts until this one does."""
         self.first = {
             "version": VERSION,
+            "hash": TREE,
             "fingerprint": plan.fingerprint,
             "choices": plan.choices,
             "files": [asdict(file) for file in plan.files],
@@ -85,20 +89,21 @@ class Journal:
         self._length, self._torn = len(lines), False
 
     def add(self, done: Finished) -> None:
-        """Record a shard; it counts once the line is on disk."""
+        """Record a shard; it counts once the line is on disk. Several threads may call this."""
         line = (json.dumps(asdict(done)) + "\n").encode()
-        file = self.disk.reopen(self.path)
-        try:
-            if self._torn:  # what is left of one line must not become a part of another
-                self.disk.resize(file, self._length)
+        with self._lock:
+            file = self.disk.reopen(self.path)
+            try:
+                if self._torn:  # what is left of one line must not become a part of another
+                    self.disk.resize(file, self._length)
+                    self.disk.flush(file)
+                    self._torn = False
+                self.disk.write_at(file, line, self._length)
                 self.disk.flush(file)
-                self._torn = False
-            self.disk.write_at(file, line, self._length)
-            self.disk.flush(file)
-        finally:
-            self.disk.close(file)
-        self._length += len(line)
-        self.finished[done.name] = done
+            finally:
+                self.disk.close(file)
+            self._length += len(line)
+            self.finished[done.name] = done
 
     def check(self, plan: Plan) -> None:
         """Raise unless the plan can go on from what the journal began; the error says what is different.
@@ -119,7 +124,7 @@ class Journal:
             for key, value in plan.choices.items()
             if choices.get(key) != value
         ]
-        if self.first.get("version") != VERSION:
+        if self.first.get("version") != VERSION or self.first.get("hash") != TREE:
             changed.append("another version of halfbyte wrote it")
         if changed:
             raise CheckpointError(

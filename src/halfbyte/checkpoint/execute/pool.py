@@ -100,23 +100,26 @@ class Pool:
             self._count_down(writer)
 
     def _worker(self) -> None:
-        arena = Arena(self.tasks.sizes.arena)
         try:
-            while not self.stop.is_set():
-                with self._hand_out:
-                    task = next(self._stream, None)
-                if task is None:
-                    return
-                arena.release()
-                task.run(arena)
-                with self._lock:
-                    self.done += task.bytes
-                if task.writer is not None:
-                    self._count_down(task.writer)
+            with self.tasks.acts.arena(self.tasks.sizes.arena) as arena:
+                self._take_tasks(arena)
         except Stopped:
             return
         except BaseException as error:
             self._fail(error)
+
+    def _take_tasks(self, arena: Arena) -> None:
+        while not self.stop.is_set():
+            with self._hand_out:
+                task = next(self._stream, None)
+            if task is None:
+                return
+            arena.release()
+            task.run(arena)
+            with self._lock:
+                self.done += task.bytes
+            if task.writer is not None:
+                self._count_down(task.writer)
 
     def _count_down(self, writer: ShardWriter) -> None:
         with self._lock:
