@@ -8,9 +8,19 @@ from pathlib import Path
 
 import pytest
 
+from halfbyte.errors import CheckpointError
 from tests.checkpoint.execute.power_cut import SimulatedDisk, Tree
 from tests.checkpoint.execute.recorder import Operation
-from tests.checkpoint.execute.scenes import IN_WORK, INTO, SCENES, Scene, fresh, journal_lines, replaced
+from tests.checkpoint.execute.scenes import (
+    IN_WORK,
+    INTO,
+    SCENES,
+    Scene,
+    fresh,
+    journal_lines,
+    more_kept_after_config,
+    replaced,
+)
 
 Promised = dict[frozenset[tuple[str, tuple[bytes, int] | None]], int]
 
@@ -88,29 +98,27 @@ FORGOTTEN: dict[str, Callable[[Operation], bool]] = {
 @pytest.mark.parametrize("what", FORGOTTEN)
 def test_each_flush_is_needed(tmp_path: Path, what: str) -> None:
     """The model notices when it is left out."""
-    scene = fresh(tmp_path)
-    assert _fails(scene, cuts(scene, FORGOTTEN[what]))
+    assert fails_without(fresh(tmp_path), FORGOTTEN[what])
 
 
-def test_the_journal_is_flushed_before_it_replaces_another(tmp_path: Path) -> None:
-    scene = SCENES[-1](tmp_path)
-    assert _fails(
-        scene, cuts(scene, lambda operation: operation.path.endswith("journal.new") and "flush" in operation.kind)
-    )
+def test_a_new_journal_is_flushed_before_it_replaces_another(tmp_path: Path) -> None:
+    scene = more_kept_after_config(tmp_path)
+    assert fails_without(scene, lambda operation: operation.kind == "flush" and operation.path.endswith("journal.new"))
 
 
-def test_removed_files_of_an_earlier_conversion_are_flushed(tmp_path: Path) -> None:
-    """Where a folder stays, because a file of the user is in it."""
+def test_removed_names_are_flushed_in_folders_that_stay(tmp_path: Path) -> None:
+    """A file of the user is in this one."""
     scene = replaced(tmp_path)
-    assert _fails(
-        scene, cuts(scene, lambda operation: operation.kind == "flush folder" and operation.path == f"{INTO}/c")
-    )
+    assert fails_without(scene, lambda operation: operation.kind == "flush folder" and operation.path == f"{INTO}/c")
 
 
-def _fails(scene: Scene, trees: Promised) -> bool:
-    for items, promised in trees.items():
-        try:
-            check(scene, dict(items), promised)
-        except Exception:
-            return True
+def fails_without(scene: Scene, forgotten: Callable[[Operation], bool]) -> bool:
+    """Whether some cut shows that operations were left out."""
+    known = cuts(scene)
+    for items, promised in cuts(scene, forgotten).items():
+        if known.get(items, -1) < promised:  # those that the disk may hold anyway are fine
+            try:
+                check(scene, dict(items), promised)
+            except (AssertionError, CheckpointError):
+                return True
     return False
