@@ -244,10 +244,6 @@ def more_kept_after_two_shards(folder: Path) -> Scene:
     return _more_kept(folder, lambda operation: "00002" in operation.path and operation.kind == "rename")
 
 
-def more_kept_after_the_index(folder: Path) -> Scene:
-    return _more_kept(folder, lambda operation: operation.target == f"{INTO}/model.safetensors.index.json")
-
-
 def more_kept_after_config(folder: Path) -> Scene:
     return _more_kept(folder, lambda operation: operation.target == f"{INTO}/{CONFIG}")
 
@@ -261,6 +257,5 @@ SCENES = (
     made_again,
     begun_anew,
     more_kept_after_two_shards,
-    more_kept_after_the_index,
     more_kept_after_config,
 )
