@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -27,14 +27,6 @@ DIGEST = 32
 PLAIN = f"sha256, first {DIGITS} hex digits, of each tensor's bytes"
 """What manifests called the hash before there was a tree. They are still verified."""
 TREE = f"sha256, first {DIGITS} hex digits, of the sha256 of every {LEAF} bytes of each tensor"
-
-
-class TensorHash(Protocol):
-    """A hash that takes a tensor's bytes."""
-
-    def add(self, at: int, data: U8) -> None: ...
-
-    def text(self) -> str: ...
 
 
 class TreeHash:
@@ -75,7 +67,7 @@ class TreeHash:
             length = min(LEAF, self.size - leaf * LEAF)
             part = data[: length - skip]
             with self._lock:
-                room, filled = self._begun.pop(leaf, None) or (bytearray(length), 0)
+                room, filled = self._begun.pop(leaf) if leaf in self._begun else (bytearray(length), 0)
                 room[skip : skip + part.size] = part.data
                 if filled + part.size < length:
                     self._begun[leaf] = room, filled + part.size
@@ -110,4 +102,5 @@ class PlainHash:
 
 def hash_named(manifest: Mapping[str, Any]) -> type[TreeHash] | type[PlainHash] | None:
     """The hash that a manifest uses; None for one that this version does not know."""
-    return {TREE: TreeHash, PLAIN: PlainHash}.get(str(manifest.get("hash", PLAIN)))
+    known: dict[str, type[TreeHash] | type[PlainHash]] = {TREE: TreeHash, PLAIN: PlainHash}
+    return known.get(str(manifest.get("hash", PLAIN)))

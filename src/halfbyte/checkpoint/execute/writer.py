@@ -28,8 +28,6 @@ class ShardWriter:
         self.shard, self.disk = shard, disk
         self.temporary = folder / f"{shard.name}.part"
         self.final = folder / shard.name
-        self.pending = 0
-        """Tasks that have not finished; the run counts them under its own lock."""
         self.stop = stop
         self._spoiled = threading.Event()
         self._hashes: dict[str, TreeHash] = {}
