@@ -98,9 +98,10 @@ def run(
         lanes = Lanes(devices, *lane_sizes(devices, workers, resources.max_gpu_memory))
         sizes = device_sizes(engine, plan.units, sizes, lanes.size)
     check_destination(plan.source, destination)
+    disk = Disk(resources.sync)
     try:
-        with only_one(destination):
-            journal = open_destination(plan, destination, overwrite, Disk(resources.sync))
+        with only_one(destination, disk):
+            journal = open_destination(plan, destination, overwrite, disk)
             if journal is None:
                 return Outcome(0, len(plan.shards), finished_before=True)
             return _work(plan, destination, journal, engine, lanes, (sizes, workers), report)

@@ -72,8 +72,8 @@ class Tasks:
         held = 0
         for copy in copies:
             if copy.output.bytes > self.sizes.chunk:
-                for number, start in enumerate(range(0, copy.output.bytes, self.sizes.chunk)):
-                    yield self._copy_range(copy, start, number, writer)
+                for start in range(0, copy.output.bytes, self.sizes.chunk):
+                    yield self._copy_range(copy, start, writer)
                 continue
             batch.append(copy)
             held += copy.output.bytes
@@ -83,13 +83,13 @@ class Tasks:
         if batch:
             yield self._copy_batch(batch, held, writer)
 
-    def _copy_range(self, copy: Copy, start: int, number: int, writer: ShardWriter) -> Task:
+    def _copy_range(self, copy: Copy, start: int, writer: ShardWriter) -> Task:
         size = min(self.sizes.chunk, copy.output.bytes - start)
 
         def run(arena: Arena) -> None:
             raw = arena.take(size)
             self.acts.files.read(copy.file, copy.offset + start, raw)
-            writer.put(copy.output, raw, start, number)
+            writer.put(copy.output, raw, start)
 
         return Task(run, writer, size)
 

@@ -26,7 +26,7 @@ from halfbyte.checkpoint.io.bfloat16 import bf16
 from halfbyte.checkpoint.io.buffers import Arena
 from halfbyte.checkpoint.io.decode import Scales, decode_fp4, decode_rows, fp8_amax, read_block_scales, read_scales
 from halfbyte.checkpoint.io.files import Files
-from halfbyte.checkpoint.io.views import NUMPY, SourceMatrix, View, read_rows
+from halfbyte.checkpoint.io.views import NUMPY, SourceMatrix, View, read_rows, read_rows_amax
 from halfbyte.checkpoint.plan.types import Output, Unit
 from halfbyte.codec.bits import U8
 from halfbyte.errors import CheckpointError
@@ -134,6 +134,11 @@ class UnitWork:
 
     def survey(self, unit: Unit, piece: Piece, group: Group, arena: Arena) -> npt.NDArray[Any]:
         """First pass: read a piece and add to the scale that its group shares. The bytes stay in the arena."""
+        source = unit.sources[piece.source]
+        if source.kind == "float" and source.weight.contiguous:
+            raw, amax = read_rows_amax(self.files, source.weight, piece.start, piece.stop, arena)
+            self._take_in(unit, piece, group, amax, raw, arena)
+            return raw
         raw = self.read(unit, piece, arena)
         mark = arena.mark()
         if unit.action == "cast":
@@ -145,14 +150,22 @@ class UnitWork:
                 group.add(np.float32(0), rows.exponents)
         else:
             amax = self._amax(unit, piece, raw, arena)
-            if np.isfinite(amax):
-                group.add(amax)
-            else:
-                arena.release(mark)
-                self.bad.add_values(unit, piece.source, piece.start, self._values(unit, piece, raw, arena))
-                group.bad = True
+            arena.release(mark)
+            self._take_in(unit, piece, group, amax, raw, arena)
         arena.release(mark)
         return raw
+
+    def _take_in(
+        self, unit: Unit, piece: Piece, group: Group, amax: np.float32, raw: npt.NDArray[Any], arena: Arena
+    ) -> None:
+        """Add the amax of a piece to its group, or note the values that no scale fits."""
+        if np.isfinite(amax):
+            group.add(amax)
+            return
+        mark = arena.mark()
+        self.bad.add_values(unit, piece.source, piece.start, self._values(unit, piece, raw, arena))
+        group.bad = True
+        arena.release(mark)
 
     def _amax(self, unit: Unit, piece: Piece, raw: npt.NDArray[Any], arena: Arena) -> np.float32:
         """The largest magnitude of a piece that was read; NaN if there is one."""
@@ -304,6 +317,6 @@ class UnitWork:
         first = sum(earlier.rows for earlier in unit.sources[: piece.source]) + piece.start
         if output.part.transposed:
             data = np.ascontiguousarray(data.T)
-            writer.put(output, data, piece.source * data.nbytes, piece.number)
+            writer.put(output, data, piece.source * data.nbytes)
         else:
-            writer.put(output, data, first * (data.nbytes // len(data)), piece.number)
+            writer.put(output, data, first * (data.nbytes // len(data)))

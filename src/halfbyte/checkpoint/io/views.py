@@ -118,6 +118,15 @@ def read_rows(files: Files, view: View, start: int, stop: int, arena: Arena) -> 
     return out
 
 
+def read_rows_amax(
+    files: Files, view: View, start: int, stop: int, arena: Arena
+) -> tuple[npt.NDArray[Any], np.float32]:
+    """Rows of a contiguous view of floats, and their largest magnitude, found while they are in the cache."""
+    dtype, rows = NUMPY[view.dtype], stop - start
+    raw = arena.take(rows * view.columns * dtype.itemsize).view(dtype).reshape(rows, view.columns)
+    return raw, files.read_amax(view.file, view.offset + start * view.columns * dtype.itemsize, raw)
+
+
 def scratch_bytes(source: SourceMatrix, rows: int) -> int:
     """Bytes beyond the rows themselves that `read_rows` and `decode_rows` take from an arena for that many rows."""
     view = source.weight
