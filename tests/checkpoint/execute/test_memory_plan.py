@@ -99,7 +99,6 @@ def test_a_worker_takes_no_more_than_was_planned(tmp_path: Path, kind: str, monk
         def take(self, size: int) -> Any:
             nonlocal taken
             found = super().take(size)
-            now, _ = tracemalloc.get_traced_memory()
             taken = max(taken, self.mark())
             return found
 
