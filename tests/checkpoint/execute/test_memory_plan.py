@@ -60,7 +60,11 @@ KINDS: dict[str, tuple[dict[str, Array], dict[str, Any], Options]] = {
     "fp32": (floats(np.float32), {}, Options(method="amax")),
     "bf16 to mxfp4": (floats(ml_dtypes.bfloat16), {}, Options(to="mxfp4", layout="compressed-tensors")),
     "fp8, one scale": (fp8(np.float32([0.01])), {"quant_method": "fp8"}, Options(method="amax")),
-    "fp8, blocks": (fp8(random(1, 1, COLUMNS // 128, dtype=np.float32)), {"quant_method": "fp8"}, Options(method="amax")),
+    "fp8, blocks": (
+        fp8(random(1, 1, COLUMNS // 128, dtype=np.float32)),
+        {"quant_method": "fp8"},
+        Options(method="amax"),
+    ),
     "fp8 to bf16": (fp8(np.float32([0.01])), {"quant_method": "fp8"}, Options(to="bf16")),
     "int4": (int4(), PACKED, Options(method="amax")),
     "int4 to bf16": (int4(), PACKED, Options(to="bf16")),
