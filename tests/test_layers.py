@@ -25,6 +25,7 @@ LAYERS = [
     "types",
     "request",
     "backends",
+    "prepared",
     "on_device",
     "quantize",
     "gpu",

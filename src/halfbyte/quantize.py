@@ -8,17 +8,18 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from halfbyte.arrays import DTYPE_NAMES, Array, is_torch, like, output_dtype, to_numpy
+from halfbyte.arrays import Array, is_torch, like, output_dtype, to_numpy
 from halfbyte.backends import Parts, choose_backend
 from halfbyte.backends.threads import check_threads
-from halfbyte.codec.bits import F32, FLOAT32_MAX, U8, dtype_name
+from halfbyte.codec.bits import F32, FLOAT32_MAX, U8
 from halfbyte.contracts import Contract
 from halfbyte.contracts.spec import Scaling
 from halfbyte.errors import InputError
 from halfbyte.formats import BlockFormat
 from halfbyte.methods import Method
 from halfbyte.on_device import decode_tensor, device_of, quantize_tensor
-from halfbyte.request import Request, check_shape, check_takes_amax, resolve, resolve_decoding, stores_scale
+from halfbyte.prepared import prepare
+from halfbyte.request import Request, check_shape, check_takes_amax, resolve_decoding, stores_scale
 from halfbyte.types import QuantizedTensor
 
 
@@ -62,20 +63,9 @@ def quantize(
     >>> q.codes.shape, q.scales.tolist(), f"{q.global_scale:.6f}"
     ((16,), [126, 126], '0.000372')
     """
-    check_threads(threads)
-    request = resolve(
-        format,
-        contract,
-        method,
-        block=block,
-        tile=tile,
-        scaling=scaling,
-        dtype=_dtype_of(x),
-        threads=threads,
-        device=device_of(x),
-    )
+    kept = prepare(x, format, contract, method, block, tile, scaling, backend, threads)
+    request, engine = kept.request, kept.engine
     shape = check_shape(request, tuple(x.shape))
-    engine = choose_backend(backend, request)
     if engine.takes_tensors and is_torch(x):
         given = global_amax if is_torch(global_amax) else _check_global_amax(global_amax, request, shape)
         return quantize_tensor(x, shape, request, engine, out, given)
@@ -151,16 +141,6 @@ def dequantize(
     if given is not None and values is not given:
         np.copyto(given, values)
     return out
-
-
-def _dtype_of(x: Array) -> str:
-    """Short name of an operand's dtype. Raises if this kind of array cannot be quantized."""
-    if not is_torch(x):
-        return dtype_name(to_numpy(x).dtype)
-    if str(x.layout) != "torch.strided":
-        raise InputError(f"expected a dense torch tensor, got layout {x.layout}; call .to_dense() first")
-    name = DTYPE_NAMES.get(str(x.dtype).removeprefix("torch."))
-    return dtype_name(x.dtype) if name is None else name
 
 
 def _check_out(out: QuantizedTensor, x: Array, format: BlockFormat, shape: tuple[int, ...]) -> tuple[U8, U8]:

@@ -1,0 +1,105 @@
+"""What a call means, found once and kept: the request and the backend for a combination of arguments.
+
+A call looks its arguments up here. Only a combination that is new is resolved and checked. The key has the identity of
+every object that decides the answer: formats, contracts, methods and the tables of their names. The kept entry holds
+these objects, so no other object can get their identity.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from halfbyte import backends
+from halfbyte.arrays import DTYPE_NAMES, Array, is_torch, to_numpy
+from halfbyte.backends.protocol import Backend
+from halfbyte.backends.threads import check_threads
+from halfbyte.codec.bits import dtype_name
+from halfbyte.contracts import CONTRACTS
+from halfbyte.contracts.spec import Rule
+from halfbyte.errors import InputError
+from halfbyte.formats import FORMATS
+from halfbyte.methods import METHODS, Amax, FourSix, Method, Optimal, Sweep
+from halfbyte.request import Request, resolve
+
+
+class Prepared(NamedTuple):
+    """What is known of a call before its data."""
+
+    request: Request
+    engine: Backend[Any]
+    rule: Rule
+    """The contract's rule when the entry was made. A contract's table of rules may be changed."""
+    held: tuple[object, ...] = ()
+    """The objects whose identities are in the key."""
+
+
+_KEPT: dict[tuple[object, ...], Prepared] = {}
+MOST_KEPT = 512
+
+
+def prepare(
+    x: Array,
+    format: Any,
+    contract: Any,
+    method: Any,
+    block: Any,
+    tile: Any,
+    scaling: Any,
+    backend: Any,
+    threads: Any,
+) -> Prepared:
+    """The request and the backend for the arguments of `quantize`; see there for their meaning."""
+    named_format = FORMATS.get(format, format) if type(format) is str else format
+    named_contract = CONTRACTS.get(contract, contract) if type(contract) is str else contract
+    named_method = METHODS.get(method, method) if type(method) is str else method
+    operand: object = None
+    if is_torch(x):
+        operand = (x.dtype, x.layout, x.is_cpu or x.device.type)
+    elif isinstance(x, np.ndarray):
+        operand = x.dtype
+    options = None
+    if not (block is tile is scaling is threads is None):
+        options = repr((block, tile, scaling, threads))
+    key = (
+        id(named_format), id(named_contract), id(named_method), options, operand,
+        backend if type(backend) is str else id(backend), backends.state(),
+    )  # fmt: skip
+    kept = _KEPT.get(key)
+    if kept is not None and kept.request.contract.rules.get(kept.request.format.name) is kept.rule:
+        return kept
+    check_threads(threads)
+    request = resolve(
+        format,
+        contract,
+        method,
+        block=block,
+        tile=tile,
+        scaling=scaling,
+        dtype=_dtype_of(x),
+        threads=threads,
+        device=str(x.device.type) if is_torch(x) else "numpy",
+    )
+    held = named_format, named_contract, named_method, backend
+    made = Prepared(request, backends.choose_backend(backend, request), request.contract.rule(request.format), held)
+    if holds_no_arrays(request.method):
+        if len(_KEPT) >= MOST_KEPT:
+            _KEPT.clear()
+        _KEPT[key] = made
+    return made
+
+
+def holds_no_arrays(method: Method) -> bool:
+    """Whether a method is small, so that an entry which holds it costs no memory to speak of."""
+    return type(method) in (Amax, FourSix, Sweep) or (type(method) is Optimal and method.weights is None)
+
+
+def _dtype_of(x: Array) -> str:
+    """Short name of an operand's dtype. Raises if this kind of array cannot be quantized."""
+    if not is_torch(x):
+        return dtype_name(to_numpy(x).dtype)
+    if str(x.layout) != "torch.strided":
+        raise InputError(f"expected a dense torch tensor, got layout {x.layout}; call .to_dense() first")
+    name = DTYPE_NAMES.get(str(x.dtype).removeprefix("torch."))
+    return dtype_name(x.dtype) if name is None else name
