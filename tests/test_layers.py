@@ -26,6 +26,7 @@ LAYERS = [
     "request",
     "backends",
     "prepared",
+    "one_call",
     "on_device",
     "quantize",
     "gpu",

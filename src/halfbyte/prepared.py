@@ -7,12 +7,13 @@ these objects, so no other object can get their identity.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from halfbyte import backends
-from halfbyte.arrays import DTYPE_NAMES, Array, is_torch, to_numpy
+from halfbyte.arrays import DTYPE_NAMES, Array, is_torch, output_dtype, to_numpy
+from halfbyte.backends import WholeCall, WholeDecode
 from halfbyte.backends.protocol import Backend
 from halfbyte.backends.threads import check_threads
 from halfbyte.codec.bits import dtype_name
@@ -21,7 +22,10 @@ from halfbyte.contracts.spec import Rule
 from halfbyte.errors import InputError
 from halfbyte.formats import FORMATS
 from halfbyte.methods import METHODS, Amax, FourSix, Method, Optimal, Sweep
-from halfbyte.request import Request, resolve
+from halfbyte.request import Request, resolve, resolve_decoding
+from halfbyte.types import QuantizedTensor
+
+T = TypeVar("T")
 
 
 class Prepared(NamedTuple):
@@ -31,11 +35,25 @@ class Prepared(NamedTuple):
     engine: Backend[Any]
     rule: Rule
     """The contract's rule when the entry was made. A contract's table of rules may be changed."""
-    held: tuple[object, ...] = ()
+    whole: WholeCall | None
+    """One function for the whole of a small call on the CPU, if the backend has one."""
+    held: tuple[object, ...]
     """The objects whose identities are in the key."""
 
 
+class PreparedDecode(NamedTuple):
+    """What is known of a tensor to decode before its data."""
+
+    request: Request
+    engine: Backend[Any]
+    dtype: np.dtype[np.generic]
+    rule: Rule
+    whole: WholeDecode | None
+    held: tuple[object, ...]
+
+
 _KEPT: dict[tuple[object, ...], Prepared] = {}
+_KEPT_DECODING: dict[tuple[object, ...], PreparedDecode] = {}
 MOST_KEPT = 512
 
 
@@ -81,13 +99,44 @@ def prepare(
         threads=threads,
         device=str(x.device.type) if is_torch(x) else "numpy",
     )
+    engine = backends.choose_backend(backend, request)
+    whole = engine.whole_call(request) if isinstance(engine, backends.Cpu) else None
     held = named_format, named_contract, named_method, backend
-    made = Prepared(request, backends.choose_backend(backend, request), request.contract.rule(request.format), held)
+    made = Prepared(request, engine, request.contract.rule(request.format), whole, held)
     if holds_no_arrays(request.method):
-        if len(_KEPT) >= MOST_KEPT:
-            _KEPT.clear()
-        _KEPT[key] = made
+        _keep(_KEPT, key, made)
     return made
+
+
+def prepare_decoding(q: QuantizedTensor, dtype: Any, backend: Any, threads: Any) -> PreparedDecode:
+    """The request, the backend and the dtype for the arguments of `dequantize`; see there for their meaning."""
+    format, contract, method, codes = q.format, q.contract, q.method, q.codes
+    device = ("cpu" if codes.is_cpu else codes.device.type) if is_torch(codes) else "numpy"
+    key = (
+        id(format), id(contract), id(method), dtype if type(dtype) is str else id(dtype),
+        None if threads is None else repr(threads), device, backend if type(backend) is str else id(backend),
+        backends.state(),
+    )  # fmt: skip
+    kept = _KEPT_DECODING.get(key)
+    if kept is not None and contract.rules.get(format.name) is kept.rule:
+        return kept
+    check_threads(threads)
+    wanted = output_dtype(dtype)
+    request = resolve_decoding(format, contract, method, threads, device)
+    rule = contract.rule(format)
+    engine = backends.choose_backend(backend, request, decoding=True)
+    whole = engine.whole_decode(request, wanted) if isinstance(engine, backends.Cpu) else None
+    made = PreparedDecode(request, engine, wanted, rule, whole, (format, contract, method, dtype, backend))
+    if holds_no_arrays(method):
+        _keep(_KEPT_DECODING, key, made)
+    return made
+
+
+def _keep(table: dict[tuple[object, ...], T], key: tuple[object, ...], made: T) -> None:
+    """Keep an entry. A full table starts again, so that what nobody asks for is freed."""
+    if len(table) >= MOST_KEPT:
+        table.clear()
+    table[key] = made
 
 
 def holds_no_arrays(method: Method) -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 
 from halfbyte.backends.cpu.backend import Cpu
 from halfbyte.backends.cpu.library import load_library
+from halfbyte.backends.cpu.whole import WholeCall, WholeDecode
 from halfbyte.backends.gpu import Gpu
 from halfbyte.backends.protocol import Backend, Parts, Reason
 from halfbyte.backends.reference.quantize import Reference
@@ -18,7 +19,20 @@ BACKENDS: dict[str, Backend[Any]] = {"gpu": Gpu(), "cpu": Cpu(), "reference": Re
 ALIASES = {"triton": "gpu"}
 """Older names that are still accepted."""
 
-__all__ = ["ALIASES", "BACKENDS", "Backend", "Parts", "Reason", "Request", "choose_backend", "get_backend", "state"]
+__all__ = [
+    "ALIASES",
+    "BACKENDS",
+    "Backend",
+    "Cpu",
+    "Parts",
+    "Reason",
+    "Request",
+    "WholeCall",
+    "WholeDecode",
+    "choose_backend",
+    "get_backend",
+    "state",
+]
 
 
 def choose_backend(name: str, request: Request, *, decoding: bool = False) -> Backend[Any]:
