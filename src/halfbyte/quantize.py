@@ -19,7 +19,7 @@ from halfbyte.methods import Method
 from halfbyte.on_device import decode_tensor, quantize_tensor
 from halfbyte.one_call import dequantize_at_once, quantize_at_once
 from halfbyte.prepared import prepare, prepare_decoding
-from halfbyte.request import Request, check_shape, check_takes_amax
+from halfbyte.request import Request, check_shape, check_takes_amax, stores_scale
 from halfbyte.types import QuantizedTensor
 
 

@@ -3,15 +3,15 @@
 #pragma once
 #include "formulas.h"
 
-// How the scale bytes of a recipe are found. The order is that of ROUTES in backends/cpu/recipe.py.
+// Which kernel finds the scale bytes, named as in backends/cpu/choose.py.
 enum Route : int {
-    PLAIN = 0,             // by the contract's formula
-    FOUR_SIX = 1,          // 4over6 on blocks of 16, TransformerEngine's order of sums
-    FOUR_SIX_ORDERED = 2,  // 4over6 in another order
-    EXACT = 3,             // the exact search on blocks of 16
-    EXACT_GENERAL = 4,     // the exact search for any block and rounding
-    QWANTIZE = 5,          // qwantize's own search
-    MX_PLAIN = 6,
+    PLAIN_BLOCKS = 0,
+    FOUR_SIX_BLOCKS = 1,
+    FOUR_SIX_ORDERED = 2,
+    EXACT_BLOCKS = 3,
+    EXACT_GENERAL = 4,
+    QWANTIZE_SEARCH = 5,
+    MX_BLOCKS = 6,
     MX_EXACT = 7
 };
 

@@ -283,12 +283,12 @@ struct Call {
 
     bool run() {
         switch (recipe.route) {
-            case PLAIN: return plain();
-            case FOUR_SIX: return four_six();
+            case PLAIN_BLOCKS: return plain();
+            case FOUR_SIX_BLOCKS: return four_six();
             case FOUR_SIX_ORDERED: return four_six_ordered();
-            case EXACT: return exact();
+            case EXACT_BLOCKS: return exact();
             case EXACT_GENERAL: return general();
-            case QWANTIZE: return qwantize();
+            case QWANTIZE_SEARCH: return qwantize();
             default: return false;
         }
     }
@@ -338,7 +338,7 @@ int64_t hb_sizeof_decode_recipe() { return sizeof(DecodeRecipe); }
 int hb_quantize(const Recipe* recipe, int isa, const void* x, int64_t rows, int64_t columns, float given,
                 uint8_t* codes, uint8_t* scales, float* stored, float* multiplier) {
     Call call{*recipe, isa, (const uint8_t*)x, rows, columns, codes, scales};
-    if (recipe->route >= MX_PLAIN) return !call.mx();
+    if (recipe->route >= MX_BLOCKS) return !call.mx();
     const float amax = given >= 0.0f ? given : call.own_largest();
     if (!numbers_of(*recipe, amax, &call.n)) return 1;
     *stored = call.n.stored;
