@@ -29,6 +29,7 @@ struct Recipe {
     int32_t error, metric;  // 4over6: numbers of the error formula and of what is added
     int32_t mx_element;     // MX: an MxElement
     int32_t zero_byte;      // MX search: the byte of an all-zero block, or -1
+    int32_t worth_tables;   // from so many blocks on, tables are built
     float smallest, for_zero, largest, top;
     float given;            // a factor that the caller gave; 0: none
     const Tables* tables;   // MX: the tables of the contract and the dtype

@@ -23,8 +23,7 @@ int64_t hb_mx_search(int isa, const void* x, int64_t rows, int64_t columns, int 
 
 namespace {
 
-const int64_t WORTH_TABLES = 512;  // blocks: with fewer, building tables takes longer than they save
-const int64_t CHUNK = 65536;       // blocks per step of a kernel that lists blocks, which bounds the list
+const int64_t CHUNK = 65536;  // blocks per step of a kernel that lists blocks, which bounds the list
 
 // The tables of one tensor, kept for the next call with the same recipe and amax.
 struct Built {
@@ -112,7 +111,7 @@ struct Call {
     }
 
     bool plain() {
-        if (blocks() < WORTH_TABLES) return plain_blocks();
+        if (blocks() < recipe.worth_tables) return plain_blocks();
         const Built* kept = tables();
         if (!kept) return false;
         int64_t* irregular = listed(std::min(blocks(), CHUNK));
@@ -128,7 +127,7 @@ struct Call {
 
     // Codes for the bytes that a search chose.
     bool emit() {
-        if (blocks() < WORTH_TABLES) return codes_of_chosen(), true;
+        if (blocks() < recipe.worth_tables) return codes_of_chosen(), true;
         Built* kept = tables();
         if (!kept) return false;
         tables_of(isa)->emit(x, blocks(), recipe.block, recipe.dtype, &kept->tables, codes, scales);
@@ -144,7 +143,7 @@ struct Call {
     bool four_six() {
         if (largest >= 0.0f && !in_range(largest)) return false;
         const FourSixScale s = four_six_scale();
-        const Built* kept = blocks() < WORTH_TABLES ? nullptr : tables();
+        const Built* kept = blocks() < recipe.worth_tables ? nullptr : tables();
         const uint32_t most = hb_four_six(isa, x, rows, columns, recipe.dtype, recipe.error, recipe.metric, &s, 0,
                                           scales, kept ? &kept->tables : nullptr, codes);
         if (!in_range(as_float(most))) return false;
@@ -183,7 +182,7 @@ struct Call {
 
     bool exact() {
         if (!in_range(own_largest())) return false;
-        if (blocks() < WORTH_TABLES) {
+        if (blocks() < recipe.worth_tables) {
             SearchTables t;
             if (recipe.tie != TIE_EVEN) return general();
             if (!fill_search(&t)) return false;
