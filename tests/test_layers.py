@@ -122,6 +122,7 @@ OPEN_BACKENDS = {
     "halfbyte.backends.blocks",
     "halfbyte.backends.gpu",
     "halfbyte.backends.protocol",
+    "halfbyte.backends.mapped",
     "halfbyte.backends.sha256",
     "halfbyte.backends.threads",
 }

@@ -49,7 +49,7 @@ def piece_bytes(unit: Unit, piece: Piece) -> int:
 
 
 def piece_memory(unit: Unit, piece: Piece) -> int:
-    """Bytes that reading, decoding and quantizing one piece takes beside its own raw bytes: from an arena, or by numpy."""
+    """Bytes that one piece takes beside its own raw bytes: from an arena, or by numpy."""
     source, rows = unit.sources[piece.source], piece.stop - piece.start
     elements = rows * source.columns
     # Quantized: codes, scales and a list of blocks that no table describes. Decoded: BF16.
