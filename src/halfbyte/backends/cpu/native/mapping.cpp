@@ -46,7 +46,10 @@ void handle(int signal, siginfo_t* info, void* context) {
     }
     if (before.sa_flags & SA_SIGINFO) before.sa_sigaction(signal, info, context);
     else if (before.sa_handler != SIG_DFL && before.sa_handler != SIG_IGN) before.sa_handler(signal);
-    else sigaction(SIGBUS, &before, nullptr);  // the instruction runs again and ends the process
+    else {  // end the process, as without us
+        sigaction(SIGBUS, &before, nullptr);
+        raise(signal);
+    }
 }
 
 void install() {
