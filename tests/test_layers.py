@@ -118,6 +118,7 @@ OPEN_BACKENDS = {
     "halfbyte.backends",
     "halfbyte.backends.amax",
     "halfbyte.backends.blocks",
+    "halfbyte.backends.device_reading",
     "halfbyte.backends.gpu",
     "halfbyte.backends.protocol",
     "halfbyte.backends.sha256",

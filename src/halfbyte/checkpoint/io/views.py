@@ -54,6 +54,10 @@ class View:
     def contiguous(self) -> bool:
         return self.column_stride == 1 and self.row_stride == self.columns
 
+    def place(self, row: int) -> int:
+        """The byte of the file where a row begins."""
+        return self.offset + row * self.row_stride * NUMPY[self.dtype].itemsize
+
 
 @dataclass(frozen=True, slots=True)
 class SourceMatrix:
@@ -89,7 +93,7 @@ def read_rows(files: Files, view: View, start: int, stop: int, arena: Arena) -> 
     """Rows start to stop as a contiguous (rows, columns) array of the dtype's numpy form."""
     dtype = NUMPY[view.dtype]
     size, rows = dtype.itemsize, stop - start
-    first = view.offset + start * view.row_stride * size
+    first = view.place(start)
     if view.contiguous:
         raw = arena.take(rows * view.columns * size)
         files.read(view.file, first, raw)
@@ -127,15 +131,19 @@ def read_rows_amax(
     return raw, files.read_amax(view.file, view.offset + start * view.columns * dtype.itemsize, raw)
 
 
+def read_scratch(view: View, rows: int) -> int:
+    """Bytes beyond the rows themselves that `read_rows` takes from an arena."""
+    size = NUMPY[view.dtype].itemsize
+    if view.column_stride != 1:
+        return max(4 << 20, ((rows - 1) * view.row_stride + 1) * size)
+    if view.row_stride != view.columns:
+        return ((rows - 1) * view.row_stride + view.columns) * size
+    return 0
+
+
 def scratch_bytes(source: SourceMatrix, rows: int) -> int:
     """Bytes beyond the rows themselves that `read_rows` and `decode_rows` take from an arena for that many rows."""
-    view = source.weight
-    size = NUMPY[view.dtype].itemsize
-    scratch = 0
-    if view.column_stride != 1:
-        scratch += max(4 << 20, ((rows - 1) * view.row_stride + 1) * size)
-    elif view.row_stride != view.columns:
-        scratch += ((rows - 1) * view.row_stride + view.columns) * size
+    scratch = read_scratch(source.weight, rows)
     if source.kind == "fp8":
         scratch += rows * source.columns * 4
     elif source.kind != "float":
