@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 
+import numpy as np
 import pytest
 
 from halfbyte.checkpoint.execute.device.lanes import SMALLEST_LANE, Lanes, lane_sizes
 from halfbyte.checkpoint.execute.device.protocol import DeviceMemoryError
 from halfbyte.checkpoint.execute.engine import Engine
 from halfbyte.errors import InputError, UnsupportedError
-from tests.checkpoint.execute.device.fake import FakeDevice
+from tests.checkpoint.execute.device.fake import GARBAGE, FakeDevice
 
 GIB = 1 << 30
 
@@ -89,6 +90,17 @@ def test_an_error_gives_the_lane_back() -> None:
         raise ValueError("mine")
     with lanes.borrow(1) as lane:
         assert lane.mark() == 0
+
+
+def test_after_an_error_nothing_uses_the_buffers_of_the_task() -> None:
+    (device,) = fake(1000)
+    device.pause = lambda: 0.05  # type: ignore[method-assign]
+    host = np.zeros(10, np.uint8)
+    device.pin(host)
+    with pytest.raises(ValueError, match="mine"), Lanes([device], 1, 100).borrow(1) as lane:
+        lane.stream.download(lane.take(10), host)
+        raise ValueError("mine")
+    assert host.tolist() == [GARBAGE] * 10
 
 
 def test_no_memory_for_any_lane() -> None:
