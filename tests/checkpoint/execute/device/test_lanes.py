@@ -97,9 +97,14 @@ def test_after_an_error_nothing_uses_the_buffers_of_the_task() -> None:
     device.pause = lambda: 0.05  # type: ignore[method-assign]
     host = np.zeros(10, np.uint8)
     device.pin(host)
-    with pytest.raises(ValueError, match="mine"), Lanes([device], 1, 100).borrow(1) as lane:
-        lane.stream.download(lane.take(10), host)
-        raise ValueError("mine")
+
+    def fail() -> None:
+        with Lanes([device], 1, 100).borrow(1) as lane:
+            lane.stream.download(lane.take(10), host)
+            raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine"):
+        fail()
     assert host.tolist() == [GARBAGE] * 10
 
 
