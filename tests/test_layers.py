@@ -25,6 +25,8 @@ LAYERS = [
     "types",
     "request",
     "backends",
+    "prepared",
+    "one_call",
     "on_device",
     "quantize",
     "gpu",
@@ -121,6 +123,7 @@ OPEN_BACKENDS = {
     "halfbyte.backends.device_reading",
     "halfbyte.backends.gpu",
     "halfbyte.backends.protocol",
+    "halfbyte.backends.mapped",
     "halfbyte.backends.sha256",
     "halfbyte.backends.threads",
 }

@@ -7,7 +7,7 @@ import hashlib
 
 import numpy as np
 
-from halfbyte.backends.cpu.library import load_library, pointer
+from halfbyte.backends.cpu.library import choose_isa, load_library, pointer
 from halfbyte.codec.bits import U8
 
 
@@ -18,7 +18,7 @@ def sha256_pieces(data: U8, bytes_each: int) -> U8:
     library = load_library()
     done = 0
     if library is not None and library.hb_sha256_pieces(
-        pointer(data), ctypes.c_int64(whole), ctypes.c_int64(bytes_each), pointer(digests)
+        choose_isa(library), pointer(data), ctypes.c_int64(whole), ctypes.c_int64(bytes_each), pointer(digests)
     ):
         done = whole
     for piece in range(done, len(digests)):

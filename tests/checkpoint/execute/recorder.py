@@ -66,8 +66,9 @@ class Recorder(Disk):
                     half()
             if self.killed:
                 raise Killed
+            result = act()
             self.operations.append(operation)
-            return act()
+            return result
 
     def _opened(self, kind: Kind, path: Path, act: Callable[[], int]) -> int:
         with self._lock:

@@ -356,9 +356,9 @@ def test_a_tensor_that_is_not_written_whole_is_noticed(
 ) -> None:
     put = ShardWriter.put
 
-    def forgetful(self: ShardWriter, output: Output, data: npt.NDArray[Any], at: int = 0, piece: int = 0) -> None:
+    def forgetful(self: ShardWriter, output: Output, data: npt.NDArray[Any], at: int = 0) -> None:
         if "o_proj.weight_scale_2" not in output.part.name:
-            put(self, output, data, at, piece)
+            put(self, output, data, at)
 
     monkeypatch.setattr(ShardWriter, "put", forgetful)
     with pytest.raises(CheckpointError, match=r"o_proj.weight_scale_2 was planned with 4 bytes, and 0 written"):

@@ -27,6 +27,9 @@ from halfbyte.errors import InputError
 CHUNK = 32 << 20
 """Source bytes per piece: enough to make the fixed cost of a call negligible."""
 
+PARTS = (4, 8, 16)
+"""A piece has at most one of so many parts of a worker's memory; the first that leaves room for what is made of it."""
+
 DEFAULT_MEMORY = 2 << 30
 
 
@@ -67,10 +70,11 @@ def sizes_for(plan: Plan, resources: Resources) -> tuple[Sizes, int]:
     units = plan.units
     while True:
         arena = resources.max_memory * 9 // 10 // workers
-        chunk = max(1, min(resources.chunk, arena // 16))
-        needed = max((largest_piece(unit, chunk) for unit in units), default=0) + SLACK
-        if needed <= arena:
-            return Sizes(chunk, arena), workers
+        for part in PARTS:
+            chunk = max(1, min(resources.chunk, arena // part))
+            needed = max((largest_piece(unit, chunk) for unit in units), default=0) + SLACK
+            if needed <= arena:
+                return Sizes(chunk, arena), workers
         if workers == 1:
             raise InputError(
                 f"--max-memory {resources.max_memory:,} is too little: a piece of the largest tensor needs {needed:,}"

@@ -46,11 +46,15 @@ def only_one(destination: Path, disk: Disk) -> Iterator[None]:
 def _locked(folder: Path) -> Iterator[None]:
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(descriptor)
-        raise CheckpointError(f"another conversion into {folder} is running; wait for it or stop it") from error
-    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise CheckpointError(f"another conversion into {folder} is running; wait for it or stop it") from error
+        except OSError as error:
+            raise CheckpointError(
+                f"{folder} cannot be locked against a second conversion: {error.strerror}; give a directory on another "
+                "file system"
+            ) from error
         yield
     finally:
         os.close(descriptor)

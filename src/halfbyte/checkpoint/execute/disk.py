@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from halfbyte.errors import CheckpointError
+
 PIECE = 1 << 20
 """Bytes of a side file per copy step."""
 
@@ -97,7 +99,11 @@ class Disk:
 
     def copy(self, source: Path, path: Path, through: Path) -> None:
         """Likewise a copy of a file's bytes and mode, whatever its size."""
-        with source.open("rb") as original:
+        try:
+            opened = source.open("rb")
+        except OSError as error:
+            raise CheckpointError(f"{source} cannot be read: {error.strerror}") from error
+        with opened as original:
             file = self.create(through)
             try:
                 done = 0

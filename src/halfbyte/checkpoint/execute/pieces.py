@@ -49,9 +49,11 @@ def piece_bytes(unit: Unit, piece: Piece) -> int:
 
 
 def piece_memory(unit: Unit, piece: Piece) -> int:
-    """Arena bytes that reading, decoding and quantizing one piece takes beside its own raw bytes."""
+    """Bytes that one piece takes beside its own raw bytes: from an arena, or by numpy."""
     source, rows = unit.sources[piece.source], piece.stop - piece.start
-    outputs = 0 if unit.action in ("decode", "gather", "relayout") else rows * source.columns * 5 // 8
+    elements = rows * source.columns
+    # Quantized: codes, scales and a list of blocks that no table describes. Decoded: BF16.
+    outputs = {"gather": 0, "relayout": 0, "decode": elements * 2}.get(unit.action, elements * 5 // 4)
     scales = 0 if source.scale is None else rows * source.scale.columns * 4
     return scratch_bytes(source, rows) + outputs + scales + SLACK
 

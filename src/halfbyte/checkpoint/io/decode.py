@@ -12,7 +12,7 @@ import numpy.typing as npt
 from halfbyte.arrays import Array, is_torch
 from halfbyte.checkpoint.io.buffers import Arena
 from halfbyte.checkpoint.io.files import Files
-from halfbyte.checkpoint.io.views import SourceMatrix, read_rows
+from halfbyte.checkpoint.io.views import SLAB_ELEMENTS, SourceMatrix, read_rows
 from halfbyte.codec.bits import F32, U8
 from halfbyte.codec.element import decode
 from halfbyte.contracts import get_contract
@@ -131,22 +131,21 @@ def fp8_amax(source: SourceMatrix, raw: U8, start: int, scales: Scales) -> np.fl
     return np.float32(largest)
 
 
-SLAB = 64
-"""Rows per step, so that intermediate arrays stay in the cache."""
-
-
 def _slabs(source: SourceMatrix, start: int, stop: int, scales: Scales) -> Iterator[tuple[int, int, F32]]:
     """Ranges of rows with their scales: (1 or rows, 1 or columns), one row of scales where all share it."""
     grid = _grid(source, scales)
     tall = block_length(source.rows, grid.shape[0])
     wide = block_length(source.columns, grid.shape[1])
-    across = np.repeat(grid, wide, axis=1)[:, : source.columns] if 1 < wide < source.columns else grid
+    most = max(1, SLAB_ELEMENTS // source.columns)
     row = start
     while row < stop:
         end_of_block = stop if tall == 1 else (row // tall + 1) * tall
-        last = min(stop, row + SLAB, end_of_block)
+        last = min(stop, row + most, end_of_block)
         first_scale = row // tall
-        yield row, last, across[first_scale : first_scale + (last - row if tall == 1 else 1)]
+        across = grid[first_scale : first_scale + (last - row if tall == 1 else 1)]
+        if 1 < wide < source.columns:
+            across = np.repeat(across, wide, axis=1)[:, : source.columns]
+        yield row, last, across
         row = last
 
 
@@ -162,11 +161,14 @@ def _decode_int4(source: SourceMatrix, raw: U8, start: int, arena: Arena, files:
         raise CheckpointError(f"{source.weight.tensor} has no scales")
     rows, groups = len(raw), source.scale.columns
     out: F32 = arena.take(rows * source.columns * 4).view(np.float32).reshape(rows, source.columns)
-    np.take(INT4_VALUES, raw & np.uint8(15), out=out[:, 0::2], mode="clip")
-    np.take(INT4_VALUES, raw >> np.uint8(4), out=out[:, 1::2], mode="clip")
-    scales = read_rows(files, source.scale, start, start + rows, arena).astype(np.float32)
-    grouped = out.reshape(rows, groups, -1)
-    np.multiply(grouped, scales[:, :, None], out=grouped)
+    scales = read_rows(files, source.scale, start, start + rows, arena)
+    step = max(1, SLAB_ELEMENTS // source.columns)
+    for first in range(0, rows, step):
+        codes, part = raw[first : first + step], out[first : first + step]
+        np.take(INT4_VALUES, codes & np.uint8(15), out=part[:, 0::2], mode="clip")
+        np.take(INT4_VALUES, codes >> np.uint8(4), out=part[:, 1::2], mode="clip")
+        grouped = part.reshape(len(part), groups, -1)
+        np.multiply(grouped, scales[first : first + step, :, None].astype(np.float32), out=grouped)
     return out
 
 
