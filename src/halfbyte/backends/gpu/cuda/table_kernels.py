@@ -6,7 +6,6 @@ numbers before. The bits are those of the Triton kernels. `HALFBYTE_CUDA=0` turn
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import os
 import warnings
@@ -14,14 +13,18 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from halfbyte.backends.gpu.choose import ChosenKernel
-from halfbyte.backends.gpu.cuda.compile import SOURCES, Function, functions_for, make_current, shared_memory_of
+from halfbyte.backends.gpu.cuda.compile import SOURCES, CudaKernel
+from halfbyte.backends.gpu.driver.commands import Address, Command, Slot
+from halfbyte.backends.gpu.driver.cuda import shared_memory_of
 from halfbyte.backends.numbering import METRICS
 from halfbyte.errors import BackendError
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["SOURCES", "TABLE_KERNELS", "Form", "Operand", "TableKernel", "definitions_of", "launch", "usable"]
+__all__ = [
+    "SOURCES", "TABLE_KERNELS", "Form", "TableKernel", "commands", "definitions_of", "kernels", "setting", "usable",
+]  # fmt: skip
 
 OLDEST = (9, 0)
 """Compute capability with packed 16-bit maxima, without which the tables gain nothing."""
@@ -70,15 +73,14 @@ TABLE_KERNELS = {
 }
 
 
-class Operand(ctypes.Structure):
-    """The struct Operand of cuda/blocks.cuh."""
+NUMBERS_AND_TABLES = (Address(Slot.SMALL), Address(Slot.TABLES))
+"""What a builder gets."""
 
-    _fields_ = [
-        ("x", ctypes.c_void_p), ("codes", ctypes.c_void_p), ("scales", ctypes.c_void_p), ("numbers", ctypes.c_void_p),
-        ("tables", ctypes.c_void_p), ("listed", ctypes.c_void_p), ("blocks", ctypes.c_longlong),
-        ("columns", ctypes.c_longlong), ("row_quads", ctypes.c_longlong), ("groups", ctypes.c_longlong),
-        ("group_blocks", ctypes.c_longlong),
-    ]  # fmt: skip
+OPERAND = (Address(Slot.X), Address(Slot.CODES), Address(Slot.SCALES), *NUMBERS_AND_TABLES, Address(Slot.X))
+"""The addresses of the struct Operand of cuda/blocks.cuh. Five sizes follow: blocks, columns, row_quads, groups,
+group_blocks."""
+
+SIZES = 5
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,11 @@ def usable(name: str, device: torch.device, blocks: int, groups: int) -> bool:
         return False
     enough = max(TABLE_KERNELS[name].smallest, groups * SMALLEST_GROUP if groups > 1 else 0)
     return (EVERY_SIZE or blocks >= enough) and _properties(device.index or 0)[0] >= OLDEST
+
+
+def setting() -> object:
+    """What `usable` reads besides its arguments."""
+    return EVERY_SIZE, os.environ.get("HALFBYTE_CUDA")
 
 
 @functools.cache
@@ -135,46 +142,35 @@ def _table_kernel(kernel: ChosenKernel) -> TableKernel:
     return TABLE_KERNELS[kernel.table]
 
 
-def launch(kernel: ChosenKernel, operand: Operand, form: Form, device: torch.device) -> bool:
-    """Launch two kernels on the current stream, one that writes tables and one that uses them.
+def commands(
+    kernel: ChosenKernel, sizes: tuple[int, int, int, int, int], form: Form, device: torch.device
+) -> tuple[list[Command], int] | None:
+    """A launch that writes tables and one that uses them, and the bytes of the tables. `sizes`: those of the Operand.
 
-    False, and a warning once, where they cannot be compiled.
+    None, and a warning once, where they cannot be compiled.
     """
-    import torch
-
-    table, index = _table_kernel(kernel), device.index or 0
-    make_current(index)
-    form = replace(form, copies=_copies(index, table))
-    functions = _compiled(index, table, definitions_of(kernel, form), table.launched_bytes(form.copies))
-    if functions is None:
-        return False
-    _, multiprocessors = _properties(index)
-    tables = torch.empty(operand.groups * table.table_bytes, dtype=torch.uint8, device=device)
-    operand.tables = tables.data_ptr()
-    stream = torch.cuda.current_stream(device).cuda_stream
-    build, quantize = functions
-    numbers, out = ctypes.c_void_p(operand.numbers), ctypes.c_void_p(operand.tables)
-    build.launch((table.build_grid, operand.groups), table.build_threads, 0, stream, numbers, out)
-    grid = min(multiprocessors, -(-operand.blocks // THREADS))
-    quantize.launch((grid, 1), THREADS, table.launched_bytes(form.copies), stream, operand, overlaps=True)
-    return True
-
-
-@functools.cache
-def _copies(index: int, table: TableKernel) -> int:
-    """How often the rows of a table lie in shared memory: twice where it is large enough."""
-    return 2 if table.copied_bytes and table.launched_bytes(2) <= shared_memory_of(index) else 1
-
-
-@functools.cache
-def _compiled(index: int, table: TableKernel, definitions: tuple[str, ...], shared: int) -> tuple[Function, ...] | None:
-    (major, minor), _ = _properties(index)
-    names = (table.builder, table.function)
+    (major, minor), multiprocessors = _properties(device.index or 0)
+    build, quantize = kernels(kernel, form, shared_memory_of(device.index or 0))
     try:
-        return functions_for(index, f"sm_{major}{minor}", table.source, names, definitions, shared)
+        for needed in (build, quantize):
+            needed.image(f"sm_{major}{minor}")
     except BackendError as error:
         _warn_once(str(error))
         return None
+    table, blocks, groups = _table_kernel(kernel), sizes[0], sizes[3]
+    grid = min(multiprocessors, -(-blocks // THREADS))
+    first = Command(build, (table.build_grid, groups), NUMBERS_AND_TABLES)
+    second = Command(quantize, (grid, 1), (*OPERAND, *sizes), overlaps=True)
+    return [first, second], groups * table.table_bytes
+
+
+def kernels(kernel: ChosenKernel, form: Form, shared: int) -> tuple[CudaKernel, CudaKernel]:
+    """The builder and the kernel that uses the tables, for a device with so much shared memory per block of threads."""
+    table = _table_kernel(kernel)
+    form = replace(form, copies=2 if table.copied_bytes and table.launched_bytes(2) <= shared else 1)
+    definitions, bytes_ = definitions_of(kernel, form), table.launched_bytes(form.copies)
+    build = CudaKernel(table.source, table.builder, definitions, table.build_threads, 0, len(NUMBERS_AND_TABLES))
+    return build, CudaKernel(table.source, table.function, definitions, THREADS, bytes_, len(OPERAND) + SIZES)
 
 
 @functools.cache
