@@ -18,7 +18,7 @@ from halfbyte.backends.gpu.constants import (
     Constants,
 )
 from halfbyte.backends.gpu.cuda import table_kernels
-from halfbyte.backends.gpu.driver.commands import Address, Command, Program, Slot, fixed
+from halfbyte.backends.gpu.driver.commands import Address, Arguments, Command, Program, Slot, fixed
 from halfbyte.backends.gpu.driver.triton_kernels import triton_kernel
 from halfbyte.backends.gpu.exact_search import hessian_commands, mx_search_commands, optimal_commands
 from halfbyte.backends.gpu.launch import Launch, Matrix, X, source_of
@@ -160,8 +160,8 @@ def _triton_commands(launch: Launch) -> list[Command]:
         case KernelKind.PLAIN:
             return [_plain(launch)]
         case KernelKind.FOUR_SIX:
-            arguments = (X, *launch.outputs, *launch.sizes)
-            return [launch.command("four_six.quantize_four_six", launch.programs, *arguments)]
+            arguments: Arguments = (X, *launch.outputs, *launch.sizes)
+            return [launch.command("four_six.quantize_four_six", launch.programs, arguments)]
         case KernelKind.FOUR_SIX_TILES:
             return tile_commands(launch)
         case KernelKind.STATIC:
@@ -191,7 +191,8 @@ def _table_commands(launch: Launch) -> tuple[list[Command], int] | None:
 
 
 def _plain(launch: Launch) -> Command:
-    return launch.command("plain.quantize_nvfp4", launch.programs, X, *launch.outputs, *launch.sizes)
+    arguments: Arguments = (X, *launch.outputs, *launch.sizes)
+    return launch.command("plain.quantize_nvfp4", launch.programs, arguments)
 
 
 def _mx(launch: Launch) -> Command:
@@ -203,5 +204,5 @@ def _mx(launch: Launch) -> Command:
         "B": LANES, "MAP": FLAT if source.map == FLAT else ROWS, "SWIZZLED": launch.swizzled,
         "ASM": assembly(launch.device), **launch.kernel.constants,
     }  # fmt: skip
-    arguments = (X, *launch.outputs, *map(fixed, tables), *launch.sizes[:3])
-    return launch.command("plain.quantize_mx", ceil_div(source.blocks, LANES), *arguments, constants=constants)
+    arguments: Arguments = (X, *launch.outputs, *map(fixed, tables), *launch.sizes[:3])
+    return launch.command("plain.quantize_mx", ceil_div(source.blocks, LANES), arguments, constants)

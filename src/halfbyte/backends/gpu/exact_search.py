@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from halfbyte.backends.derived import quadratics, scaled_weights
 from halfbyte.backends.gpu.constants import HESSIAN, ONE_GROUP, UNIFORM, WEIGHTED, Constants
 from halfbyte.backends.gpu.device_cache import derived_tensors
-from halfbyte.backends.gpu.driver.commands import Address, Command, fixed
+from halfbyte.backends.gpu.driver.commands import Address, Arguments, Command, fixed
 from halfbyte.backends.gpu.launch import NUMBERS, SEARCH_LANES, Launch, X
 from halfbyte.codec.bits import F32
 from halfbyte.codec.blocks import ceil_div
@@ -28,18 +28,20 @@ def optimal_commands(launch: Launch) -> list[Command]:
     if isinstance(method, Optimal) and method.weights is not None:
         weights, objective = fixed(weights_on(method, launch)), WEIGHTED
     constants = launch.constants() | {"OBJECTIVE": objective}
-    arguments = (X, *launch.outputs, weights, *launch.sizes)
-    return [launch.command("search.quantize_optimal", launch.programs, *arguments, constants=constants)]
+    arguments: Arguments = (X, *launch.outputs, weights, *launch.sizes)
+    return [launch.command("search.quantize_optimal", launch.programs, arguments, constants)]
 
 
 def hessian_commands(launch: Launch) -> list[Command]:
     """NVFP4: the scale of least rᵀHr for every block; then, if asked for, codes that descend."""
     matrices, bounds = hessian_on(launch)
     _, columns, row_quads, group_blocks = launch.sizes
-    search = launch.command(
-        "hessian.quantize_hessian", launch.column_programs, X, *launch.outputs, fixed(matrices), fixed(bounds),
-        bounds.shape[1], launch.rows, columns, row_quads, group_blocks, constants=launch.constants("MAP", "SHORT"),
+    arguments: Arguments = (
+        X, *launch.outputs, fixed(matrices), fixed(bounds), bounds.shape[1], launch.rows, columns, row_quads,
+        group_blocks,
     )  # fmt: skip
+    constants = launch.constants("MAP", "SHORT")
+    search = launch.command("hessian.quantize_hessian", launch.column_programs, arguments, constants)
     return [search, *_descend_if_asked(launch, fixed(matrices), NUMBERS, launch.group)]
 
 
@@ -57,8 +59,8 @@ def mx_search_commands(launch: Launch) -> list[Command]:
         "B": SEARCH_LANES, "SWIZZLED": launch.swizzled, "OBJECTIVE": objective, **launch.kernel.constants,
     }  # fmt: skip
     _, columns, row_quads, _ = launch.sizes
-    arguments = (X, *launch.outputs, numbers, bounds, step, launch.rows, columns, row_quads)
-    search = launch.command("mx_search.improve_mx", launch.column_programs, *arguments, constants=constants)
+    arguments: Arguments = (X, *launch.outputs, numbers, bounds, step, launch.rows, columns, row_quads)
+    search = launch.command("mx_search.improve_mx", launch.column_programs, arguments, constants)
     descent = _descend_if_asked(launch, numbers, bounds, ONE_GROUP) if objective == HESSIAN else []
     return [search, *descent]
 
@@ -74,8 +76,8 @@ def _descend_if_asked(launch: Launch, matrices: Address, numbers: Address, group
         "SWIZZLED": launch.swizzled, "POWERS": isinstance(launch.kernel.rule, MXRule), "WIDE": format.element != E2M1,
     }  # fmt: skip
     programs = columns * ceil_div(launch.rows, DESCENT_LANES)
-    arguments = (X, *launch.outputs[:2], numbers, matrices, launch.rows, columns, row_quads, group_blocks)
-    return [launch.command("descent.descend", programs, *arguments, constants=constants)]
+    arguments: Arguments = (X, *launch.outputs[:2], numbers, matrices, launch.rows, columns, row_quads, group_blocks)
+    return [launch.command("descent.descend", programs, arguments, constants)]
 
 
 # --- arrays derived from a method, on the device ---

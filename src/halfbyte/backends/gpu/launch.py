@@ -20,7 +20,7 @@ from halfbyte.backends.gpu.constants import (
     TILES,
     Constants,
 )
-from halfbyte.backends.gpu.driver.commands import Address, Command, Slot
+from halfbyte.backends.gpu.driver.commands import Address, Arguments, Command, Slot
 from halfbyte.backends.gpu.driver.triton_kernels import triton_kernel
 from halfbyte.backends.gpu.operand import LANES, assembly
 from halfbyte.codec.blocks import ceil_div
@@ -152,7 +152,7 @@ class Launch:
             del found[name]
         return found
 
-    def command(self, name: str, programs: int, *arguments: Address | int, constants: Constants | None = None) -> Command:
+    def command(self, name: str, programs: int, arguments: Arguments, constants: Constants | None = None) -> Command:
         """A launch of one of triton/'s kernels, with a warp for every 32 blocks of a program."""
         chosen = self.constants() if constants is None else constants
         return Command(triton_kernel(name, chosen, int(chosen["B"]) // 32), (programs, 1), arguments)

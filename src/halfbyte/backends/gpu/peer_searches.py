@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from halfbyte.backends.gpu.constants import Constants
 from halfbyte.backends.gpu.device_cache import derived_tensors
-from halfbyte.backends.gpu.driver.commands import Command, fixed
+from halfbyte.backends.gpu.driver.commands import Arguments, Command, fixed
 from halfbyte.backends.gpu.launch import Launch, X
 from halfbyte.backends.gpu.operand import assembly
 from halfbyte.codec.blocks import ceil_div
@@ -17,8 +17,9 @@ TILE_ROWS = 16
 
 def static_commands(launch: Launch) -> list[Command]:
     """Model-Optimizer's searches for static weights."""
-    constants, arguments = launch.constants("SHORT", "ASM"), (X, *launch.outputs, *launch.sizes)
-    return [launch.command("sweep.quantize_static", launch.programs, *arguments, constants=constants)]
+    constants = launch.constants("SHORT", "ASM")
+    arguments: Arguments = (X, *launch.outputs, *launch.sizes)
+    return [launch.command("sweep.quantize_static", launch.programs, arguments, constants)]
 
 
 def tile_commands(launch: Launch) -> list[Command]:
@@ -26,8 +27,8 @@ def tile_commands(launch: Launch) -> list[Command]:
     blocks, columns, row_quads, _ = launch.sizes
     tiles = blocks // TILE_ROWS
     constants = launch.constants("N", "MAP", "GROUP", "SHORT", "ASM") | {"B": TILE_LANES}
-    arguments = (X, *launch.outputs, tiles, columns, row_quads)
-    return [launch.command("tiles.quantize_tiles", ceil_div(tiles, TILE_LANES), *arguments, constants=constants)]
+    arguments: Arguments = (X, *launch.outputs, tiles, columns, row_quads)
+    return [launch.command("tiles.quantize_tiles", ceil_div(tiles, TILE_LANES), arguments, constants)]
 
 
 def qwantize_commands(launch: Launch) -> list[Command]:
@@ -43,5 +44,5 @@ def qwantize_commands(launch: Launch) -> list[Command]:
         "SWIZZLED": launch.swizzled, "POWERS": isinstance(launch.kernel.rule, MXRule),
         "MATRICES": isinstance(method, Hessian), "ASM": assembly(launch.device),
     }  # fmt: skip
-    arguments = (X, *launch.outputs[:2], matrices, blocks, launch.rows, columns, row_quads)
-    return [launch.command("qwantize.improve_as_qwantize", programs, *arguments, constants=constants)]
+    arguments: Arguments = (X, *launch.outputs[:2], matrices, blocks, launch.rows, columns, row_quads)
+    return [launch.command("qwantize.improve_as_qwantize", programs, arguments, constants)]

@@ -6,6 +6,7 @@ the words that the launcher reads, are made once. A call only says what its slot
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -37,6 +38,9 @@ class Address:
     offset: int = 0
     tensor: torch.Tensor | None = None
     """FIXED: the tensor, so that it lives as long as the commands."""
+
+
+Arguments = tuple[Address | int, ...]
 
 
 def fixed(tensor: torch.Tensor) -> Address:
@@ -76,7 +80,7 @@ class Command:
 
     kernel: Kernel
     grid: tuple[int, int]
-    arguments: tuple[Address | int, ...]
+    arguments: Arguments
     overlaps: bool = False
     """Whether it may start while the one before is still running. (programmatic dependent launch)"""
 
@@ -90,7 +94,7 @@ class Program:
     """Float32 numbers in slot SMALL."""
     table_bytes: int = 0
     """Bytes in slot TABLES."""
-    words: dict[int, object] = field(default_factory=dict)
+    words: dict[int, ctypes.Array[ctypes.c_uint64]] = field(default_factory=dict)
     """By device: what the launcher reads, made when the program first runs there. (driver/run.py)"""
 
     def kernels(self) -> Iterable[Kernel]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from halfbyte.backends.gpu.driver.commands import Address, Program, Slot
@@ -14,8 +15,6 @@ from halfbyte.errors import BackendError
 if TYPE_CHECKING:
     import torch
 
-Words = ctypes.Array[ctypes.c_uint64]
-
 
 def run(program: Program, device: torch.device, slots: dict[Slot, torch.Tensor | int]) -> None:
     """Launch a program's commands on the current stream of a device."""
@@ -24,7 +23,7 @@ def run(program: Program, device: torch.device, slots: dict[Slot, torch.Tensor |
         return
     index = device.index or 0
     values = (_value(slots.get(slot, 0)) for slot in list(Slot)[1:])
-    check_launch(launcher()(bind(program, index), current_stream(index), *values), program)
+    check_launch(launcher()(bind(program, index), stream_of()(index), *values), program)
 
 
 def bind(program: Program, index: int) -> int:
@@ -42,11 +41,11 @@ def architecture_of(index: int) -> str:
     return f"sm_{major}{minor}"
 
 
-def current_stream(index: int) -> int:
-    """The handle of a device's current stream."""
+def stream_of() -> Callable[[int], int]:
+    """A function that gives the handle of a device's current stream: the one that Triton and Inductor call."""
     import torch
 
-    return int(torch._C._cuda_getCurrentRawStream(index))  # what Triton and Inductor call as well
+    return torch._C._cuda_getCurrentRawStream
 
 
 def check_launch(status: int, program: Program) -> None:
