@@ -73,7 +73,8 @@ def quantize_traced(
     number = None if tensor is not None or global_amax is None else float(global_amax)
     codes, scales, multiplier, stored = torch.ops.halfbyte.quantize_traced(x, name, tensor, number)
     if out is not None:
-        codes, scales = out.codes.copy_(codes), out.scales.copy_(scales)
+        into: Any = out
+        codes, scales = into.codes.copy_(codes), into.scales.copy_(scales)
     width = x.shape[-1]
     shape = (width, x.numel() // width) if call.request.contract.transform.columnwise else tuple(x.shape)
     return QuantizedTensor(

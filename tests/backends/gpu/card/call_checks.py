@@ -48,7 +48,7 @@ def by_reference(x: torch.Tensor, call: dict[str, Any], **more: Any) -> hb.Quant
 
 
 def usual_and_unusual_memory() -> int:
-    """Contiguous, strided, shifted by one element, several axes, one row, lengths that are padded; again from the cache."""
+    """Contiguous, strided, shifted by one element, several axes, one row, padded lengths; each twice."""
     done = 0
     for call in CALLS:
         for dtype in (torch.bfloat16, torch.float16, torch.float32):
@@ -71,13 +71,13 @@ def given_amaxes_and_outputs() -> int:
     x, other = normal(16, 512), normal(16, 512, seed=1) * 3
     for call in CALLS:
         out = hb.quantize(other, **call)
-        pointers = out.codes.data_ptr(), out.scales.data_ptr()
+        pointers = [torch.as_tensor(part).data_ptr() for part in (out.codes, out.scales)]
         with never_waiting():
             got = hb.quantize(x, **call, out=out)
             values = torch.empty_like(x)
             hb.dequantize(got, torch.bfloat16, out=values)
         assert got.codes is out.codes
-        assert (got.codes.data_ptr(), got.scales.data_ptr()) == pointers
+        assert [torch.as_tensor(part).data_ptr() for part in (got.codes, got.scales)] == pointers
         expected = by_reference(x, call)
         done += same(got, expected)
         assert_same_bits(to_numpy(values), to_numpy(hb.dequantize(expected, "bf16", backend="reference")))
@@ -144,7 +144,7 @@ def streams_and_threads() -> int:
 
     def work(at: int) -> None:
         try:
-            with torch.cuda.stream(torch.cuda.Stream()):
+            with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
                 for turn in range(6):
                     for index, call in enumerate(CALLS):
                         found[at, index, turn] = hb.quantize(inputs[at], **call)
@@ -241,7 +241,7 @@ def nothing_waits() -> int:
 CHECKS: dict[str, Callable[[], int]] = {
     "memory of calls": usual_and_unusual_memory,
     "amaxes and outputs": given_amaxes_and_outputs,
-    "graphs": graphs,
+    "graphs of calls": graphs,
     "streams and threads": streams_and_threads,
     "a new thread": a_first_call_in_a_thread_without_a_context,
     "cold start": cold_start,
