@@ -1,7 +1,8 @@
-"""The CUDA C++ kernels that look up tables: when a device can use them, and their launches. choose.py names them.
+"""The CUDA C++ kernels: when a device can use them, and their launches. choose.py names them.
 
-The kernels (cuda/*.cu) look up errors and codes of bfloat16 in tables, which a small kernel builds from the tensor's
-numbers before. The bits are those of the Triton kernels. `HALFBYTE_CUDA=0` turns them off.
+For bfloat16 the kernels (cuda/*.cu) look up errors and codes in tables, which a small kernel builds from the tensor's
+numbers before. For other dtypes they estimate errors. The bits are those of the Triton kernels. `HALFBYTE_CUDA=0` turns
+them off.
 """
 
 from __future__ import annotations
@@ -35,7 +36,6 @@ EVERY_SIZE = False
 MOST_GROUPS = 1024
 """The tables of this many groups take less than 100 MB."""
 
-THREADS = 1024
 QUEUE_BYTES = 16
 """Shared memory per thread besides the tables: two places in its warp's queue."""
 
@@ -45,8 +45,8 @@ class TableKernel:
     """A file of cuda/, its kernels, and the memory that the tables take."""
 
     source: str
-    builder: str
-    """The kernel that writes the tables."""
+    builder: str | None
+    """The kernel that writes the tables; None: the kernel needs none, or writes them itself."""
     function: str
     table_bytes: int
     copied_bytes: int
@@ -55,19 +55,30 @@ class TableKernel:
     build_threads: int
     smallest: int
     """Blocks from which on the tables save more than building them costs (measured on an H200)."""
+    threads: int = 1024
 
     def shared_bytes(self, copies: int) -> int:
         return self.table_bytes + (copies - 1) * self.copied_bytes
 
     def launched_bytes(self, copies: int) -> int:
         """Shared memory with the warps' queues."""
-        return self.shared_bytes(copies) + THREADS * QUEUE_BYTES
+        return self.shared_bytes(copies) + self.threads * QUEUE_BYTES
 
 
 TABLE_KERNELS = {
     "four_six": TableKernel("four_six.cu", "build_four_six", "quantize_four_six", 66304, 0, 26, 640, 3 << 18),
-    "optimal": TableKernel("optimal.cu", "build_optimal", "quantize_optimal", 86080, 83968, 42, 128, 1 << 18),
+    "optimal": TableKernel("optimal.cu", "build_optimal", "quantize_optimal", 87056, 83968, 42, 128, 1 << 18),
+    "estimate": TableKernel("estimate.cu", None, "quantize_estimate", 3344, 0, 0, 0, 1 << 16),
+    "four_six_estimate": TableKernel(
+        "four_six_estimate.cu", None, "quantize_four_six_estimate", 0, 0, 0, 0, 1 << 16
+    ),
 }
+
+CONTRACT = (
+    "PRE", "ELEMENT", "STATISTICS", "LARGEST", "SMALLEST", "FOR_ZERO", "FOR_ZERO_BYTE", "TIE", "SIGN", "NAN_CODE",
+    "ZERO_INPUT", "WRAPS", "FIRST",
+)  # fmt: skip
+"""Constants of a choice that the searches are compiled with (cuda/contract.cuh)."""
 
 
 class Operand(ctypes.Structure):
@@ -117,16 +128,23 @@ def definitions_of(kernel: ChosenKernel, form: Form) -> tuple[str, ...]:
     """The constants that the CUDA kernel of a choice is compiled with."""
     table = _table_kernel(kernel)
     chosen = {
-        "THREADS": THREADS, "BUILD_THREADS": table.build_threads, "TABLE_BYTES": table.table_bytes,
+        "THREADS": table.threads, "DTYPE": kernel.constants["DTYPE"], "BUILD_THREADS": table.build_threads, "TABLE_BYTES": table.table_bytes,
         "SHARED_BYTES": table.shared_bytes(form.copies), "COPIES": form.copies,
         "ROWS": int(form.rows), "SWIZZLED": int(form.swizzled), "GROUPED": int(form.grouped),
         "LISTED": int(form.listed),
     }  # fmt: skip
     more: tuple[str, ...] = ()
-    if kernel.table == "four_six":
+    if "KIND" in kernel.constants:
         kind, metric, top = (kernel.constants[name] for name in ("KIND", "METRIC", "TOP"))
         more = (f"-DKIND={kind}", f"-DSQUARED={int(metric == METRICS.index('mse'))}", f"-DTOP={top}f")
+    else:
+        more = tuple(f"-D{name}={_literal(kernel.constants[name])}" for name in CONTRACT)
     return (*(f"-D{key}={value}" for key, value in chosen.items()), *more)
+
+
+def _literal(number: float) -> str:
+    """A number in C++."""
+    return f"{number!r}f" if isinstance(number, float) else str(int(number))
 
 
 def _table_kernel(kernel: ChosenKernel) -> TableKernel:
@@ -136,7 +154,7 @@ def _table_kernel(kernel: ChosenKernel) -> TableKernel:
 
 
 def launch(kernel: ChosenKernel, operand: Operand, form: Form, device: torch.device) -> bool:
-    """Launch two kernels on the current stream, one that writes tables and one that uses them.
+    """Launch a kernel on the current stream, and before it the one that writes its tables, if it has one.
 
     False, and a warning once, where they cannot be compiled.
     """
@@ -152,11 +170,13 @@ def launch(kernel: ChosenKernel, operand: Operand, form: Form, device: torch.dev
     tables = torch.empty(operand.groups * table.table_bytes, dtype=torch.uint8, device=device)
     operand.tables = tables.data_ptr()
     stream = torch.cuda.current_stream(device).cuda_stream
-    build, quantize = functions
-    numbers, out = ctypes.c_void_p(operand.numbers), ctypes.c_void_p(operand.tables)
-    build.launch((table.build_grid, operand.groups), table.build_threads, 0, stream, numbers, out)
-    grid = min(multiprocessors, -(-operand.blocks // THREADS))
-    quantize.launch((grid, 1), THREADS, table.launched_bytes(form.copies), stream, operand, overlaps=True)
+    quantize = functions[-1]
+    if table.builder is not None:
+        numbers, out = ctypes.c_void_p(operand.numbers), ctypes.c_void_p(operand.tables)
+        functions[0].launch((table.build_grid, operand.groups), table.build_threads, 0, stream, numbers, out)
+    grid = min(multiprocessors, -(-operand.blocks // table.threads))
+    overlaps = table.builder is not None
+    quantize.launch((grid, 1), table.threads, table.launched_bytes(form.copies), stream, operand, overlaps=overlaps)
     return True
 
 
@@ -169,7 +189,7 @@ def _copies(index: int, table: TableKernel) -> int:
 @functools.cache
 def _compiled(index: int, table: TableKernel, definitions: tuple[str, ...], shared: int) -> tuple[Function, ...] | None:
     (major, minor), _ = _properties(index)
-    names = (table.builder, table.function)
+    names = (table.function,) if table.builder is None else (table.builder, table.function)
     try:
         return functions_for(index, f"sm_{major}{minor}", table.source, names, definitions, shared)
     except BackendError as error:
