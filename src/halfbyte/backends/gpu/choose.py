@@ -35,7 +35,7 @@ from halfbyte.backends.gpu.slots import (
     qwantize_reason,
     static_reason,
 )
-from halfbyte.backends.numbering import DECODES, DTYPE_NUMBERS, SIGNS, TIES, number_of
+from halfbyte.backends.numbering import DECODES, DTYPE_NUMBERS, MX_SCALES, SIGNS, TIES, number_of
 from halfbyte.backends.protocol import Reason
 from halfbyte.contracts import Contract, MXRule, NVFP4Rule, expressions, reductions
 from halfbyte.contracts.arithmetic import first_scale_byte, four_six_error
@@ -322,6 +322,7 @@ def _choose_mx(
     }
     if isinstance(asked, Method):
         known = type(asked) is Amax
+        constants["SHORT"] = _is_short_mx(rule, format, dtype)
         return (
             ChosenKernel(KernelKind.MX, rule, constants)
             if known
@@ -332,6 +333,13 @@ def _choose_mx(
     if format.element != E2M1:
         return Reason("the kernel of qwantize's search has E2M1 elements")
     return qwantize_reason(rule, asked) or ChosenKernel(KernelKind.MX_QWANTIZE, rule, constants)
+
+
+def _is_short_mx(rule: MXRule, format: BlockFormat, dtype: str) -> bool:
+    """Whether the short way to E2M1 codes is the rule's."""
+    rounding = rule.rounding
+    even = rounding.tie == "even" or (dtype != "fp32" and number_of(MX_SCALES, rule.scale) is not None)
+    return format.element == E2M1 and rule.nearest is None and even and (rounding.zero_input or rounding.sign != "y <= 0")
 
 
 # --- decoding ---

@@ -153,5 +153,5 @@ def _launch_mx(launch: Launch) -> None:
     plain_kernels.quantize_mx[(ceil_div(source.blocks, LANES),)](
         source.words, *launch.outputs, *tables, *launch.sizes[:3], B=LANES,
         MAP=FLAT if source.map == FLAT else ROWS, SWIZZLED=launch.swizzled, ASM=assembly(launch.codes.device),
-        **launch.kernel.constants, **options(),
+        **{"SHORT": False, **launch.kernel.constants}, **options(),
     )  # fmt: skip
