@@ -186,7 +186,10 @@ def _table_commands(launch: Launch) -> tuple[list[Command], int] | None:
     if name is None or source.map == TILES or not table_kernels.usable(name, launch.device, blocks, source.groups):
         return None
     form = table_kernels.Form(source.map == ROWS, launch.swizzled, source.groups > 1, source.map == LISTED)
-    sizes = (blocks, source.columns, source.row_quads, source.groups, source.group_blocks)
+    sizes = {
+        "blocks": blocks, "columns": source.columns, "row_quads": source.row_quads, "groups": source.groups,
+        "group_blocks": source.group_blocks,
+    }  # fmt: skip
     return table_kernels.commands(launch.kernel, sizes, form, launch.device)
 
 
@@ -202,7 +205,7 @@ def _mx(launch: Launch) -> Command:
     tables = mx_table_on(rule, request.format.element, request.dtype, str(launch.device))
     constants: Constants = {
         "B": LANES, "MAP": FLAT if source.map == FLAT else ROWS, "SWIZZLED": launch.swizzled,
-        "ASM": assembly(launch.device), **launch.kernel.constants,
+        "ASM": assembly(launch.device), "SHORT": False, **launch.kernel.constants,
     }  # fmt: skip
     arguments: Arguments = (X, *launch.outputs, *map(fixed, tables), *launch.sizes[:3])
     return launch.command("plain.quantize_mx", ceil_div(source.blocks, LANES), arguments, constants)

@@ -53,6 +53,7 @@ SEARCH = {**BLOCKS, "B": 32, "FIRST": 1}
 HESSIAN = {name: value for name, value in SEARCH.items() if name not in ("MAP", "SHORT")}
 MX = {
     "B": 128, "N": 32, "DTYPE": 0, "MAP": 0, "SWIZZLED": False, "WIDE": False, "NEAREST": False, "ROUNDED": False,
+    "SHORT": True,
     "ASM": 1, **ROUNDING,
 }  # fmt: skip
 DECODE = {

@@ -26,6 +26,7 @@ from tests.backends.cases import FOUR_SIX, every_case
 from tests.backends.gpu.compiled.builds import CAPABILITIES
 
 TE = contracts.transformer_engine()
+SIZES = {"blocks": 1, "columns": 1, "row_quads": 2, "groups": 1, "group_blocks": 1}
 REQUEST = Request(hb.get_format("nvfp4"), TE, hb.Optimal(), (1, 16), "tensor", "bf16", device="cuda")
 PLAIN = Form()
 SEPARATE = "-D__fmaf_rn(x,y,z)=((x)*(y)+(z))"
@@ -115,8 +116,10 @@ def test_without_a_compiler_triton_serves_and_says_so_once(monkeypatch: pytest.M
     kernel, device = choose(REQUEST), torch.device("cuda", 0)
     assert isinstance(kernel, ChosenKernel)
     with pytest.warns(UserWarning, match="Triton's kernels serve instead .* NVRTC was not found"):
-        assert table_kernels.commands(kernel, (1, 1, 2, 1, 1), Form(), device) is None
-    assert table_kernels.commands(kernel, (2, 1, 2, 1, 2), Form(), device) is None  # a second warning would be an error
+        assert table_kernels.commands(kernel, SIZES, Form(), device) is None
+    assert (
+        table_kernels.commands(kernel, SIZES | {"blocks": 2}, Form(), device) is None
+    )  # a second warning would be an error
 
 
 def test_who_serves(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,13 @@
-"""The CUDA C++ kernels that look up tables: when a device can use them, and their launches. choose.py names them.
+"""The CUDA C++ kernels: when a device can use them, and their launches. choose.py names them.
 
-The kernels (cuda/*.cu) look up errors and codes of bfloat16 in tables, which a small kernel builds from the tensor's
-numbers before. The bits are those of the Triton kernels. `HALFBYTE_CUDA=0` turns them off.
+For bfloat16 the kernels (cuda/*.cu) look up errors and codes in tables, which a small kernel builds from the tensor's
+numbers before. For other dtypes they estimate errors. The bits are those of the Triton kernels. `HALFBYTE_CUDA=0` turns
+them off.
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 import warnings
@@ -23,7 +25,8 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = [
-    "SOURCES", "TABLE_KERNELS", "Form", "TableKernel", "commands", "definitions_of", "kernels", "setting", "usable",
+    "SOURCES", "TABLE_KERNELS", "Form", "Operand", "TableKernel", "commands", "definitions_of", "kernels", "setting",
+    "usable",
 ]  # fmt: skip
 
 OLDEST = (9, 0)
@@ -38,7 +41,6 @@ EVERY_SIZE = False
 MOST_GROUPS = 1024
 """The tables of this many groups take less than 100 MB."""
 
-THREADS = 1024
 QUEUE_BYTES = 16
 """Shared memory per thread besides the tables: two places in its warp's queue."""
 
@@ -48,8 +50,8 @@ class TableKernel:
     """A file of cuda/, its kernels, and the memory that the tables take."""
 
     source: str
-    builder: str
-    """The kernel that writes the tables."""
+    builder: str | None
+    """The kernel that writes the tables; None: the kernel needs none, or writes them itself."""
     function: str
     table_bytes: int
     copied_bytes: int
@@ -58,29 +60,49 @@ class TableKernel:
     build_threads: int
     smallest: int
     """Blocks from which on the tables save more than building them costs (measured on an H200)."""
+    threads: int = 1024
 
     def shared_bytes(self, copies: int) -> int:
         return self.table_bytes + (copies - 1) * self.copied_bytes
 
     def launched_bytes(self, copies: int) -> int:
         """Shared memory with the warps' queues."""
-        return self.shared_bytes(copies) + THREADS * QUEUE_BYTES
+        return self.shared_bytes(copies) + self.threads * QUEUE_BYTES
 
 
 TABLE_KERNELS = {
     "four_six": TableKernel("four_six.cu", "build_four_six", "quantize_four_six", 66304, 0, 26, 640, 3 << 18),
-    "optimal": TableKernel("optimal.cu", "build_optimal", "quantize_optimal", 86080, 83968, 42, 128, 1 << 18),
+    "optimal": TableKernel("optimal.cu", "build_optimal", "quantize_optimal", 87056, 83968, 42, 128, 1 << 18),
+    "estimate": TableKernel("estimate.cu", None, "quantize_estimate", 3344, 0, 0, 0, 1 << 16),
+    "four_six_estimate": TableKernel("four_six_estimate.cu", None, "quantize_four_six_estimate", 0, 0, 0, 0, 1 << 16),
 }
+
+CONTRACT = (
+    "PRE", "ELEMENT", "STATISTICS", "LARGEST", "SMALLEST", "FOR_ZERO", "FOR_ZERO_BYTE", "TIE", "SIGN", "NAN_CODE",
+    "ZERO_INPUT", "WRAPS", "FIRST",
+)  # fmt: skip
+"""Constants of a choice that the searches are compiled with (cuda/contract.cuh)."""
+
+
+class Operand(ctypes.Structure):
+    """The struct Operand of cuda/blocks.cuh."""
+
+    _fields_ = [
+        ("x", ctypes.c_void_p), ("codes", ctypes.c_void_p), ("scales", ctypes.c_void_p), ("numbers", ctypes.c_void_p),
+        ("tables", ctypes.c_void_p), ("listed", ctypes.c_void_p), ("blocks", ctypes.c_longlong),
+        ("columns", ctypes.c_longlong), ("row_quads", ctypes.c_longlong), ("groups", ctypes.c_longlong),
+        ("group_blocks", ctypes.c_longlong),
+    ]  # fmt: skip
 
 
 NUMBERS_AND_TABLES = (Address(Slot.SMALL), Address(Slot.TABLES))
 """What a builder gets."""
 
-OPERAND = (Address(Slot.X), Address(Slot.CODES), Address(Slot.SCALES), *NUMBERS_AND_TABLES, Address(Slot.X))
-"""The addresses of the struct Operand of cuda/blocks.cuh. Five sizes follow: blocks, columns, row_quads, groups,
-group_blocks."""
-
-SIZES = 5
+OPERAND = {
+    "x": Address(Slot.X), "codes": Address(Slot.CODES), "scales": Address(Slot.SCALES), "numbers": Address(Slot.SMALL),
+    "tables": Address(Slot.TABLES), "listed": Address(Slot.X),
+}  # fmt: skip
+"""The addresses of an Operand."""
 
 
 @dataclass(frozen=True)
@@ -124,16 +146,23 @@ def definitions_of(kernel: ChosenKernel, form: Form) -> tuple[str, ...]:
     """The constants that the CUDA kernel of a choice is compiled with."""
     table = _table_kernel(kernel)
     chosen = {
-        "THREADS": THREADS, "BUILD_THREADS": table.build_threads, "TABLE_BYTES": table.table_bytes,
+        "THREADS": table.threads, "DTYPE": kernel.constants["DTYPE"], "BUILD_THREADS": table.build_threads, "TABLE_BYTES": table.table_bytes,
         "SHARED_BYTES": table.shared_bytes(form.copies), "COPIES": form.copies,
         "ROWS": int(form.rows), "SWIZZLED": int(form.swizzled), "GROUPED": int(form.grouped),
         "LISTED": int(form.listed),
     }  # fmt: skip
     more: tuple[str, ...] = ()
-    if kernel.table == "four_six":
+    if "KIND" in kernel.constants:
         kind, metric, top = (kernel.constants[name] for name in ("KIND", "METRIC", "TOP"))
         more = (f"-DKIND={kind}", f"-DSQUARED={int(metric == METRICS.index('mse'))}", f"-DTOP={top}f")
+    else:
+        more = tuple(f"-D{name}={_literal(kernel.constants[name])}" for name in CONTRACT)
     return (*(f"-D{key}={value}" for key, value in chosen.items()), *more)
+
+
+def _literal(number: float) -> str:
+    """A number in C++."""
+    return f"{number!r}f" if isinstance(number, float) else str(int(number))
 
 
 def _table_kernel(kernel: ChosenKernel) -> TableKernel:
@@ -143,34 +172,41 @@ def _table_kernel(kernel: ChosenKernel) -> TableKernel:
 
 
 def commands(
-    kernel: ChosenKernel, sizes: tuple[int, int, int, int, int], form: Form, device: torch.device
+    kernel: ChosenKernel, sizes: dict[str, int], form: Form, device: torch.device
 ) -> tuple[list[Command], int] | None:
-    """A launch that writes tables and one that uses them, and the bytes of the tables. `sizes`: those of the Operand.
+    """A launch of a kernel, before it one that writes its tables if it has one, and the bytes of the tables.
 
-    None, and a warning once, where they cannot be compiled.
+    sizes: the numbers of the Operand. None, and a warning once, where the kernels cannot be compiled.
     """
     (major, minor), multiprocessors = _properties(device.index or 0)
     build, quantize = kernels(kernel, form, shared_memory_of(device.index or 0))
     try:
         for needed in (build, quantize):
-            needed.image(f"sm_{major}{minor}")
+            if needed is not None:
+                needed.image(f"sm_{major}{minor}")
     except BackendError as error:
         _warn_once(str(error))
         return None
-    table, blocks, groups = _table_kernel(kernel), sizes[0], sizes[3]
-    grid = min(multiprocessors, -(-blocks // THREADS))
+    table, groups = _table_kernel(kernel), sizes["groups"]
+    grid = min(multiprocessors, -(-sizes["blocks"] // table.threads))
+    places: dict[str, Address | int] = {**OPERAND, **sizes}
+    operand = tuple(places[name] for name, *_ in Operand._fields_)
+    if build is None:
+        return [Command(quantize, (grid, 1), operand)], groups * table.table_bytes
     first = Command(build, (table.build_grid, groups), NUMBERS_AND_TABLES)
-    second = Command(quantize, (grid, 1), (*OPERAND, *sizes), overlaps=True)
-    return [first, second], groups * table.table_bytes
+    return [first, Command(quantize, (grid, 1), operand, overlaps=True)], groups * table.table_bytes
 
 
-def kernels(kernel: ChosenKernel, form: Form, shared: int) -> tuple[CudaKernel, CudaKernel]:
-    """The builder and the kernel that uses the tables, for a device with so much shared memory per block of threads."""
+def kernels(kernel: ChosenKernel, form: Form, shared: int) -> tuple[CudaKernel | None, CudaKernel]:
+    """The builder, if there is one, and the kernel itself, for a device with so much shared memory per block."""
     table = _table_kernel(kernel)
     form = replace(form, copies=2 if table.copied_bytes and table.launched_bytes(2) <= shared else 1)
     definitions, bytes_ = definitions_of(kernel, form), table.launched_bytes(form.copies)
-    build = CudaKernel(table.source, table.builder, definitions, table.build_threads, 0, len(NUMBERS_AND_TABLES))
-    return build, CudaKernel(table.source, table.function, definitions, THREADS, bytes_, len(OPERAND) + SIZES)
+    build = None
+    if table.builder is not None:
+        words = len(NUMBERS_AND_TABLES)
+        build = CudaKernel(table.source, table.builder, definitions, table.build_threads, 0, words)
+    return build, CudaKernel(table.source, table.function, definitions, table.threads, bytes_, len(Operand._fields_))
 
 
 @functools.cache
