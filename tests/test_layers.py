@@ -26,6 +26,8 @@ LAYERS = [
     "request",
     "backends",
     "prepared",
+    "device_calls",
+    "tracing",
     "one_call",
     "on_device",
     "quantize",
@@ -293,13 +295,17 @@ GPU_ORDER = [
     "mx_tables",
     "operand",
     "device_cache",
+    "driver",
     "launch",
+    "hadamard",
     "exact_search",
     "peer_searches",
     "cuda",
     "dispatch",
+    "programs",
     "backend",
     "batch",
+    "calls",
 ]
 """The modules of backends/gpu, from left to right. `triton` takes its constants from `constants` alone."""
 
