@@ -101,6 +101,8 @@ def launch_blocks(launch: Launch) -> None:
             improve_as_qwantize(launch)
         case KernelKind.MX:
             _launch_mx(launch)
+        case KernelKind.MX_OPTIMAL:
+            _launch_mx_optimal(launch)
         case KernelKind.MX_SEARCH:
             _launch_mx(launch)
             improve_mx(launch)
@@ -153,5 +155,20 @@ def _launch_mx(launch: Launch) -> None:
     plain_kernels.quantize_mx[(ceil_div(source.blocks, LANES),)](
         source.words, *launch.outputs, *tables, *launch.sizes[:3], B=LANES,
         MAP=FLAT if source.map == FLAT else ROWS, SWIZZLED=launch.swizzled, ASM=assembly(launch.codes.device),
-        **{"SHORT": False, **launch.kernel.constants}, **options(),
+        SHORT=launch.kernel.short, **launch.kernel.constants, **options(),
+    )  # fmt: skip
+
+
+def _launch_mx_optimal(launch: Launch) -> None:
+    from halfbyte.backends.gpu.triton import mx_search as mx_search_kernels
+
+    rule, request, source = launch.kernel.rule, launch.request, launch.source
+    if not isinstance(rule, MXRule):
+        raise TypeError("power-of-two scales need an MX rule")
+    tables = mx_table_on(rule, request.format.element, request.dtype, str(launch.codes.device))
+    constants = {name: value for name, value in launch.kernel.constants.items() if name not in ("WIDE", "NEAREST")}
+    mx_search_kernels.quantize_mx_optimal[(ceil_div(source.blocks, LANES),)](
+        source.words, *launch.outputs, *tables, *launch.sizes[:3], B=LANES,
+        MAP=FLAT if source.map == FLAT else ROWS, SWIZZLED=launch.swizzled, ASM=assembly(launch.codes.device),
+        **constants, **options(),
     )  # fmt: skip
