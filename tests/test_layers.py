@@ -25,6 +25,10 @@ LAYERS = [
     "types",
     "request",
     "backends",
+    "prepared",
+    "device_calls",
+    "tracing",
+    "one_call",
     "on_device",
     "quantize",
     "gpu",
@@ -288,13 +292,17 @@ GPU_ORDER = [
     "mx_tables",
     "operand",
     "device_cache",
+    "driver",
     "launch",
+    "hadamard",
     "exact_search",
     "peer_searches",
     "cuda",
     "dispatch",
+    "programs",
     "backend",
     "batch",
+    "calls",
 ]
 """The modules of backends/gpu, from left to right. `triton` takes its constants from `constants` alone."""
 

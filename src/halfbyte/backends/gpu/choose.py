@@ -340,7 +340,9 @@ def _is_short_mx(rule: MXRule, format: BlockFormat, dtype: str) -> bool:
     """Whether the short way to E2M1 codes is the rule's."""
     rounding = rule.rounding
     even = rounding.tie == "even" or (dtype != "fp32" and number_of(MX_SCALES, rule.scale) is not None)
-    return format.element == E2M1 and rule.nearest is None and even and (rounding.zero_input or rounding.sign != "y <= 0")
+    return (
+        format.element == E2M1 and rule.nearest is None and even and (rounding.zero_input or rounding.sign != "y <= 0")
+    )
 
 
 # --- decoding ---
