@@ -38,8 +38,9 @@ class FakeDevice:
         self.calls: dict[str, int] = {}
         self.failures: dict[str, set[int]] = {}
         """Kind of kernel → its calls, counted from 0, that run out of memory."""
+        self.breaks_at: int | None = None
+        """The call of "quantize" from which on everything fails, as after an error of the hardware."""
         self.broken = False
-        """Whether everything fails, as after an error of the hardware."""
         self._random = random.Random(seed)
         self._lock = threading.Lock()
 
@@ -83,6 +84,7 @@ class FakeDevice:
         with self._lock:
             number = self.calls.get(kind, 0)
             self.calls[kind] = number + 1
+            self.broken |= kind == "quantize" and number == self.breaks_at
         if number in self.failures.get(kind, ()):
             raise DeviceMemoryError(f"{self.name} has no memory for {kind} {number}")
 

@@ -231,21 +231,22 @@ def test_bad_values_are_named_as_on_the_cpu(
     assert "row 70, column 5" in said[0]
 
 
-def test_a_device_that_breaks_loses_nothing(tmp_path: Path, devices: Install) -> None:
+@pytest.mark.parametrize("call", [0, 6, 13])
+def test_a_device_that_breaks_loses_nothing(tmp_path: Path, devices: Install, call: int) -> None:
     source = write_checkpoint(tmp_path / "s", llama(layers=4), shards=4)
     expected = on_cpu(source, COMPRESSED)
-    opened = devices(1 << 26)
 
-    def report(event: Event) -> None:
-        if event.kind == "shard":
-            opened[0].broken = True
+    def prepare(device: FakeDevice) -> None:
+        device.breaks_at = call
 
+    opened = devices(1 << 26, prepare=prepare)
     plan = make_plan(source, COMPRESSED)
     with pytest.raises(RuntimeError, match="launch failure"):
-        run(plan, tmp_path / "d", replace(GPU, workers=1), report=report)
+        run(plan, tmp_path / "d", GPU)
     assert opened[0].pinned == {}
-    outcome = run(plan, tmp_path / "d", GPU)
-    assert outcome.shards_found >= 1
+    assert not (tmp_path / "d" / "config.json").exists()
+    devices(1 << 26)
+    run(plan, tmp_path / "d", GPU)
     assert all_bytes(tmp_path / "d") == expected
 
 
