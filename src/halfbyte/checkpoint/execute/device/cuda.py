@@ -155,14 +155,20 @@ class CudaStream:
         engine = self._engine
         if engine.format is None or engine.contract is None:
             raise UnsupportedError("this conversion decodes; it has no format to quantize to")
-        shape = (matrix.rows, matrix.columns)
-        rows = matrix.rows
+        rows, shape = matrix.rows, (matrix.rows, matrix.columns)
         out = QuantizedTensor(
             engine.format, shape, codes.view(rows, -1), scales.view(rows, -1), None, None, engine.contract
         )
+        given = None if amax is None else float(amax)
         with _running_out():
             quantize(
-                _values(matrix), engine.format, engine.contract, engine.method, global_amax=amax, backend="gpu", out=out
+                _values(matrix),
+                engine.format,
+                engine.contract,
+                engine.method,
+                global_amax=given,
+                backend="gpu",
+                out=out,
             )
 
     def record(self) -> CudaEvent:
