@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 from halfbyte.checkpoint import Options, Plan, Resources, Rules, make_plan
 from halfbyte.checkpoint import run as run_plan
 from halfbyte.checkpoint.execute.destination import only_one
+from halfbyte.checkpoint.execute.device import choice
 from halfbyte.checkpoint.execute.disk import Disk
 from halfbyte.cli import app
 from halfbyte.cli.convert_arguments import expand, memory_size
@@ -303,6 +304,7 @@ def test_json_log(tmp_path: Path, source: Path) -> None:
         (("--max-memory", "lots"), "is not a size"),
         (("--max-memory", "1e400"), "is not a size"),
         (("--max-memory", "1kB"), "is too little"),
+        (("--max-gpu-memory", "lots"), "--max-gpu-memory 'lots' is not a size"),
         (("--keep", ""), "an empty pattern fits every module"),
         (("--experts-only", "--include", "x"), "exclude each other"),
         (("--include", "nothing"), "nothing to convert"),
@@ -327,6 +329,15 @@ def test_cuda_that_is_not_there(tmp_path: Path, source: Path, monkeypatch: pytes
     result = RUNNER.invoke(app, ["convert", str(source), str(tmp_path / "d"), "--device", "cuda"])
     assert result.exit_code == 2
     assert "device cuda: torch finds no CUDA device here; use --device cpu" in result.output
+
+
+def test_auto_says_why(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "driver_present", lambda: False)
+    result = RUNNER.invoke(app, ["convert", str(source), str(tmp_path / "d"), "--workers", "2", "--dry-run"])
+    assert "2 workers on cpu (there is no NVIDIA driver); " in " ".join(result.output.split())
+    result = RUNNER.invoke(app, ["convert", str(source), str(tmp_path / "d"), "--dry-run", "--json-log"])
+    found = json.loads(result.output.splitlines()[0])
+    assert (found["device"], found["device_reason"]) == ("cpu", "there is no NVIDIA driver")
 
 
 def test_exit_codes_of_a_destination_in_use(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -25,17 +25,7 @@ class Files:
 
     def read(self, file: str, offset: int, into: U8) -> None:
         """Fill a contiguous byte array from a position. A file that ends early has changed since the plan."""
-        done, total = 0, into.nbytes
-        view = into.data
-        try:
-            descriptor = self._open(file)
-            while done < total:
-                got = os.preadv(descriptor, [view[done:]], offset + done)
-                if got == 0:
-                    raise _cut(file, offset + done)
-                done += got
-        except OSError as error:
-            raise CheckpointError(f"{self._paths[file]} cannot be read at byte {offset + done}: {error}") from error
+        self.read_by(file, offset, into.nbytes, lambda descriptor: read_all(descriptor, offset, into))
 
     def window(self, file: str, offset: int, size: int, floats: np.dtype[Any]) -> Window | None:
         """A mapped part of a file that holds floats. None if the file cannot be mapped; then it must be read."""
@@ -58,6 +48,15 @@ class Files:
                 "disk failed"
             )
 
+    def read_by(self, file: str, offset: int, size: int, reader: Callable[[int], int]) -> None:
+        """Let `reader` read `size` bytes at a position of an open file. It returns how many the file had."""
+        try:
+            done = reader(self._open(file))
+        except OSError as error:
+            raise CheckpointError(f"{self._paths[file]} cannot be read after byte {offset}: {error}") from error
+        if done < size:
+            raise _cut(file, offset + done)
+
     def _open(self, file: str) -> int:
         with self._lock:
             if file not in self._descriptors:
@@ -68,6 +67,14 @@ class Files:
         for descriptor in self._descriptors.values():
             os.close(descriptor)
         self._descriptors.clear()
+
+
+def read_all(descriptor: int, offset: int, into: U8) -> int:
+    """Fill a contiguous byte array from a position of an open file. Returns the bytes read: fewer if the file ends."""
+    done, view = 0, into.data
+    while done < into.nbytes and (got := os.preadv(descriptor, [view[done:]], offset + done)):
+        done += got
+    return done
 
 
 def _cut(file: str, at: int) -> CheckpointError:

@@ -54,6 +54,10 @@ class View:
     def contiguous(self) -> bool:
         return self.column_stride == 1 and self.row_stride == self.columns
 
+    def place(self, row: int) -> int:
+        """The byte of the file where a row begins."""
+        return self.offset + row * self.row_stride * NUMPY[self.dtype].itemsize
+
 
 @dataclass(frozen=True, slots=True)
 class SourceMatrix:
@@ -89,7 +93,7 @@ def read_rows(files: Files, view: View, start: int, stop: int, arena: Arena) -> 
     """Rows start to stop as a contiguous (rows, columns) array of the dtype's numpy form."""
     dtype = NUMPY[view.dtype]
     size, rows = dtype.itemsize, stop - start
-    first = view.offset + start * view.row_stride * size
+    first = view.place(start)
     if view.contiguous:
         raw = arena.take(rows * view.columns * size)
         files.read(view.file, first, raw)
@@ -125,7 +129,7 @@ class HeldRows:
         """maps: whether they may be mapped. Then they are floats, and `amax` is found in the same pass."""
         self.amax: np.float32 | None = None
         self._files, self._file = files, view.file
-        self._offset = view.offset + start * view.row_stride * NUMPY[view.dtype].itemsize
+        self._offset = view.place(start)
         self._window = None
         if maps and view.contiguous:
             dtype = NUMPY[view.dtype]
@@ -148,15 +152,19 @@ SLAB_ELEMENTS = 1 << 17
 """Elements of FP8 or INT4 that are decoded in one step, or one row: intermediate arrays stay in the cache."""
 
 
+def read_scratch(view: View, rows: int) -> int:
+    """Bytes beyond the rows themselves that `read_rows` takes from an arena."""
+    size = NUMPY[view.dtype].itemsize
+    if view.column_stride != 1:
+        return max(4 << 20, ((rows - 1) * view.row_stride + 1) * size)
+    if view.row_stride != view.columns:
+        return ((rows - 1) * view.row_stride + view.columns) * size
+    return 0
+
+
 def scratch_bytes(source: SourceMatrix, rows: int) -> int:
     """Bytes beyond the rows themselves that reading and decoding them take: from an arena, or by numpy."""
-    view, elements = source.weight, rows * source.columns
-    size = NUMPY[view.dtype].itemsize
-    scratch = 0
-    if view.column_stride != 1:
-        scratch += max(4 << 20, ((rows - 1) * view.row_stride + 1) * size)
-    elif view.row_stride != view.columns:
-        scratch += ((rows - 1) * view.row_stride + view.columns) * size
+    elements, scratch = rows * source.columns, read_scratch(source.weight, rows)
     match source.kind:
         case "float":
             pass
