@@ -122,6 +122,7 @@ OPEN_BACKENDS = {
     "halfbyte.backends.blocks",
     "halfbyte.backends.gpu",
     "halfbyte.backends.protocol",
+    "halfbyte.backends.sha256",
     "halfbyte.backends.threads",
 }
 """What other layers may import of the backends; the rest is their insides."""

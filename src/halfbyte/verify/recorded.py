@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 
-from halfbyte.checkpoint.execute.manifest import DIGITS, read_manifest
+import numpy as np
+
+from halfbyte.checkpoint.execute.hashes import hash_named
+from halfbyte.checkpoint.execute.manifest import read_manifest
 from halfbyte.checkpoint.io.index import MANIFEST, Checkpoint
 from halfbyte.verify.problems import Problem
 from halfbyte.verify.values import pieces
@@ -32,13 +34,19 @@ def recorded_problems(checkpoint: Checkpoint, headers_only: bool) -> Iterator[Pr
         yield Problem("error", "manifest", name, f"not named by {MANIFEST}: it was added after the conversion")
     if headers_only:
         return
+    kind = hash_named(manifest)
+    if kind is None:
+        yield Problem("error", "manifest", MANIFEST, f"has hashes that this version cannot check: {manifest['hash']}")
+        return
     for name, wanted in recorded.items():
         tensor = checkpoint.tensors.get(name)
         if tensor is None:
             continue
-        digest = hashlib.sha256()
+        digest, at = kind(tensor.info.bytes), 0
         for piece in pieces(checkpoint.path, tensor):
-            digest.update(piece.tobytes())
-        if digest.hexdigest()[:DIGITS] != wanted:
-            text = f"its bytes are not those that were written: SHA-256 {digest.hexdigest()[:8]}…, not {wanted[:8]}…"
+            flat = piece.reshape(-1).view(np.uint8)
+            digest.add(at, flat)
+            at += flat.size
+        if digest.text() != wanted:
+            text = f"its bytes are not those that were written: SHA-256 {digest.text()[:8]}…, not {wanted[:8]}…"
             yield Problem("error", "manifest", name, text)
