@@ -120,6 +120,7 @@ OPEN_BACKENDS = {
     "halfbyte.backends",
     "halfbyte.backends.amax",
     "halfbyte.backends.blocks",
+    "halfbyte.backends.compare",
     "halfbyte.backends.gpu",
     "halfbyte.backends.protocol",
     "halfbyte.backends.sha256",

@@ -113,11 +113,10 @@ class ScaleRules:
             obeys = RULES[rule]
             with np.errstate(all="ignore"):
                 breaks = told & ~obeys(sums, stored, EXACT)
-            places = _places(start, breaks)
-            if len(self.broken[rule]) + len(places) > self._most:
+            if len(self.broken[rule]) + np.count_nonzero(breaks) > self._most:
                 del self.broken[rule]
                 continue
-            self.broken[rule] += places
+            self.broken[rule] += _places(start, breaks)
             if rule in self.near:
                 with np.errstate(all="ignore"):
                     loosely = told & obeys(sums, stored, SIXTEEN_BITS)

@@ -70,6 +70,8 @@ class Matrix:
     """The tensor itself, where the matrix is one tensor as it lies."""
     encoded: Callable[[int, int], Encoded] | None = None
     """encoded(start, stop): these rows as they are stored, for formats of 4-bit codes in blocks."""
+    stored: Callable[[int, int], Raw] | None = None
+    """stored(start, stop): these rows in the dtype of the file, where they lie one after another."""
     multipliers: Callable[[int, int], F32] | None = None
     """multipliers(start, stop): what the stored values of these rows were multiplied by, for FP8."""
 
@@ -137,10 +139,14 @@ def _plain(path: Path, name: str, tensor: Tensor, model: Model) -> Iterator[Matr
         return
     if len(shape) == 2 and name.endswith(".weight"):
 
-        def read(start: int, stop: int) -> F32:
-            return _widen(view(path, tensor)[start:stop])
+        def stored(start: int, stop: int) -> Raw:
+            return view(path, tensor)[start:stop]
 
-        yield Matrix(name.removesuffix(".weight"), (shape[0], shape[1]), stored_as, (name,), read, tensor)
+        def read(start: int, stop: int) -> F32:
+            return _widen(stored(start, stop))
+
+        module, size = name.removesuffix(".weight"), (shape[0], shape[1])
+        yield Matrix(module, size, stored_as, (name,), read, tensor, stored=stored)
     elif len(shape) == 3 and is_stack(name):
         transposed = model.lies_transposed(name, shape)
         out, width = (shape[2], shape[1]) if transposed else (shape[1], shape[2])
