@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from halfbyte.backends.cpu.library import load_library, pointer
+from halfbyte.backends.cpu.library import choose_isa, load_library, pointer
+from halfbyte.backends.numbering import DTYPE_NUMBERS
 from halfbyte.codec.bits import BFLOAT16, F32, U8
 
 F64 = npt.NDArray[np.float64]
@@ -46,9 +47,10 @@ def compare_blocks(x: npt.NDArray[Any], codes: U8, factors: F32, tables: F32) ->
     amax, product, power = (np.empty(shape, np.float32) for _ in range(3))
     squares, off = np.empty(shape), np.empty(shape)
     wrong = np.empty(shape, np.bool_)
+    dtype = DTYPE_NUMBERS["fp32" if x.dtype == np.float32 else "bf16"]
     largest = library.hb_compare_blocks(
-        pointer(x), 2 if x.dtype == np.float32 else 0, pointer(codes), pointer(factors), ctypes.c_int64(factors.size),
-        block, pointer(tables), pointer(amax), pointer(product), pointer(power), pointer(squares), pointer(off),
+        choose_isa(library), pointer(x), dtype, pointer(codes), pointer(factors), ctypes.c_int64(factors.size), block,
+        pointer(tables), pointer(amax), pointer(product), pointer(power), pointer(squares), pointer(off),
         pointer(wrong),
     )  # fmt: skip
     return Compared(amax, product, power, squares, off, wrong, float(largest))

@@ -40,9 +40,7 @@ def recorded_problems(checkpoint: Checkpoint, headers_only: bool) -> Iterator[Pr
         yield Problem("error", "manifest", MANIFEST, f"has hashes that this version cannot check: {manifest['hash']}")
         return
     present = [checkpoint.tensors[name] for name in recorded if name in checkpoint.tensors]
-    present.sort(
-        key=lambda tensor: -tensor.info.bytes
-    )  # the largest first, so that threads end together
+    present.sort(key=lambda tensor: -tensor.info.bytes)  # the largest first, so that threads end together
 
     def text_of(tensor: Tensor) -> tuple[str, str]:
         digest, at = kind(tensor.info.bytes), 0
