@@ -62,7 +62,11 @@ def measure(mine: Matrix, theirs: Matrix) -> Measured:
         row_errors = np.where(squares == 0, 0.0, np.sqrt(squares / reference))
     relative = _relative(float(squares.sum()), float(reference.sum()))
     measured = Measured(WeightError(mine.name, mine.kind, mine.shape, relative, largest), row_errors)
-    if codes is not None:
+    if codes is not None and mine.encoded is not None:
+        if codes.rules is not None and codes.rules.asks_for_near:
+            for start, stop in mine.chunks():
+                stored = mine.encoded(start, stop)
+                codes.rules.count_near(block_sums(stored, (theirs.stored or theirs.read)(start, stop)), stored)
         codes.conclude(measured)
     return measured
 
@@ -95,8 +99,8 @@ class _Codes:
     @np.errstate(all="ignore")
     def _add_to_factor(self, sums: BlockSums, stored: Encoded) -> None:
         """Each block in units of its own scale, so that every one counts alike."""
-        scales = stored.multiplier()[:, :, 0]
-        product, power, squares = sums.product / scales, sums.power, sums.squares / (scales * scales)
+        per_scale = 1 / stored.multiplier()[:, :, 0]
+        product, power, squares = sums.product * per_scale, sums.power, sums.squares * (per_scale * per_scale)
         told = np.isfinite(product) & np.isfinite(squares)
         if not told.all():
             product, power, squares = (np.where(told, part, 0) for part in (product, power, squares))

@@ -127,32 +127,46 @@ class ScaleRules:
     narrowly: dict[str, set[tuple[int, int]]] = field(default_factory=lambda: {rule: set() for rule in BY_AMAX})
     """Rule → those of its broken blocks that 16-bit arithmetic explains."""
     near: dict[str, int] = field(default_factory=lambda: dict.fromkeys(BY_AMAX, 0))
-    """Rule → blocks that 16-bit arithmetic could have made break it, whether or not they do."""
+    """Rule → blocks that 16-bit arithmetic could have made break it, whether or not they do (`count_near`)."""
     judged: int = 0
 
     @property
     def _most(self) -> int:
         return max(FEW, self.blocks // SHARE)
 
+    @np.errstate(all="ignore")
     def feed(self, start: int, sums: BlockSums, stored: Encoded) -> None:
         """The next rows, the first of which is row `start`. Blocks with a wrong code are found otherwise."""
-        told = (sums.power > 0) & ~sums.wrong & (stored.scales >= SMALL)
-        judged = Judged.of(sums, stored)
+        told = _told(sums, stored)
         self.judged += int(np.count_nonzero(told))
+        judged = Judged.of(sums, stored)
+        all_to_six = False
         for rule in list(self.broken):
-            obeys = RULES[rule]
-            with np.errstate(all="ignore"):
-                breaks = told & ~obeys(judged, EXACT)
-            if len(self.broken[rule]) + np.count_nonzero(breaks) > self._most:
+            if rule == BY_AMAX[1] and all_to_six:
+                continue  # then all map to 6 or 4 as well
+            breaks = told & ~RULES[rule](judged, EXACT)
+            count = int(np.count_nonzero(breaks))
+            all_to_six |= rule == BY_AMAX[0] and not count
+            if len(self.broken[rule]) + count > self._most:
                 del self.broken[rule]
-                continue
-            self.broken[rule] += _places(start, breaks)
-            if rule in self.near:
-                with np.errstate(all="ignore"):
-                    loosely = told & obeys(judged, SIXTEEN_BITS)
-                    near = loosely & ~obeys(judged, -SIXTEEN_BITS)
+            elif count:
+                self.broken[rule] += _places(start, breaks)
+                if rule in self.narrowly:
+                    self.narrowly[rule].update(_places(start, breaks & RULES[rule](judged, SIXTEEN_BITS)))
+
+    @property
+    def asks_for_near(self) -> bool:
+        """Whether the verdict needs `count_near` of all rows: few tensors do."""
+        return any(self.narrowly[rule] for rule in BY_AMAX if rule in self.broken)
+
+    @np.errstate(all="ignore")
+    def count_near(self, sums: BlockSums, stored: Encoded) -> None:
+        """Count the blocks of these rows that lie so near the end of a step that 16 bits could move them over it."""
+        told, judged = _told(sums, stored), Judged.of(sums, stored)
+        for rule in BY_AMAX:
+            if rule in self.broken:
+                near = told & RULES[rule](judged, SIXTEEN_BITS) & ~RULES[rule](judged, -SIXTEEN_BITS)
                 self.near[rule] += int(np.count_nonzero(near))
-                self.narrowly[rule].update(_places(start, breaks & loosely))
 
     @property
     def by_amax(self) -> bool:
@@ -168,6 +182,11 @@ class ScaleRules:
         if len(narrowly) * CLEAR > self.near.get(rule, 0):
             places = [place for place in places if place not in narrowly]
         return rule, places
+
+
+def _told(sums: BlockSums, stored: Encoded) -> Bools:
+    """Blocks whose scale says something."""
+    return np.asarray((sums.power > 0) & ~sums.wrong & (stored.scales >= SMALL))
 
 
 def _places(start: int, blocks: Bools) -> list[tuple[int, int]]:
