@@ -122,10 +122,10 @@ OPEN_BACKENDS = {
     "halfbyte.backends",
     "halfbyte.backends.amax",
     "halfbyte.backends.blocks",
+    "halfbyte.backends.compare",
     "halfbyte.backends.device_reading",
     "halfbyte.backends.gpu",
     "halfbyte.backends.protocol",
-    "halfbyte.backends.mapped",
     "halfbyte.backends.sha256",
     "halfbyte.backends.threads",
 }
