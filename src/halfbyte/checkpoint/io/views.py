@@ -128,7 +128,7 @@ def read_rows_amax(
 
 
 def scratch_bytes(source: SourceMatrix, rows: int) -> int:
-    """Bytes beyond the rows themselves that `read_rows` and `decode_rows` take from an arena for that many rows."""
+    """Bytes beyond the rows themselves that `read_rows` takes from an arena for that many rows."""
     view = source.weight
     size = NUMPY[view.dtype].itemsize
     scratch = 0
@@ -136,8 +136,4 @@ def scratch_bytes(source: SourceMatrix, rows: int) -> int:
         scratch += max(4 << 20, ((rows - 1) * view.row_stride + 1) * size)
     elif view.row_stride != view.columns:
         scratch += ((rows - 1) * view.row_stride + view.columns) * size
-    if source.kind == "fp8":
-        scratch += rows * source.columns * 4
-    elif source.kind != "float":
-        scratch += rows * source.columns * 5
     return scratch + 4096
