@@ -25,6 +25,8 @@ LAYERS = [
     "types",
     "request",
     "backends",
+    "prepared",
+    "one_call",
     "on_device",
     "quantize",
     "gpu",

@@ -29,18 +29,17 @@ def can_read() -> bool:
     return load_library() is not None and sys.platform != "win32"
 
 
-def read_largest_magnitude(file: int, offset: int, into: npt.NDArray[Any]) -> tuple[np.float32, int]:
+def read_largest_magnitude(file: int, offset: int, into: npt.NDArray[Any]) -> tuple[np.float32, int, OSError | None]:
     """Fill a contiguous array from a position of an open file: the largest magnitude, as above, and the bytes read.
 
-    They are fewer than the array's if the file ends early. Raises OSError.
+    They are fewer than the array's if the file ends early, or after an error, which is returned.
     """
     library, isa = native()
     name = dtype_name(into.dtype)
-    done = ctypes.c_int64()
+    done, error = ctypes.c_int64(), ctypes.c_int()
     bits = library.hb_read_amax(
         isa, file, ctypes.c_int64(offset), pointer(into), ctypes.c_int64(into.nbytes), DTYPE_NUMBERS[name],
-        into.dtype.itemsize, ctypes.byref(done),
+        into.dtype.itemsize, ctypes.byref(done), ctypes.byref(error),
     )  # fmt: skip
-    if done.value < 0:
-        raise OSError(-done.value, os.strerror(-done.value))
-    return np.float32(magnitude_values(np.array([bits], np.int64), name)[0]), done.value
+    failed = OSError(error.value, os.strerror(error.value)) if error.value else None
+    return np.float32(magnitude_values(np.array([bits], np.int64), name)[0]), done.value, failed

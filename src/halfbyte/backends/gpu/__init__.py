@@ -2,9 +2,12 @@
 
 from halfbyte.backends.gpu.backend import Gpu, interpreting, quantize_matrix
 from halfbyte.backends.gpu.batch import cast_scales, check_list, group_amaxes, list_amaxes, quantize_list
+from halfbyte.backends.gpu.operand import OLDEST, capability_of
 
 __all__ = [
+    "OLDEST",
     "Gpu",
+    "capability_of",
     "cast_scales",
     "check_list",
     "group_amaxes",

@@ -40,6 +40,8 @@ class Resources:
     max_memory: int = DEFAULT_MEMORY
     device: str = "cpu"
     """cpu, cuda (all that are visible), cuda:0, cuda:0,2."""
+    device_reason: str = ""
+    """Why that one, if nobody asked for it; for people."""
     max_gpu_memory: int | None = None
     """Bytes per device; None: a quarter of what is free, at most 8 GiB."""
     sync: bool = True
@@ -56,6 +58,8 @@ class Outcome:
     """Shards that were complete when the run began."""
     finished_before: bool = False
     """The destination held the result of the same plan already."""
+    pieces_on_cpu: int = 0
+    """Pieces that were computed on the CPU because no GPU had memory left for them."""
 
 
 def sizes_for(plan: Plan, resources: Resources) -> tuple[Sizes, int]:
@@ -90,7 +94,7 @@ def run(
     sizes, workers = sizes_for(plan, resources)
     engine = Engine(plan.format, plan.contract, plan.method, plan.repairs)
     lanes = None
-    if devices := open_devices(resources.device, engine):
+    if devices := open_devices(resources.device, plan, engine):
         lanes = Lanes(devices, *lane_sizes(devices, workers, resources.max_gpu_memory))
         sizes = device_sizes(engine, plan.units, sizes, lanes.size)
     check_destination(plan.source, destination)
@@ -125,8 +129,10 @@ def _work(
         pool.work(workers)
     finally:
         files.close()
+        if lanes is not None:
+            lanes.close()
     acts.bad.refuse()
     check_unchanged(plan)
     close(plan, destination, journal, lambda done, total: report(Event("close", done, total)))
     report(Event("end", pool.total, pool.total))
-    return Outcome(len(plan.shards) - found, found)
+    return Outcome(len(plan.shards) - found, found, pieces_on_cpu=acts.on_cpu)

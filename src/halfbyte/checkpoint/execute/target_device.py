@@ -6,28 +6,38 @@ import importlib.util
 import re
 from pathlib import Path
 
+from halfbyte.backends import BACKENDS
+from halfbyte.backends.gpu import OLDEST, capability_of
 from halfbyte.checkpoint.execute.device.protocol import Device
 from halfbyte.checkpoint.execute.engine import Engine
+from halfbyte.checkpoint.io.views import NUMPY, SourceMatrix
+from halfbyte.checkpoint.plan.types import Plan
+from halfbyte.codec.bits import dtype_name
 from halfbyte.errors import InputError, UnsupportedError
+from halfbyte.request import resolve
 
 CPU = "cpu"
 
 
-def resolve_devices(device: str) -> tuple[str, ...]:
-    """The devices by their full names: cpu alone, or those of cuda:N that were named. cuda: all that torch finds."""
+def resolve_device(device: str) -> str:
+    """The full name: cpu, or cuda:0,2 with the number of every device, each once. cuda stands for all of them."""
     found = re.fullmatch(r"cpu|cuda(:\d+(,\d+)*)?", device)
     if found is None:
         raise InputError(f"unknown device {device!r}; known: auto, cpu, cuda (all of them), cuda:0, cuda:0,2, …")
     if device == CPU:
-        return (CPU,)
+        return CPU
     count = cuda_count()
     if isinstance(count, str):
         raise UnsupportedError(f"device {device}{count}; use --device cpu")
-    numbers = range(count) if ":" not in device else sorted({int(n) for n in device.partition(":")[2].split(",")})
-    for number in numbers:
-        if number >= count:
-            raise UnsupportedError(f"device {device}: this machine has {count} CUDA devices, counted from 0")
-    return tuple(f"cuda:{number}" for number in numbers)
+    numbers = numbers_of(device) or tuple(range(count))
+    if max(numbers) >= count:
+        raise UnsupportedError(f"device {device}: this machine has {count} CUDA devices, counted from 0")
+    return f"cuda:{','.join(map(str, numbers))}"
+
+
+def numbers_of(device: str) -> tuple[int, ...]:
+    """The numbers in the name of CUDA devices."""
+    return tuple(sorted({int(number) for number in re.findall(r"\d+", device)}))
 
 
 def cuda_count() -> int | str:
@@ -46,11 +56,38 @@ def driver_present() -> bool:
     return any(Path(path).exists() for path in ("/dev/nvidiactl", "/dev/dxg", "/dev/nvidia0"))
 
 
-def open_devices(device: str, engine: Engine) -> tuple[Device, ...]:
-    """The devices that a run uses; none for the CPU."""
-    names = resolve_devices(device)
-    if names == (CPU,) or engine.format is None:
+def kernel_reason(plan: Plan) -> str | None:
+    """Why GPUs have no kernel for what a plan quantizes, or None. Asks no GPU."""
+    if plan.format is None:
+        return None
+    for dtype in sorted(
+        {_dtype(source) for unit in plan.units if unit.action == "quantize" for source in unit.sources}
+    ):
+        request = resolve(plan.format, plan.contract, plan.method, dtype=dtype, device="cuda")
+        reason = BACKENDS["gpu"].supports(request)
+        if reason is not None:
+            return reason
+    return None
+
+
+def _dtype(source: SourceMatrix) -> str:
+    """The dtype of a source's values: its own, or float32 if it is decoded."""
+    return dtype_name(NUMPY[source.weight.dtype]) if source.kind == "float" else "fp32"
+
+
+def open_devices(device: str, plan: Plan, engine: Engine) -> tuple[Device, ...]:
+    """The devices that a run uses; none for the CPU, and none if nothing is quantized."""
+    name = resolve_device(device)
+    if name == CPU or all(unit.action != "quantize" for unit in plan.units):
         return ()
+    if (reason := kernel_reason(plan)) is not None:
+        raise UnsupportedError(f"device {device} cannot do this: {reason}; use --device cpu")
     from halfbyte.checkpoint.execute.device.cuda import CudaDevice
 
-    return tuple(CudaDevice(int(name.partition(":")[2]), engine) for name in names)
+    for number in numbers_of(name):
+        if (found := capability_of(number)) < OLDEST:
+            raise UnsupportedError(
+                f"device cuda:{number} has compute capability {found[0]}.{found[1]}, and the kernels need "
+                f"{OLDEST[0]}.{OLDEST[1]}; use --device cpu"
+            )
+    return tuple(CudaDevice(number, engine) for number in numbers_of(name))

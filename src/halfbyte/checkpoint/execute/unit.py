@@ -69,6 +69,8 @@ class UnitWork:
     def __init__(self, files: Files, engine: Engine) -> None:
         self.files, self.engine = files, engine
         self.bad = BadModules()
+        self.on_cpu = 0
+        """Pieces that were computed on the CPU because no other device had memory for them."""
         self._scales: dict[tuple[str, int], Scales] = {}
 
     def arena(self, size: int) -> contextlib.AbstractContextManager[Arena]:

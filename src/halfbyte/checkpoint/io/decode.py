@@ -131,7 +131,7 @@ def fp8_amax(source: SourceMatrix, raw: U8, start: int, scales: Scales) -> np.fl
     return np.float32(largest)
 
 
-SLAB = 1 << 18
+SLAB = 1 << 17
 """Elements of FP8 and INT4 that are decoded in one step, unless a row has more."""
 TEMPORARY = 15
 """Bytes per element of such a step, at most: the scale, indices of the look-up, products."""

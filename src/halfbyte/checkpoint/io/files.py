@@ -43,9 +43,11 @@ class Files:
             self.read(file, offset, into.reshape(-1).view(np.uint8))
             return largest_magnitude(into, threads=1)
         try:
-            amax, done = read_largest_magnitude(self._open(file), offset, into)
+            amax, done, failed = read_largest_magnitude(self._open(file), offset, into)
         except OSError as error:
-            raise CheckpointError(f"{self._paths[file]} cannot be read after byte {offset}: {error}") from error
+            done, failed = 0, error
+        if failed is not None:
+            raise CheckpointError(f"{self._paths[file]} cannot be read at byte {offset + done}: {failed}") from failed
         if done < into.nbytes:
             raise _cut(file, offset + done)
         return amax

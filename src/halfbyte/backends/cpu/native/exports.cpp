@@ -7,7 +7,7 @@ extern const Kernels hb_avx2;
 extern const Kernels hb_avx512;
 #endif
 
-static const Kernels* tables_of(int isa) {
+const Kernels* tables_of(int isa) {
 #if defined(HB_X86)
     if (isa == 1) return &hb_avx2;
     if (isa == 2) return &hb_avx512;

@@ -76,3 +76,6 @@ struct Kernels {
     void (*tile_amax)(const void* x, int64_t columns, int dtype, uint32_t* out);
     int lanes;
 };
+
+// The kernels of an instruction set, by its number in backends/cpu/library.py.
+const Kernels* tables_of(int isa);

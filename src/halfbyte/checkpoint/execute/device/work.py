@@ -58,8 +58,6 @@ class DeviceWork(UnitWork):
         self.lanes, self.sizes = lanes, sizes
         self._needs: dict[str, int] = {}
         self._lock = threading.Lock()
-        self.on_cpu = 0
-        """Pieces that were computed on the CPU because no device had memory for them."""
 
     @contextlib.contextmanager
     def arena(self, size: int) -> Iterator[Arena]:
