@@ -42,12 +42,18 @@ class Recorder(Disk):
     """Carries out each operation, but no flush, and writes it down. Safe to use from several threads.
 
     With `kill_at`, that many operations are carried out. The next one is not, or by half if it is a write; it raises
-    `Killed`, and so does every later one of any thread: the disk stays as a killed process would leave it.
+    `Killed`, and so does every later one of any thread: the disk stays as a killed process would leave it. With
+    `kill_after`, the first operation that fits is the last one.
     """
 
-    def __init__(self, root: Path, kill_at: int | None = None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        kill_at: int | None = None,
+        kill_after: Callable[[Operation], bool] = lambda operation: False,
+    ) -> None:
         super().__init__(sync=True)
-        self.root, self.kill_at = root, kill_at
+        self.root, self.kill_at, self.kill_after = root, kill_at, kill_after
         self.operations: list[Operation] = []
         self.killed = False
         self._lock = threading.RLock()
@@ -68,6 +74,7 @@ class Recorder(Disk):
                 raise Killed
             result = act()
             self.operations.append(operation)
+            self.killed = self.kill_after(operation)
             return result
 
     def _opened(self, kind: Kind, path: Path, act: Callable[[], int]) -> int:

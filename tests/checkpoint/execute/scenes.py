@@ -89,9 +89,10 @@ class Scene:
 
     def left_by(self, last: Callable[[Operation], bool]) -> Tree:
         """What is on the disk if the process is killed right after that operation."""
-        at = next(i for i, operation in enumerate(self.operations) if last(operation))
         with self.disk(self.before) as root:
-            assert len(self.killed(root, at + 1)) == at + 1
+            recorder = Recorder(root, kill_after=last)
+            with on_disk(recorder), pytest.raises(Killed):
+                self.run(root, self.overwrite)
             return read_tree(root)
 
     def check_names(self, tree: Tree) -> None:

@@ -31,13 +31,12 @@ def close(
     work, disk = work_folder(destination), journal.disk
     total = len(plan.shards) + len(plan.side_files) + len(plan.json_files) + 1
     done = itertools.count(1)
-    waiting = [shard.name for shard in plan.shards if (work / shard.name).exists()]
-    if waiting and (destination / MANIFEST).exists():
+    if (destination / MANIFEST).exists() and any((work / shard.name).exists() for shard in plan.shards):
         disk.make_folders(work / REPLACED)
         disk.rename(destination / MANIFEST, work / REPLACED / MANIFEST)
     _remove_replaced(work, destination, disk)
     for shard in plan.shards:
-        if shard.name in waiting:
+        if (work / shard.name).exists():
             disk.rename(work / shard.name, destination / shard.name)
         elif not (destination / shard.name).is_file():
             raise CheckpointError(f"{destination / shard.name} was removed; the same command makes it again")
