@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from halfbyte.checkpoint.execute.disk import Disk
-from halfbyte.checkpoint.execute.journal import JOURNAL, Finished, Journal, work_folder
+from halfbyte.checkpoint.execute.journal import Finished, Journal, work_folder
 from halfbyte.checkpoint.execute.manifest import manifest_of, read_manifest
 from halfbyte.checkpoint.io.index import CONFIG, MANIFEST
 from halfbyte.checkpoint.io.side_files import WORK
@@ -55,7 +55,7 @@ def close(
         data = (json.dumps(content, indent=indent, ensure_ascii=False) + "\n").encode()
         disk.write(destination / name, data, through=work / name)
         report(next(done), total)
-    disk.remove_tree(work, last=JOURNAL)
+    disk.remove_tree(work)
     disk.flush_folder(destination)
 
 

@@ -130,9 +130,9 @@ class Disk:
                 raise
         self.flush_folder(path.parent)
 
-    def remove_tree(self, path: Path, last: str = "") -> None:
-        """A folder with all it holds; the file called `last` goes after all others."""
-        for entry in sorted(path.iterdir(), key=lambda entry: (entry.name == last, entry.name)):
+    def remove_tree(self, path: Path) -> None:
+        """A folder with all it holds."""
+        for entry in path.iterdir():
             if entry.is_dir() and not entry.is_symlink():
                 self.remove_tree(entry)
             else:
