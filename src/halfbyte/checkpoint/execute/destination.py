@@ -140,9 +140,7 @@ def open_destination(plan: Plan, destination: Path, overwrite: bool, disk: Disk)
     if journal.first:
         remove_begun(journal, destination)
     if work.exists():
-        disk.remove_tree(
-            work, last=JOURNAL
-        )  # of another plan, or created by a run that was stopped before it had a journal
+        disk.remove_tree(work)  # of another plan, or created by a run that was stopped before it had a journal
     disk.make_folders(work)
     return Journal.start(work / JOURNAL, disk, plan)
 
