@@ -128,6 +128,7 @@ OPEN_BACKENDS = {
     "halfbyte.backends.protocol",
     "halfbyte.backends.sha256",
     "halfbyte.backends.threads",
+    "halfbyte.backends.writing",
 }
 """What other layers may import of the backends; the rest is their insides."""
 

@@ -132,7 +132,7 @@ class Tasks:
 
     def _survey(self, unit: Unit, piece: Piece, group: Group) -> Task:
         def run(arena: Arena) -> None:
-            self.acts.survey(unit, piece, group, arena).release()
+            self.acts.survey(unit, piece, group, arena)
             with group.lock:
                 group.pending -= 1
                 last = group.pending == 0

@@ -26,7 +26,7 @@ from halfbyte.checkpoint.io.bfloat16 import bf16
 from halfbyte.checkpoint.io.buffers import Arena
 from halfbyte.checkpoint.io.decode import Scales, decode_fp4, decode_rows, fp8_amax, read_block_scales, read_scales
 from halfbyte.checkpoint.io.files import Files
-from halfbyte.checkpoint.io.views import NUMPY, HeldRows, SourceMatrix, View, read_rows
+from halfbyte.checkpoint.io.views import NUMPY, SourceMatrix, View, read_rows, read_rows_amax
 from halfbyte.checkpoint.plan.types import Output, Unit
 from halfbyte.codec.bits import U8
 from halfbyte.errors import CheckpointError
@@ -99,28 +99,23 @@ class UnitWork:
         mine = {unit.module for unit in units}
         extra = max(largest_piece(unit, chunk) for unit in (*units, *members))
         keeps = sum(unit.source_bytes + SLACK for unit in units) + extra <= arena.left
-        held: dict[tuple[str, int], HeldRows] = {}
-        try:
-            if group is not None and members:
-                for unit in members:
-                    for piece in pieces_of(unit, chunk):
-                        mark = arena.mark()
-                        found = self.survey(unit, piece, group, arena)
-                        if keeps and unit.module in mine:
-                            held[unit.module, piece.number] = found
-                        else:
-                            found.release()
-                            arena.release(mark)
-                self.settle(members, group, chunk, arena)
-            elif group is not None:
-                group.wait(writer.stop)
-            for unit in units:
+        held = {}
+        if group is not None and members:
+            for unit in members:
                 for piece in pieces_of(unit, chunk):
-                    self.write(unit, piece, held.pop((unit.module, piece.number), None), group, writer, arena)
-                self.forget(unit)
-        finally:
-            for left in held.values():
-                left.release()
+                    mark = arena.mark()
+                    raw = self.survey(unit, piece, group, arena)
+                    if keeps and unit.module in mine:
+                        held[unit.module, piece.number] = raw
+                    else:
+                        arena.release(mark)
+            self.settle(members, group, chunk, arena)
+        elif group is not None:
+            group.wait(writer.stop)
+        for unit in units:
+            for piece in pieces_of(unit, chunk):
+                self.write(unit, piece, held.get((unit.module, piece.number)), group, writer, arena)
+            self.forget(unit)
 
     def scales_for(self, unit: Unit, index: int) -> Scales:
         """The small tensors of a source, read once; forgotten with `forget`."""
@@ -137,31 +132,28 @@ class UnitWork:
     def read(self, unit: Unit, piece: Piece, arena: Arena) -> npt.NDArray[Any]:
         return read_rows(self.files, unit.sources[piece.source].weight, piece.start, piece.stop, arena)
 
-    def maps(self, unit: Unit) -> bool:
-        """Whether the source of a unit is mapped rather than read: kernels take floats as they are."""
-        return all(source.kind == "float" for source in unit.sources) and unit.action == "quantize"
-
-    def hold(self, unit: Unit, piece: Piece, arena: Arena) -> HeldRows:
-        view = unit.sources[piece.source].weight
-        return HeldRows(self.files, view, piece.start, piece.stop, arena, self.maps(unit))
-
-    def survey(self, unit: Unit, piece: Piece, group: Group, arena: Arena) -> HeldRows:
-        """First pass: read a piece and add to the scale that its group shares. The caller releases what was read."""
-        held = self.hold(unit, piece, arena)
+    def survey(self, unit: Unit, piece: Piece, group: Group, arena: Arena) -> npt.NDArray[Any]:
+        """First pass: read a piece and add to the scale that its group shares. The bytes stay in the arena."""
+        source = unit.sources[piece.source]
+        if source.kind == "float" and source.weight.contiguous:
+            raw, amax = read_rows_amax(self.files, source.weight, piece.start, piece.stop, arena)
+            self._take_in(unit, piece, group, amax, raw, arena)
+            return raw
+        raw = self.read(unit, piece, arena)
         mark = arena.mark()
         if unit.action == "cast":
-            rows = self._rows(unit, piece, held.rows, arena)
+            rows = self._rows(unit, piece, raw, arena)
             if rows.scales.size and int(rows.scales.max()) == 255:
                 self.bad.add_scales(unit, piece.source, piece.start, rows.scales)
                 group.bad = True
             else:
                 group.add(np.float32(0), rows.exponents)
         else:
-            amax = self._amax(unit, piece, held.rows, arena) if held.amax is None else held.amax
+            amax = self._amax(unit, piece, raw, arena)
             arena.release(mark)
-            self._take_in(unit, piece, group, amax, held.rows, arena)
+            self._take_in(unit, piece, group, amax, raw, arena)
         arena.release(mark)
-        return held
+        return raw
 
     def _take_in(
         self, unit: Unit, piece: Piece, group: Group, amax: np.float32, raw: npt.NDArray[Any], arena: Arena
@@ -231,57 +223,40 @@ class UnitWork:
         self,
         unit: Unit,
         piece: Piece,
-        held: HeldRows | None,
+        raw: npt.NDArray[Any] | None,
         group: Group | None,
         writer: ShardWriter,
         arena: Arena,
     ) -> None:
-        """Second pass: the outputs of a piece. A shard of which a module has bad values is not written further.
-
-        held: what the first pass kept; it is released here.
-        """
+        """Second pass: the outputs of a piece. A shard of which a module has bad values is not written further."""
         if group is not None and group.bad:
             writer.spoil()
         if writer.spoiled and (group is not None or unit.action != "quantize"):
-            if held is not None:
-                held.release()
             return
         mark = arena.mark()
-        if held is None:
-            held = self.hold(unit, piece, arena)
-        try:
-            self._write(unit, piece, held.rows, group, writer, arena)
-        finally:
-            held.release()
-        arena.release(mark)
-
-    def _write(
-        self,
-        unit: Unit,
-        piece: Piece,
-        raw: npt.NDArray[Any],
-        group: Group | None,
-        writer: ShardWriter,
-        arena: Arena,
-    ) -> None:
+        if raw is None:
+            raw = self.read(unit, piece, arena)
         if unit.action in ("decode", "gather"):
             values = raw if unit.action == "gather" else self._plain(unit, piece, raw, arena)
-            self._put(writer, unit, unit.outputs[0], values, piece)
+            writer.put_all([self._place(unit, unit.outputs[0], values, piece)])
         elif (blocks := self._blocks(unit, piece, raw, group, writer, arena)) is not None:
             self._put_blocks(writer, unit, piece, blocks, group)
+        arena.release(mark)
 
     def _put_blocks(
         self, writer: ShardWriter, unit: Unit, piece: Piece, blocks: tuple[U8, U8], group: Group | None
     ) -> None:
         """Write the packed codes and scale bytes of a piece; the first piece brings the tensor's scalars along."""
+        parts = []
         for output in unit.outputs:
             match output.part.role:
                 case "codes":
-                    self._put(writer, unit, output, blocks[0], piece)
+                    parts.append(self._place(unit, output, blocks[0], piece))
                 case "scales":
-                    self._put(writer, unit, output, blocks[1], piece)
+                    parts.append(self._place(unit, output, blocks[1], piece))
                 case _ if piece.number == 0:
-                    writer.put(output, self._scalar(unit, output, unit.sources[piece.source], group))
+                    parts.append((output, self._scalar(unit, output, unit.sources[piece.source], group), 0))
+        writer.put_all(parts)
 
     def _blocks(
         self,
@@ -339,11 +314,12 @@ class UnitWork:
             raise CheckpointError(f"{module} has no stored scale where one is needed")
         return np.float32(read_rows(self.files, view, 0, 1, Arena(256)).astype(np.float32)[0, 0])
 
-    def _put(self, writer: ShardWriter, unit: Unit, output: Output, data: npt.NDArray[Any], piece: Piece) -> None:
-        """Rows at their place; a transposed tensor takes a whole matrix at a time."""
+    def _place(
+        self, unit: Unit, output: Output, data: npt.NDArray[Any], piece: Piece
+    ) -> tuple[Output, npt.NDArray[Any], int]:
+        """Rows with their position in the tensor; a transposed tensor takes a whole matrix at a time."""
         first = sum(earlier.rows for earlier in unit.sources[: piece.source]) + piece.start
         if output.part.transposed:
             data = np.ascontiguousarray(data.T)
-            writer.put(output, data, piece.source * data.nbytes)
-        else:
-            writer.put(output, data, first * (data.nbytes // len(data)))
+            return output, data, piece.source * data.nbytes
+        return output, data, first * (data.nbytes // len(data))

@@ -1,16 +1,19 @@
-"""The source files of a run, read from any thread. Mapped parts count as memory, and are given back at once."""
+"""The source files of a run, read from any thread.
+
+Plain reads, no mapped pages: those would count as memory, and mapping does not scale beyond a few threads.
+"""
 
 from __future__ import annotations
 
-import errno
 import os
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from halfbyte.backends.mapped import Window, can_map
+from halfbyte.backends.amax import can_read, largest_magnitude, read_largest_magnitude
 from halfbyte.codec.bits import U8
 from halfbyte.errors import CheckpointError
 
@@ -27,26 +30,20 @@ class Files:
         """Fill a contiguous byte array from a position. A file that ends early has changed since the plan."""
         self.read_by(file, offset, into.nbytes, lambda descriptor: read_all(descriptor, offset, into))
 
-    def window(self, file: str, offset: int, size: int, floats: np.dtype[Any]) -> Window | None:
-        """A mapped part of a file that holds floats. None if the file cannot be mapped; then it must be read."""
-        if not can_map() or offset % floats.itemsize:
-            return None
-        try:
-            return Window(self._open(file), offset, size, floats)
-        except EOFError:
-            raise _cut(file, os.fstat(self._open(file)).st_size) from None
-        except OSError as error:
-            if error.errno in (errno.ENODEV, errno.EMFILE, errno.ENOMEM, errno.EACCES):  # not mapped, but readable
-                return None
-            raise CheckpointError(f"{self._paths[file]} cannot be read at byte {offset}: {error}") from error
+    def read_amax(self, file: str, offset: int, into: npt.NDArray[Any]) -> np.float32:
+        """Like `read`, into an array of floats; returns their largest magnitude, NaN if there is one."""
+        if not can_read():
+            self.read(file, offset, into.reshape(-1).view(np.uint8))
+            return largest_magnitude(into, threads=1)
+        found: list[np.float32] = []
 
-    def close_window(self, window: Window, file: str, offset: int) -> None:
-        """Raise if some byte of the window could not be read."""
-        if not window.close():
-            raise CheckpointError(
-                f"{self._paths[file]} cannot be read after byte {offset}: it was cut since the plan was made, or its "
-                "disk failed"
-            )
+        def read(descriptor: int) -> int:
+            amax, done = read_largest_magnitude(descriptor, offset, into)
+            found.append(amax)
+            return done
+
+        self.read_by(file, offset, into.nbytes, read)
+        return found[0]
 
     def read_by(self, file: str, offset: int, size: int, reader: Callable[[int], int]) -> None:
         """Let `reader` read `size` bytes at a position of an open file. It returns how many the file had."""

@@ -122,34 +122,13 @@ def read_rows(files: Files, view: View, start: int, stop: int, arena: Arena) -> 
     return out
 
 
-class HeldRows:
-    """Rows that were read into an arena, or that are mapped until `release`."""
-
-    def __init__(self, files: Files, view: View, start: int, stop: int, arena: Arena, maps: bool) -> None:
-        """maps: whether they may be mapped. Then they are floats, and `amax` is found in the same pass."""
-        self.amax: np.float32 | None = None
-        self._files, self._file = files, view.file
-        self._offset = view.place(start)
-        self._window = None
-        if maps and view.contiguous:
-            dtype = NUMPY[view.dtype]
-            size = (stop - start) * view.columns * dtype.itemsize
-            self._window = files.window(view.file, self._offset, size, dtype)
-        if self._window is None:
-            self.rows = read_rows(files, view, start, stop, arena)
-        else:
-            self.rows = self._window.bytes.view(dtype).reshape(-1, view.columns)
-            self.amax = self._window.amax
-
-    def release(self) -> None:
-        """Give the rows back. Raises if some of what was mapped could not be read."""
-        window, self._window = self._window, None
-        if window is not None:
-            self._files.close_window(window, self._file, self._offset)
-
-
-SLAB_ELEMENTS = 1 << 17
-"""Elements of FP8 or INT4 that are decoded in one step, or one row: intermediate arrays stay in the cache."""
+def read_rows_amax(
+    files: Files, view: View, start: int, stop: int, arena: Arena
+) -> tuple[npt.NDArray[Any], np.float32]:
+    """Rows of a contiguous view of floats, and their largest magnitude, found while they are in the cache."""
+    dtype, rows = NUMPY[view.dtype], stop - start
+    raw = arena.take(rows * view.columns * dtype.itemsize).view(dtype).reshape(rows, view.columns)
+    return raw, files.read_amax(view.file, view.place(start), raw)
 
 
 def read_scratch(view: View, rows: int) -> int:
@@ -163,13 +142,5 @@ def read_scratch(view: View, rows: int) -> int:
 
 
 def scratch_bytes(source: SourceMatrix, rows: int) -> int:
-    """Bytes beyond the rows themselves that reading and decoding them take: from an arena, or by numpy."""
-    elements, scratch = rows * source.columns, read_scratch(source.weight, rows)
-    match source.kind:
-        case "float":
-            pass
-        case "fp8" | "int4":  # values; and, in steps, indices of the table of values, repeated scales, products
-            scratch += elements * 4 + 16 * min(elements, max(source.columns, SLAB_ELEMENTS))
-        case _:
-            scratch += elements * 5
-    return scratch + 4096
+    """Likewise for a source, with what alignment takes."""
+    return read_scratch(source.weight, rows) + 4096

@@ -179,20 +179,25 @@ bool has_sha() {
 
 extern "C" {
 
-// SHA-256 of `count` pieces of `bytes` bytes that follow each other, 32 bytes each. `bytes` is a multiple of 64.
-// isa: 2 allows AVX-512. Returns 0, with nothing done, if this machine has no SHA instructions.
-int hb_sha256_pieces(int isa, const uint8_t* data, int64_t count, int64_t bytes, uint8_t* digests) {
+// SHA-256 of pieces of `bytes` bytes, 32 bytes each. Each of `arrays` arrays holds `counts[i]` pieces that follow each
+// other; `bytes` is a multiple of 64. isa: 2 allows AVX-512. Returns 0, with nothing done, if this machine has no SHA
+// instructions.
+int hb_sha256_pieces(int isa, int arrays, const uint8_t* const* data, const int64_t* counts, int64_t bytes,
+                     uint8_t* const* digests) {
 #if defined(HB_X86)
     static const bool available = has_sha();
     if (!available) return 0;
-    int64_t piece = 0;
-    for (; isa == 2 && piece + 16 <= count; piece += 16)
-        hash_sixteen(data + piece * bytes, bytes, digests + piece * 32);
-    for (; piece + 2 <= count; piece += 2) hash_pieces<2>(data + piece * bytes, bytes, digests + piece * 32);
-    if (piece < count) hash_pieces<1>(data + piece * bytes, bytes, digests + piece * 32);
+    for (int i = 0; i < arrays; ++i) {
+        const uint8_t* at = data[i];
+        uint8_t* out = digests[i];
+        int64_t left = counts[i];
+        for (; isa == 2 && left >= 16; left -= 16, at += 16 * bytes, out += 16 * 32) hash_sixteen(at, bytes, out);
+        for (; left >= 2; left -= 2, at += 2 * bytes, out += 2 * 32) hash_pieces<2>(at, bytes, out);
+        if (left) hash_pieces<1>(at, bytes, out);
+    }
     return 1;
 #else
-    (void)isa, (void)data, (void)count, (void)bytes, (void)digests;
+    (void)isa, (void)arrays, (void)data, (void)counts, (void)bytes, (void)digests;
     return 0;
 #endif
 }

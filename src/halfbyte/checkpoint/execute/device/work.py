@@ -100,10 +100,6 @@ class DeviceWork(UnitWork):
             need = self._needs.setdefault(unit.module, piece_need(self.engine, unit, self.chunk))
         return need <= self.lanes.size
 
-    def maps(self, unit: Unit) -> bool:
-        """Devices copy from pinned buffers, several times as fast as from mapped files."""
-        return not self.computes(unit) and super().maps(unit)
-
     def holds(self, units: Sequence[Unit], members: Sequence[Unit], sizes: Sizes) -> bool:
         """Whether a lane can hold these units from the first pass to the second."""
         if not all(self.computes(unit) for unit in (*units, *members)):
