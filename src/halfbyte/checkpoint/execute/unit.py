@@ -112,8 +112,8 @@ class UnitWork:
             self.settle(members, group, chunk, arena)
         elif group is not None:
             group.wait(writer.stop)
-        for unit in units:
-            for piece in pieces_of(unit, chunk):
+        for unit in reversed(units):  # what was read last may still be in the cache
+            for piece in reversed(list(pieces_of(unit, chunk))):
                 self.write(unit, piece, held.get((unit.module, piece.number)), group, writer, arena)
             self.forget(unit)
 
