@@ -9,17 +9,20 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from halfbyte.arrays import DTYPE_NAMES, Array, is_torch, like, output_dtype, to_numpy
-from halfbyte.backends import Parts, choose_backend
-from halfbyte.backends.threads import check_threads
-from halfbyte.codec.bits import F32, FLOAT32_MAX, U8, dtype_name
+from halfbyte.arrays import Array, is_torch, like, to_numpy
+from halfbyte.backends import Parts
+from halfbyte.codec.bits import F32, FLOAT32_MAX, U8
 from halfbyte.contracts import Contract
 from halfbyte.contracts.spec import Scaling, Transform
+from halfbyte.device_calls import dequantize_on_card, is_on_card, quantize_on_card
 from halfbyte.errors import InputError
 from halfbyte.formats import BlockFormat
 from halfbyte.methods import Method
-from halfbyte.on_device import decode_tensor, device_of, quantize_tensor
-from halfbyte.request import Request, check_shape, check_takes_amax, resolve, resolve_decoding, stores_scale
+from halfbyte.on_device import decode_tensor, quantize_tensor
+from halfbyte.one_call import dequantize_at_once, quantize_at_once
+from halfbyte.prepared import prepare, prepare_decoding
+from halfbyte.request import Request, check_shape, check_takes_amax, stores_scale
+from halfbyte.tracing import dequantize_traced, is_tracing, quantize_traced
 from halfbyte.types import QuantizedTensor
 
 
@@ -63,22 +66,26 @@ def quantize(
     >>> q.codes.shape, q.scales.tolist(), f"{q.global_scale:.6f}"
     ((16,), [126, 126], '0.000372')
     """
-    check_threads(threads)
-    request = resolve(
-        format,
-        contract,
-        method,
-        block=block,
-        tile=tile,
-        scaling=scaling,
-        dtype=_dtype_of(x),
-        threads=threads,
-        device=device_of(x),
-    )
+    arguments = (format, contract, method, block, tile, scaling, global_amax, backend, threads, out)
+    if is_tracing() and is_torch(x):
+        return quantize_traced(x, *arguments)
+    if is_on_card(x):
+        on_card = quantize_on_card(x, *arguments)
+        if on_card is not None:
+            return on_card
+    kept = prepare(x, format, contract, method, block, tile, scaling, backend, threads)
+    request, engine = kept.request, kept.engine
+    room = None
+    if out is not None and not engine.takes_tensors:
+        room = _check_out(out, x, request.format, check_shape(request, tuple(x.shape)))
+    if kept.whole is not None:
+        known = -1.0 if global_amax is None else _one_amax(global_amax, request)
+        made = None if known is None else quantize_at_once(x, request, kept.whole, known, out)
+        if made is not None:
+            return made
     shape = check_shape(request, tuple(x.shape))
     if 0 in shape:
         return _without_rows(x, shape, request, global_amax, backend, out)
-    engine = choose_backend(backend, request)
     if engine.takes_tensors and is_torch(x):
         given = global_amax if is_torch(global_amax) else _check_global_amax(global_amax, request, shape)
         return quantize_tensor(x, shape, request, engine, out, given)
@@ -86,7 +93,6 @@ def quantize(
     matrix: npt.NDArray[Any] = array.reshape(-1, array.shape[-1])
     if request.contract.transform.columnwise:
         matrix = matrix.T
-    room = None if out is None else _check_out(out, x, request.format, shape)
     parts = engine.quantize(matrix, request, _check_global_amax(global_amax, request, shape), room)
     leading = shape[:-1]
     codes, scales = parts.codes, parts.scales
@@ -129,17 +135,25 @@ def dequantize(
     >>> dequantize(q)[0, :3].tolist()
     [1.0, 1.0, 1.0]
     """
-    check_threads(threads)
-    wanted = output_dtype(dtype)
-    request = resolve_decoding(q.format, q.contract, q.method, threads, device_of(q.codes))
-    rows, width = math.prod(q.shape[:-1]), q.shape[-1]
-    if q.stored_scale is None and stores_scale(q.contract.rule(q.format)):
+    if is_tracing() and is_torch(q.codes):
+        return dequantize_traced(q, dtype, backend, threads, out)
+    if is_on_card(q.codes):
+        from_card = dequantize_on_card(q, dtype, backend, threads, out)
+        if from_card is not None:
+            return from_card
+    kept = prepare_decoding(q, dtype, backend, threads)
+    request, engine, wanted = kept.request, kept.engine, kept.dtype
+    if q.stored_scale is None and stores_scale(kept.rule):
         raise InputError(
             f"contract {q.contract.name} decodes {q.format.name} with a stored scale, and the tensor has none"
         )
     if 0 in q.shape:
         return like(np.empty(q.shape, wanted) if out is None else _check_decoded(out, q, wanted), q.codes)
-    engine = choose_backend(backend, request, decoding=True)
+    if kept.whole is not None and out is None:
+        decoded = dequantize_at_once(q, kept.whole, wanted)
+        if decoded is not None:
+            return decoded
+    rows, width = math.prod(q.shape[:-1]), q.shape[-1]
     if engine.takes_tensors:
         return decode_tensor(q, request, engine, wanted, out)
     given = None if out is None else _check_decoded(out, q, wanted).reshape(rows, width)
@@ -190,16 +204,6 @@ def _without_rows(
     )
 
 
-def _dtype_of(x: Array) -> str:
-    """Short name of an operand's dtype. Raises if this kind of array cannot be quantized."""
-    if not is_torch(x):
-        return dtype_name(to_numpy(x).dtype)
-    if str(x.layout) != "torch.strided":
-        raise InputError(f"expected a dense torch tensor, got layout {x.layout}; call .to_dense() first")
-    name = DTYPE_NAMES.get(str(x.dtype).removeprefix("torch."))
-    return dtype_name(x.dtype) if name is None else name
-
-
 def _check_out(out: QuantizedTensor, x: Array, format: BlockFormat, shape: tuple[int, ...]) -> tuple[U8, U8]:
     """The arrays of `out` as (rows, K) matrices that share their memory."""
     if not isinstance(out, QuantizedTensor):
@@ -237,6 +241,14 @@ def _check_decoded(out: Array, q: QuantizedTensor, dtype: np.dtype[np.generic]) 
     if any(np.shares_memory(array, to_numpy(part)) for part in (q.codes, q.scales)):
         raise InputError("out overlaps the tensor to decode")
     return array
+
+
+def _one_amax(global_amax: object, request: Request) -> float | None:
+    """The given amax if it is a plain number that needs no further checks, else None."""
+    if not isinstance(global_amax, float | np.float32) or not 0 <= global_amax <= FLOAT32_MAX:
+        return None
+    check_takes_amax(request)
+    return abs(float(global_amax))
 
 
 def _check_global_amax(global_amax: object, request: Request, shape: tuple[int, ...]) -> F32 | None:

@@ -60,6 +60,26 @@ class QuantizedTensor:
             if getattr(self, part) is not None:
                 _check_dtype(part, getattr(self, part), "float32")
 
+    @classmethod
+    def trusted(
+        cls,
+        format: BlockFormat,
+        shape: tuple[int, ...],
+        codes: Array,
+        scales: Array,
+        global_scale: Array | None,
+        stored_scale: Array | None,
+        contract: Contract,
+        method: Method,
+    ) -> QuantizedTensor:
+        """A tensor of parts that halfbyte itself has just made: nothing is checked again."""
+        made = cls.__new__(cls)
+        made.__dict__.update(
+            format=format, shape=shape, codes=codes, scales=scales, global_scale=global_scale,
+            stored_scale=stored_scale, contract=contract, method=method,
+        )  # fmt: skip
+        return made
+
     @property
     def scales_as_float8(self) -> Array:
         """The scale codes viewed as float8_e4m3fn or float8_e8m0fnu (torch's dtype, or ml_dtypes'); no copy."""

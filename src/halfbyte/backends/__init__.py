@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from halfbyte.backends.cpu.backend import Cpu
+from halfbyte.backends.cpu.library import load_library
+from halfbyte.backends.cpu.whole import WholeCall, WholeDecode
 from halfbyte.backends.gpu import Gpu
 from halfbyte.backends.protocol import Backend, Parts, Reason
 from halfbyte.backends.reference.quantize import Reference
@@ -17,7 +19,20 @@ BACKENDS: dict[str, Backend[Any]] = {"gpu": Gpu(), "cpu": Cpu(), "reference": Re
 ALIASES = {"triton": "gpu"}
 """Older names that are still accepted."""
 
-__all__ = ["ALIASES", "BACKENDS", "Backend", "Parts", "Reason", "Request", "choose_backend", "get_backend"]
+__all__ = [
+    "ALIASES",
+    "BACKENDS",
+    "Backend",
+    "Cpu",
+    "Parts",
+    "Reason",
+    "Request",
+    "WholeCall",
+    "WholeDecode",
+    "choose_backend",
+    "get_backend",
+    "state",
+]
 
 
 def choose_backend(name: str, request: Request, *, decoding: bool = False) -> Backend[Any]:
@@ -37,6 +52,11 @@ def choose_backend(name: str, request: Request, *, decoding: bool = False) -> Ba
     if (reason := _reason_against(backend, request, decoding)) is not None:
         raise BackendError(f"backend {backend.name} cannot do this: {reason}; or choose backend='auto'")
     return backend
+
+
+def state() -> tuple[object, ...]:
+    """What an answer of `choose_backend` depends on besides the request: the table and the library."""
+    return load_library(), *BACKENDS.values()
 
 
 def get_backend(name: str) -> Backend[Any]:

@@ -6,6 +6,8 @@ that a checkpoint can be compared with a source that stores the same model in an
 
 from __future__ import annotations
 
+import functools
+import mmap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,8 +49,8 @@ NUMPY: dict[str, npt.DTypeLike] = {
     "I64": np.int64,
     "BOOL": np.bool_,
 }
-CHUNK = 1 << 20
-"""Elements that are decoded at a time."""
+CHUNK = 1 << 19
+"""Elements that are decoded at a time: few enough that what is computed of them stays in the cache."""
 
 SMALL = 1 << 16
 """Bytes up to which a tensor is read rather than mapped."""
@@ -70,6 +72,8 @@ class Matrix:
     """The tensor itself, where the matrix is one tensor as it lies."""
     encoded: Callable[[int, int], Encoded] | None = None
     """encoded(start, stop): these rows as they are stored, for formats of 4-bit codes in blocks."""
+    stored: Callable[[int, int], Raw] | None = None
+    """stored(start, stop): these rows in the dtype of the file, where they lie one after another."""
     multipliers: Callable[[int, int], F32] | None = None
     """multipliers(start, stop): what the stored values of these rows were multiplied by, for FP8."""
 
@@ -89,8 +93,15 @@ def view(path: Path, tensor: Tensor) -> Raw:
         with open(f"{path}/{tensor.file}", "rb") as file:
             file.seek(info.start)
             return np.frombuffer(file.read(info.bytes), NUMPY[info.dtype]).reshape(info.shape)
-    raw = np.memmap(path / tensor.file, np.uint8, "r", info.start, (info.bytes,))
-    return np.asarray(raw).view(NUMPY[info.dtype]).reshape(info.shape)
+    return mapped(f"{path}/{tensor.file}", info.start, info.bytes).view(NUMPY[info.dtype]).reshape(info.shape)
+
+
+def mapped(file: str, start: int, size: int) -> npt.NDArray[np.uint8]:
+    """Bytes of a file, mapped as long as the array lives. np.memmap takes ten times as long to set up."""
+    skipped = start % mmap.ALLOCATIONGRANULARITY
+    with open(file, "rb", buffering=0) as opened:
+        pages = mmap.mmap(opened.fileno(), skipped + size, access=mmap.ACCESS_READ, offset=start - skipped)
+    return np.frombuffer(pages, np.uint8, size, skipped)
 
 
 def pieces(path: Path, tensor: Tensor) -> Iterator[Raw]:
@@ -99,7 +110,7 @@ def pieces(path: Path, tensor: Tensor) -> Iterator[Raw]:
     step = CHUNK * dtype.itemsize
     for start in range(tensor.info.start, tensor.info.stop, step):
         size = min(step, tensor.info.stop - start)
-        yield np.asarray(np.memmap(path / tensor.file, np.uint8, "r", start, (size,))).view(dtype)
+        yield mapped(f"{path}/{tensor.file}", start, size).view(dtype)
 
 
 def scalar(path: Path, tensor: Tensor) -> np.float32:
@@ -115,7 +126,8 @@ def oriented(path: Path, weight: StoredTensors, role: Role) -> Raw:
         raise CheckpointError(f"{tensor.name}: {weight.storage.name} has no axes of its own")
     if "experts" not in axes:
         array, axes = array[None], ("experts", *axes)
-    array = np.moveaxis(array, axes.index("rows"), 1)
+    if axes.index("rows") != 1:
+        array = np.moveaxis(array, axes.index("rows"), 1)
     return array if array.ndim == 3 else array.reshape(*array.shape[:2], -1)
 
 
@@ -137,10 +149,14 @@ def _plain(path: Path, name: str, tensor: Tensor, model: Model) -> Iterator[Matr
         return
     if len(shape) == 2 and name.endswith(".weight"):
 
-        def read(start: int, stop: int) -> F32:
-            return _widen(view(path, tensor)[start:stop])
+        def stored(start: int, stop: int) -> Raw:
+            return view(path, tensor)[start:stop]
 
-        yield Matrix(name.removesuffix(".weight"), (shape[0], shape[1]), stored_as, (name,), read, tensor)
+        def read(start: int, stop: int) -> F32:
+            return _widen(stored(start, stop))
+
+        module, size = name.removesuffix(".weight"), (shape[0], shape[1])
+        yield Matrix(module, size, stored_as, (name,), read, tensor, stored=stored)
     elif len(shape) == 3 and is_stack(name):
         transposed = model.lies_transposed(name, shape)
         out, width = (shape[2], shape[1]) if transposed else (shape[1], shape[2])
@@ -169,9 +185,13 @@ def _quantized(path: Path, weight: StoredTensors, model: Model) -> Iterator[Matr
         codes, scales = oriented(path, weight, "codes")[expert], oriented(path, weight, "scales")[expert]
         return _decode(path, weight, codes[picked], scales[picked])
 
+    @functools.cache
+    def tensor_scale() -> float:
+        return _tensor_scale(path, weight)
+
     def stored(expert: int, picked: slice) -> Encoded:
         codes, scales = oriented(path, weight, "codes")[expert], oriented(path, weight, "scales")[expert]
-        return _encoded(path, weight, codes[picked], scales[picked])
+        return _encoded(storage.format, codes[picked], scales[picked], tensor_scale())
 
     def multipliers(start: int, stop: int) -> F32:
         return _fp8_scales(path, parts["scales"], (out, width), slice(start, stop))
@@ -229,16 +249,20 @@ def _part_of(rows: Callable[[int, slice], T], expert: int, whole: slice) -> Call
     return read
 
 
-def _encoded(path: Path, weight: StoredTensors, codes: Raw, scales: Raw) -> Encoded:
+def _tensor_scale(path: Path, weight: StoredTensors) -> float:
+    """The number that codes and block scales are multiplied by; 1 in formats without one."""
+    storage = weight.storage
+    if not storage.has_tensor_scale:
+        return 1.0
+    number = float(scalar(path, weight.parts[storage.global_role]))
+    return number if not storage.divides else 1 / number if number else np.inf
+
+
+def _encoded(format: str, codes: Raw, scales: Raw, tensor_scale: float) -> Encoded:
     """Rows of a block format, undecoded but for the scales."""
-    storage, raw = weight.storage, np.ascontiguousarray(scales).view(np.uint8)
-    tensor_scale = 1.0
-    if storage.has_tensor_scale:
-        number = float(scalar(path, weight.parts[storage.global_role]))
-        tensor_scale = number if not storage.divides else 1 / number if number else np.inf
-    scale_format = get_format(storage.format).scale
+    raw, scale_format = np.ascontiguousarray(scales).view(np.uint8), get_format(format).scale
     packed = np.ascontiguousarray(codes).view(np.uint8)
-    return Encoded(packed, raw, scale_format.values[raw], tensor_scale, scale_format)
+    return Encoded(packed, raw, scale_format.values.take(raw.astype(np.intp), mode="clip"), tensor_scale, scale_format)
 
 
 def _decode(path: Path, weight: StoredTensors, codes: Raw, scales: Raw) -> F32:

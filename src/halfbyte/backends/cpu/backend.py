@@ -18,6 +18,7 @@ from halfbyte.backends.cpu.call import MXCall, NVFP4Call
 from halfbyte.backends.cpu.choose import Kernel, choose, choose_decoder
 from halfbyte.backends.cpu.decode import decode_blocks, decode_table
 from halfbyte.backends.cpu.hadamard import rotate_matrix
+from halfbyte.backends.cpu.whole import WholeCall, WholeDecode, whole_call, whole_decode
 from halfbyte.backends.protocol import Parts, Reason
 from halfbyte.backends.reference.quantize import Reference, quantize_matrix
 from halfbyte.codec.bits import F32, U8
@@ -62,6 +63,14 @@ class Cpu:
 
     def supports_decoding(self, request: Request) -> str | None:
         return choose_decoder(request)
+
+    def whole_call(self, request: Request) -> WholeCall | None:
+        """One function of the library for the whole of a small call; None if the request has none."""
+        return whole_call(request)
+
+    def whole_decode(self, request: Request, dtype: np.dtype[np.generic]) -> WholeDecode | None:
+        """The same for decoding to a dtype."""
+        return whole_decode(request, dtype)
 
     def quantize(
         self, x: npt.NDArray[Any], request: Request, amax: F32 | None = None, out: tuple[U8, U8] | None = None

@@ -37,6 +37,13 @@ def decode_table(
     return np.ascontiguousarray(values).astype(dtype)
 
 
+def for_kernel(table: npt.NDArray[Any], format: BlockFormat) -> npt.NDArray[Any]:
+    """A table of values as the kernels take it: for E2M1 in two bytes, sixteen low bytes, then sixteen high bytes."""
+    if format.element == E2M1 and table.dtype.itemsize == 2:
+        return np.ascontiguousarray(table.view(np.uint8).reshape(256, 16, 2).swapaxes(1, 2))
+    return table
+
+
 def decode_blocks(
     codes: U8,
     scales: U8,
@@ -49,8 +56,7 @@ def decode_blocks(
     block, width = request.format.block, table.dtype.itemsize
     code_bytes = block // request.format.codes_per_byte
     out = np.empty(shape, table.dtype) if out is None else out
-    if request.format.element == E2M1 and width == 2:  # sixteen low bytes, then sixteen high bytes
-        table = np.ascontiguousarray(table.view(np.uint8).reshape(256, 16, 2).swapaxes(1, 2))
+    table = for_kernel(table, request.format)
 
     def run(start: int, stop: int) -> None:
         inputs = pointer(codes, start * code_bytes), pointer(scales, start), ctypes.c_int64(stop - start)

@@ -52,17 +52,30 @@ def load_library() -> ctypes.CDLL | None:
             size.restype = ctypes.c_int64
         if size is None or size() != ctypes.sizeof(structure):
             raise ImportError(f"{path} was built from other sources than this package; reinstall halfbyte")
-    for name in ("hb_plain", "hb_mxfp8", "hb_mx_search", "hb_cast", "hb_plain_tiles", "hb_general"):
+    for name in (
+        "hb_plain",
+        "hb_mxfp8",
+        "hb_mx_search",
+        "hb_cast",
+        "hb_plain_tiles",
+        "hb_general",
+        "hb_read_amax",
+        "hb_read_to_device",
+    ):
         getattr(library, name).restype = ctypes.c_int64
     library.hb_amax.restype = library.hb_four_six.restype = ctypes.c_uint32
+    address: Any = ctypes.c_void_p
+    count: Any = ctypes.c_int64
+    library.hb_quantize.argtypes = [address, ctypes.c_int, address, count, count, ctypes.c_float] + [address] * 4
+    library.hb_dequantize.argtypes = [address, ctypes.c_int, address, address, count, address, address]
     library.hb_build_flags.restype = ctypes.c_char_p
-    library.hb_multiply_add.restype = ctypes.c_float
+    library.hb_multiply_add.restype = library.hb_compare_blocks.restype = ctypes.c_float
     return library
 
 
 def choose_isa(library: ctypes.CDLL) -> int:
     """The widest instruction set of this machine, or the one that HALFBYTE_ISA names. It never changes a bit."""
-    best = int(library.hb_best_isa())
+    best = _best_isa(library)
     wanted = os.environ.get("HALFBYTE_ISA")
     if wanted is None:
         return best
@@ -71,6 +84,11 @@ def choose_isa(library: ctypes.CDLL) -> int:
     if ISAS[wanted] > best:
         raise InputError(f"HALFBYTE_ISA={wanted}, but this machine does not have it")
     return ISAS[wanted]
+
+
+@functools.cache
+def _best_isa(library: ctypes.CDLL) -> int:
+    return int(library.hb_best_isa())
 
 
 def native() -> tuple[ctypes.CDLL, int]:
@@ -96,6 +114,13 @@ def over_ranges(run: Callable[[int, int], Any], count: int, bytes_each: int, thr
         return [run(0, count)]
     edges = [count * i // workers for i in range(workers + 1)]
     return list(_pool(workers).map(run, edges[:-1], edges[1:]))
+
+
+def one_thread(size: int, threads: int | None) -> bool:
+    """Whether `over_ranges` would run an operand of that many bytes on one thread."""
+    if threads is None and size < 2 * RANGE_BYTES and "HALFBYTE_THREADS" not in os.environ:
+        return True
+    return thread_count(threads) == 1 or size < 2 * RANGE_BYTES
 
 
 def pointer(array: npt.NDArray[Any], offset: int = 0) -> ctypes.c_void_p:

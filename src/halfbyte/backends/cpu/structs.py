@@ -100,6 +100,47 @@ class PeerSearch(ctypes.Structure):
     ]
 
 
+class DeviceFunctions(ctypes.Structure):
+    """device_reading.cpp: hb_device_functions."""
+
+    _fields_ = [(name, ctypes.c_void_p) for name in ("copy", "record", "wait")]
+
+
+class Ring(ctypes.Structure):
+    """device_reading.cpp: hb_ring."""
+
+    _fields_ = [
+        ("memory", ctypes.c_void_p),
+        ("step", ctypes.c_int64),
+        ("count", ctypes.c_int64),
+        ("events", ctypes.c_void_p),
+        ("next", ctypes.c_int64),
+    ]
+
+
+class Recipe(ctypes.Structure):
+    """recipe.h: Recipe."""
+
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in ("route", "block", "dtype", "factor", "pre_scale", "element", "stored")),
+        *((name, ctypes.c_int32) for name in ("multiplier", "tie", "sign", "wraps", "nan_code", "for_zero_byte")),
+        *((name, ctypes.c_int32) for name in ("statistics", "first", "error", "metric", "mx_element", "zero_byte")),
+        ("worth_tables", ctypes.c_int32),
+        *((name, ctypes.c_float) for name in ("smallest", "for_zero", "largest", "top", "given")),
+        *((name, ctypes.c_void_p) for name in ("tables", "values")),
+    ]
+
+
+class DecodeRecipe(ctypes.Structure):
+    """recipe.h: DecodeRecipe."""
+
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in ("decode", "block", "dtype", "negative_zero", "code_bits")),
+        ("top", ctypes.c_float),
+        ("table", ctypes.c_void_p),
+    ]
+
+
 STRUCTURES: dict[str, type[ctypes.Structure]] = {
     "tables": Tables,
     "rule": Rule,
@@ -108,6 +149,10 @@ STRUCTURES: dict[str, type[ctypes.Structure]] = {
     "grid": Grid,
     "sweep": SweepTables,
     "peer": PeerSearch,
+    "device_functions": DeviceFunctions,
+    "ring": Ring,
+    "recipe": Recipe,
+    "decode_recipe": DecodeRecipe,
 }
 """The structures by NAME. The function hb_sizeof_NAME of the library returns the size of a structure."""
 

@@ -19,7 +19,7 @@ from halfbyte.codec.bits import F32
 from halfbyte.codec.element import decode
 from halfbyte.contracts import NVFP4Rule, expressions
 from halfbyte.contracts.arithmetic import first_scale_byte, zero_scale_byte
-from halfbyte.contracts.spec import TensorScale
+from halfbyte.contracts.spec import Rounding, TensorScale
 from halfbyte.formats import E4M3
 
 DIVISORS: dict[object, Callable[[F32, TensorScale], F32]] = {
@@ -35,6 +35,11 @@ SIGN_OF_X = 3
 
 SCALES = decode(np.arange(127, dtype=np.uint8), E4M3)
 """The value of every finite scale byte."""
+
+
+def sign_number(rounding: Rounding) -> int:
+    """When the sign bit of a code is set, by its number in native/tables.h."""
+    return SIGN_OF_X if rounding.zero_input else SIGNS.index(rounding.sign)
 
 
 @np.errstate(all="ignore")
@@ -58,7 +63,7 @@ def build_nvfp4_tables(rule: NVFP4Rule, t: TensorScale, dtype: str) -> Tables | 
         pre_scale=PRE_SCALES.index(rule.pre_scale),
         divides=divides,
         tie=TIES.index(rounding.tie),
-        sign=SIGN_OF_X if rounding.zero_input else SIGNS.index(rounding.sign),
+        sign=sign_number(rounding),
         wraps=rounding.wraps,
         for_zero_byte=-1 if policy.for_zero_byte is None else policy.for_zero_byte,
         statistics=DTYPE_NUMBERS[t.statistics],

@@ -9,11 +9,15 @@ from pathlib import Path
 from halfbyte.backends.threads import thread_count
 from halfbyte.checkpoint.execute.closing import close
 from halfbyte.checkpoint.execute.destination import check_destination, only_one, open_destination
+from halfbyte.checkpoint.execute.device.sizes import DevicePlan, Limits, plan_devices
+from halfbyte.checkpoint.execute.device.work import DeviceWork
 from halfbyte.checkpoint.execute.disk import Disk
 from halfbyte.checkpoint.execute.engine import Engine
 from halfbyte.checkpoint.execute.journal import Journal, work_folder
+from halfbyte.checkpoint.execute.pieces import SLACK, Sizes, largest_piece
 from halfbyte.checkpoint.execute.pool import Event, Pool, check_unchanged
-from halfbyte.checkpoint.execute.tasks import SLACK, Sizes, Tasks, largest_piece
+from halfbyte.checkpoint.execute.target_device import open_devices
+from halfbyte.checkpoint.execute.tasks import Tasks
 from halfbyte.checkpoint.execute.unit import UnitWork
 from halfbyte.checkpoint.execute.writer import disk_error
 from halfbyte.checkpoint.io.files import Files
@@ -22,6 +26,9 @@ from halfbyte.errors import InputError
 
 CHUNK = 32 << 20
 """Source bytes per piece: enough to make the fixed cost of a call negligible."""
+
+PARTS = (4, 8, 16)
+"""A piece has at most one of so many parts of a worker's memory; the first that leaves room for what is made of it."""
 
 DEFAULT_MEMORY = 2 << 30
 
@@ -34,6 +41,11 @@ class Resources:
     """None: HALFBYTE_THREADS, or the processors there are."""
     max_memory: int = DEFAULT_MEMORY
     device: str = "cpu"
+    """cpu, cuda (all that are visible), cuda:0, cuda:0,2."""
+    device_reason: str = ""
+    """Why that one, if nobody asked for it; for people."""
+    max_gpu_memory: int | None = None
+    """Bytes per device; None: a quarter of what is free, at most 8 GiB."""
     sync: bool = True
     """Whether each shard is flushed to disk before it counts as done. Without that, a power cut may lose shards."""
     chunk: int = CHUNK
@@ -48,6 +60,8 @@ class Outcome:
     """Shards that were complete when the run began."""
     finished_before: bool = False
     """The destination held the result of the same plan already."""
+    pieces_on_cpu: int = 0
+    """Pieces that were computed on the CPU because no GPU had memory left for them."""
 
 
 def sizes_for(plan: Plan, resources: Resources) -> tuple[Sizes, int]:
@@ -56,10 +70,11 @@ def sizes_for(plan: Plan, resources: Resources) -> tuple[Sizes, int]:
     units = plan.units
     while True:
         arena = resources.max_memory * 9 // 10 // workers
-        chunk = max(1, min(resources.chunk, arena // 16))
-        needed = max((largest_piece(unit, chunk) for unit in units), default=0) + SLACK
-        if needed <= arena:
-            return Sizes(chunk, arena), workers
+        for part in PARTS:
+            chunk = max(1, min(resources.chunk, arena // part))
+            needed = max((largest_piece(unit, chunk) for unit in units), default=0) + SLACK
+            if needed <= arena:
+                return Sizes(chunk, arena), workers
         if workers == 1:
             raise InputError(
                 f"--max-memory {resources.max_memory:,} is too little: a piece of the largest tensor needs {needed:,}"
@@ -80,14 +95,19 @@ def run(
     """
     resources = resources or Resources()
     sizes, workers = sizes_for(plan, resources)
-    engine = Engine(plan.format, plan.contract, plan.method, plan.repairs, resources.device)
+    engine = Engine(plan.format, plan.contract, plan.method, plan.repairs)
+    found = open_devices(resources.device, plan, engine)
+    limits = Limits(resources.max_memory * 9 // 10, resources.max_gpu_memory, resources.chunk)
+    devices = plan_devices(found, engine, plan.units, workers, limits) if found else None
+    sizes = sizes if devices is None else devices.sizes
     check_destination(plan.source, destination)
+    disk = Disk(resources.sync)
     try:
-        with only_one(destination):
-            journal = open_destination(plan, destination, overwrite, Disk(resources.sync))
+        with only_one(destination, disk):
+            journal = open_destination(plan, destination, overwrite, disk)
             if journal is None:
                 return Outcome(0, len(plan.shards), finished_before=True)
-            return _work(plan, destination, journal, engine, (sizes, workers), report)
+            return _work(plan, destination, journal, engine, devices, (sizes, workers), report)
     except OSError as error:
         raise disk_error(error, destination) from error
 
@@ -97,6 +117,7 @@ def _work(
     destination: Path,
     journal: Journal,
     engine: Engine,
+    devices: DevicePlan | None,
     cut: tuple[Sizes, int],
     report: Callable[[Event], None],
 ) -> Outcome:
@@ -104,15 +125,17 @@ def _work(
     sizes, workers = cut
     found = len(journal.finished)
     files = Files({file.name: str(plan.source / file.name) for file in plan.files})
-    acts = UnitWork(files, engine)
+    acts = UnitWork(files, engine) if devices is None else DeviceWork(files, engine, devices)
     try:
         pool = Pool(plan, Tasks(plan, acts, sizes), journal, work_folder(destination), report)
         report(Event("begin", pool.done, pool.total))
         pool.work(workers)
     finally:
         files.close()
+        if devices is not None:
+            devices.lanes.close()
     acts.bad.refuse()
     check_unchanged(plan)
     close(plan, destination, journal, lambda done, total: report(Event("close", done, total)))
     report(Event("end", pool.total, pool.total))
-    return Outcome(len(plan.shards) - found, found)
+    return Outcome(len(plan.shards) - found, found, pieces_on_cpu=acts.on_cpu)

@@ -1,59 +1,6 @@
 // Builds the tables of one NVFP4 tensor. It evaluates the contract's own formulas to find where each byte and each code
 // starts.
-#include "tables.h"
-
-static float round_to_half(float x) {
-    // Rounds a non-negative x to the nearest float16, ties to even.
-    if (x != x || x >= 65520.0f) return x != x ? x : std::numeric_limits<float>::infinity();
-    if (x < 0x1p-14f) return (x + 0.5f) - 0.5f;  // the last place of 0.5 is 2**-24
-    uint32_t bits = as_bits(x);
-    bits += 0xFFF + ((bits >> 13) & 1);
-    return as_float(bits & ~0x1FFFu);
-}
-
-static float round_to_bfloat(float x) {
-    if (x != x) return x;
-    uint32_t bits = as_bits(x);
-    bits += 0x7FFF + ((bits >> 16) & 1);
-    return as_float(bits & 0xFFFF0000u);
-}
-
-// Slot 2 of the contract.
-static float pre_scale(const Rule& r, float v) {
-    const float sixth = 1.0f / 6.0f;
-    switch (r.pre_scale) {
-        case FOLDED_SIXTH: return v * (r.factor * sixth);
-        case SIXTH_THEN_FACTOR: return r.factor * (v * sixth);
-        case DIVIDED_THEN_FACTOR_OR_ZERO: return r.amax == 0.0f ? 0.0f : (v / r.largest) * r.factor;
-        case OVER_PRODUCT: return v / (6.0f * r.factor);
-        case FACTOR_TIMES_DIVIDED: {
-            float share = v / 6.0f;
-            if (r.statistics == FP16) share = round_to_half(share);
-            if (r.statistics == BF16) share = round_to_bfloat(share);
-            return r.factor * share;
-        }
-        case DIVIDED_TWICE: return (v / 6.0f) / r.factor;
-        case DIVIDED: return v / 6.0f;
-        case DIVIDED_FLOORED: return v / 6.0f > 1e-12f ? v / 6.0f : 1e-12f;
-        case STATIC_SCALE:
-            // A zero share is not replaced here (`for_zero` does that), so the scale never decreases as v grows.
-            return ((v / 6.0f) * (r.top / 6.0f)) / (r.amax / 6.0f);
-        case DIVIDED_THEN_FACTOR: return (v / 6.0f) * r.factor;
-        default: return std::numeric_limits<float>::quiet_NaN();  // no such formula: backends/cpu/choose.py refuses it
-    }
-}
-
-// Whether `for_zero` applies, that is, whether the scale is exactly 0. Model-Optimizer's static weights ask this of
-// v/6.
-static bool is_zero(const Rule& r, float v) {
-    return (r.pre_scale == STATIC_SCALE ? v / 6.0f : pre_scale(r, v)) == 0.0f;
-}
-
-// Slot 3 of the contract without its exceptions for zero, so that the byte never decreases as v grows.
-static int byte_of(const Rule& r, float v) {
-    float scale = pre_scale(r, v);
-    return e4m3_encode(scale > r.smallest ? scale : r.smallest);
-}
+#include "formulas.h"
 
 // The smallest bits in [0, end] for which `holds` is true, or end + 1 if there are none. `holds` must be false up to
 // some bits and true from there on.
@@ -97,8 +44,6 @@ static uint32_t bits_near(float value, int dtype) {
     if (value < 0x1p-14f) return (uint32_t)(value * 0x1p24f);
     return (as_bits(value) - (112u << 23)) >> 13;
 }
-
-static const float MIDDLES[7] = {0.25f, 0.75f, 1.25f, 1.75f, 2.5f, 3.5f, 5.0f};
 
 // Kernels for 16-bit input compare 16-bit lanes, so both halves of the word hold the threshold.
 static int32_t in_lanes(int32_t threshold, int dtype) {

@@ -74,5 +74,11 @@ struct Kernels {
     int64_t (*cast)(const uint8_t* codes, const uint8_t* scales, int64_t blocks, const uint8_t* table,
                     uint8_t* codes_out, uint8_t* scales_out);
     void (*tile_amax)(const void* x, int64_t columns, int dtype, uint32_t* out);
+    float (*compare_blocks)(const void* x, int dtype, const uint8_t* codes, const float* factors, int64_t blocks,
+                            int block, const float* tables, float* amax, float* product, float* power, double* squares,
+                            double* off, uint8_t* wrong);
     int lanes;
 };
+
+// The kernels of an instruction set, by its number in backends/cpu/library.py.
+const Kernels* tables_of(int isa);

@@ -8,7 +8,7 @@ extern const Searches hb_avx2_searches;
 extern const Searches hb_avx512_searches;
 #endif
 
-static const Searches* searches_of(int isa) {
+const Searches* searches_of(int isa) {
 #if defined(HB_X86)
     if (isa == 1) return &hb_avx2_searches;
     if (isa == 2) return &hb_avx512_searches;

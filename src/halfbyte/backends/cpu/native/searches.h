@@ -75,3 +75,5 @@ struct Searches {
                  const uint8_t* scales);
     void (*rotate)(const void* x, int64_t groups, int dtype, const float* matrix, void* out);
 };
+
+const Searches* searches_of(int isa);

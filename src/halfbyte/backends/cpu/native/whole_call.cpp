@@ -1,0 +1,373 @@
+// A whole call in one function: the tensor's amax, its numbers under the contract, the tables if they pay, the blocks.
+// It runs on the calling thread. Scratch memory belongs to the thread and is kept for its next call.
+#include "direct.h"
+#include "searches.h"
+#include <memory>
+#include <vector>
+
+extern "C" {
+int hb_build_tables(const Rule* rule, int dtype, Tables* t);
+int hb_fit_multipliers(const Tables* t, const float* near, float prescale, int dtype, float* out);
+void hb_search(int isa, const void* x, int64_t rows, int64_t columns, int dtype, const SearchTables* t,
+               const float* weights, uint8_t* scales, const Tables* tables, uint8_t* codes);
+uint32_t hb_four_six(int isa, const void* x, int64_t rows, int64_t columns, int dtype, int kind, int squared,
+                     const FourSixScale* s, int per_row, uint8_t* scales, const Tables* t, uint8_t* codes);
+void hb_four_six_ordered(int isa, const void* x, int64_t rows, int64_t columns, int block, int dtype, int kind,
+                         int measure, int peer, const FourSixScale* s, int per_row, uint8_t* scales);
+int64_t hb_general(int isa, const void* x, int64_t rows, int64_t columns, int64_t row, const GeneralSearch* t,
+                   uint8_t* scales, int64_t* irregular);
+int64_t hb_mx_search(int isa, const void* x, int64_t rows, int64_t columns, int block, int dtype, int element,
+                     const float* weights, int zero_byte, uint8_t* scales, const Tables* tables, uint8_t* codes,
+                     int64_t* irregular);
+}
+
+namespace {
+
+const int64_t CHUNK = 65536;  // blocks per step of a kernel that lists blocks, which bounds the list
+
+// The tables of one tensor, kept for the next call with the same recipe and amax.
+struct Built {
+    Recipe recipe = {};
+    float amax = -1.0f;
+    bool searches = false;  // whether `search` is filled
+    Tables tables = {};
+    SearchTables search = {};
+};
+
+Built& built() {
+    static thread_local std::unique_ptr<Built> kept;
+    if (!kept) kept = std::make_unique<Built>();
+    return *kept;
+}
+
+int64_t* listed(int64_t blocks) {
+    static thread_local std::vector<int64_t> kept;
+    if ((int64_t)kept.size() < blocks) kept.resize((size_t)blocks);
+    return kept.data();
+}
+
+// One call: a recipe, the operand, and where the results go.
+struct Call {
+    const Recipe& recipe;
+    int isa;
+    const uint8_t* x;
+    int64_t rows, columns;
+    uint8_t *codes, *scales;
+    Numbers n = {};
+    float largest = -1.0f;  // the largest magnitude of the operand itself; negative: not known
+
+    int64_t blocks() const { return rows * columns; }
+    int64_t block_bytes() const { return recipe.block * (recipe.dtype == FP32 ? 4 : 2); }
+    int64_t code_bytes() const { return recipe.block / 2; }
+    uint8_t* codes_at(int64_t block) const { return codes + block * code_bytes(); }
+
+    float own_largest() {
+        if (largest < 0.0f)
+            largest = magnitude_value(tables_of(isa)->amax(x, blocks() * recipe.block, recipe.dtype), recipe.dtype);
+        return largest;
+    }
+
+    // Whether the shortcuts of the searches are exact. (backends/cpu/ranges.py)
+    bool in_range(float most) const {
+        const float amax = n.rule.amax, g = n.multiplier;
+        return std::isfinite(most) && amax >= 0x1p-60f && amax <= 0x1p60f && g >= 0x1p-80f && g <= 0x1p60f &&
+               (double)most <= (double)g * 0x1p50;
+    }
+
+    // Scale byte and codes of one block by the formulas. Returns false if it holds NaN or Inf, or has no scale.
+    bool plain_block(int64_t block) {
+        const uint8_t* at = x + block * block_bytes();
+        const uint32_t bits = largest_bits(at, recipe.block, recipe.dtype);
+        if (bits >= inf_bits(recipe.dtype)) return false;
+        const int byte = scale_byte_of(recipe, n.rule, magnitude_value(bits, recipe.dtype));
+        if (byte >= 0x7F) return false;
+        scales[block] = (uint8_t)byte;
+        direct_codes(recipe, n.rule, at, byte, codes_at(block));
+        return true;
+    }
+
+    bool plain_blocks() {
+        for (int64_t block = 0; block < blocks(); ++block)
+            if (!plain_block(block)) return false;
+        return true;
+    }
+
+    void codes_of_chosen() {
+        for (int64_t block = 0; block < blocks(); ++block)
+            direct_codes(recipe, n.rule, x + block * block_bytes(), scales[block], codes_at(block));
+    }
+
+    // The tables of this tensor; null if its numbers are not finite.
+    Built* tables() {
+        Built& kept = built();
+        if (kept.amax == n.rule.amax && std::memcmp(&kept.recipe, &recipe, sizeof recipe) == 0) return &kept;
+        kept.amax = -1.0f;
+        kept.searches = false;
+        fill_constants(recipe, &n.rule);
+        if (hb_build_tables(&n.rule, recipe.dtype, &kept.tables)) return nullptr;
+        kept.recipe = recipe;
+        kept.amax = n.rule.amax;
+        return &kept;
+    }
+
+    bool plain() {
+        if (blocks() < recipe.worth_tables) return plain_blocks();
+        const Built* kept = tables();
+        if (!kept) return false;
+        int64_t* irregular = listed(std::min(blocks(), CHUNK));
+        for (int64_t start = 0; start < blocks(); start += CHUNK) {
+            const int64_t count = std::min(blocks() - start, CHUNK);
+            const int64_t found = tables_of(isa)->plain(x + start * block_bytes(), count, recipe.block, recipe.dtype,
+                                                        &kept->tables, codes_at(start), scales + start, irregular);
+            for (int64_t i = 0; i < found; ++i)
+                if (!plain_block(start + irregular[i])) return false;
+        }
+        return true;
+    }
+
+    // Codes for the bytes that a search chose.
+    bool emit() {
+        if (blocks() < recipe.worth_tables) return codes_of_chosen(), true;
+        Built* kept = tables();
+        if (!kept) return false;
+        tables_of(isa)->emit(x, blocks(), recipe.block, recipe.dtype, &kept->tables, codes, scales);
+        if (recipe.wraps) {
+            fill_constants(recipe, &n.rule);
+            searches_of(isa)->wrap(x, blocks(), recipe.block, recipe.dtype, n.rule.constant, codes, scales);
+        }
+        return true;
+    }
+
+    FourSixScale four_six_scale() const { return {n.rule.factor, 1.0f / n.rule.factor, n.rule.amax, n.rule.top}; }
+
+    bool four_six() {
+        if (largest >= 0.0f && !in_range(largest)) return false;
+        const FourSixScale s = four_six_scale();
+        const Built* kept = blocks() < recipe.worth_tables ? nullptr : tables();
+        const uint32_t most = hb_four_six(isa, x, rows, columns, recipe.dtype, recipe.error, recipe.metric, &s, 0,
+                                          scales, kept ? &kept->tables : nullptr, codes);
+        if (!in_range(as_float(most))) return false;
+        return kept ? true : (codes_of_chosen(), true);
+    }
+
+    bool four_six_ordered() {
+        if (!in_range(own_largest())) return false;
+        const FourSixScale s = four_six_scale();
+        hb_four_six_ordered(isa, x, rows, columns, recipe.block, recipe.dtype, recipe.error, recipe.metric,
+                            recipe.wraps, &s, 0, scales);
+        return emit();
+    }
+
+    // The numbers of every scale byte for the exact search, scaled by a power of two.
+    bool fill_search(SearchTables* t) const {
+        int exponent;
+        std::frexp(n.multiplier, &exponent);
+        exponent -= 1;
+        const float up = std::ldexp(1.0f, exponent), down = std::ldexp(1.0f, -exponent);
+        const int zero_byte = scale_byte_of(recipe, n.rule, 0.0f);
+        t->divides = n.rule.divides;
+        t->first = recipe.first;
+        t->zero_byte = zero_byte;
+        t->prescale = down;
+        t->unit = n.multiplier * down;
+        t->to_scale = 1.0f / (6.0f * t->unit);
+        const float shift = t->divides ? down : up;
+        for (int byte = 0; byte < 127; ++byte) {
+            const float scale = e4m3_decode(byte);
+            t->multiplier[byte] = constant_of(recipe.element, scale, n.rule.factor) * shift;
+            t->scale[byte] = scale * t->unit;
+        }
+        return zero_byte < 0x7F;
+    }
+
+    bool exact() {
+        if (!in_range(own_largest())) return false;
+        if (blocks() < recipe.worth_tables) {
+            SearchTables t;
+            if (recipe.tie != TIE_EVEN) return general();
+            if (!fill_search(&t)) return false;
+            tables_of(isa)->search(x, block_bytes(), blocks(), recipe.dtype, &t, nullptr, scales, 1);
+            codes_of_chosen();
+            return true;
+        }
+        Built* kept = tables();
+        if (!kept || !search_by_multiplying(kept)) return kept && general();
+        hb_search(isa, x, rows, columns, recipe.dtype, &kept->search, nullptr, scales, &kept->tables, codes);
+        return true;
+    }
+
+    // Fills the search with multipliers that give the contract's codes. Returns false if it cannot.
+    bool search_by_multiplying(Built* kept) const {
+        if (kept->searches) return true;
+        SearchTables& t = kept->search;
+        if (!fill_search(&t)) return false;
+        if (t.divides || recipe.tie != TIE_EVEN) {
+            float near[127], fitted[127];
+            for (int byte = 0; byte < 127; ++byte)
+                near[byte] = t.divides ? 1.0f / t.multiplier[byte] : t.multiplier[byte];
+            if (recipe.dtype != FP32 && !hb_fit_multipliers(&kept->tables, near, t.prescale, recipe.dtype, fitted)) {
+                t.divides = 0;
+                std::copy(fitted, fitted + 127, t.multiplier);
+            } else if (recipe.tie != TIE_EVEN) return false;
+        }
+        return kept->searches = true;
+    }
+
+    bool general() {
+        if (!in_range(own_largest())) return false;
+        SearchTables t;
+        if (!fill_search(&t)) return false;
+        fill_constants(recipe, &n.rule);
+        GeneralSearch g = {};
+        g.block = recipe.block;
+        g.dtype = recipe.dtype;
+        g.element = recipe.wraps ? WRAPPED : recipe.tie == TIE_DOWN ? DOWN : EVEN;
+        g.objective = SQUARES;
+        g.divides = n.rule.divides;
+        g.first = recipe.first;
+        g.last = 126;
+        g.zero_byte = t.zero_byte;
+        g.most_value = 6.0f;
+        g.zero_below = 0.25f;
+        g.value = recipe.values;
+        g.constant = n.rule.constant;
+        g.prescale = &t.prescale;
+        g.unit = &t.unit;
+        const int64_t step = std::max<int64_t>(1, CHUNK / columns);
+        for (int64_t row = 0; row < rows; row += step) {
+            const int64_t count = std::min(step, rows - row), first = row * columns;
+            if (hb_general(isa, x + first * block_bytes(), count, columns, row, &g, scales + first,
+                           listed(count * columns)))
+                return false;
+        }
+        return emit();
+    }
+
+    bool qwantize() {
+        if (!plain()) return false;
+        PeerSearch t = {};
+        t.block = recipe.block;
+        t.dtype = recipe.dtype;
+        t.last = 126;
+        std::memcpy(t.value, recipe.values, sizeof t.value);
+        for (int64_t block = 0; block < blocks(); ++block)
+            if (scales[block] == 0) return false;  // 0/0: the reference decides
+        searches_of(isa)->peer_search(x, block_bytes(), blocks(), &t, nullptr, scales, 1);
+        return emit();
+    }
+
+    // MX formats. Returns false if a block is listed: the caller gives the matrix to the slower path.
+    bool mx() {
+        const int64_t step = std::max<int64_t>(1, CHUNK / columns);
+        int64_t* irregular = listed(std::min(step, rows) * columns);
+        const int64_t bytes = recipe.mx_element == MX_E4M3 ? recipe.block : recipe.block / 2;
+        for (int64_t row = 0; row < rows; row += step) {
+            const int64_t count = std::min(step, rows - row), first = row * columns;
+            const uint8_t* at = x + first * block_bytes();
+            uint8_t* codes_here = codes + first * bytes;
+            int64_t found;
+            if (recipe.route == MX_EXACT)
+                found = hb_mx_search(isa, at, count, columns, recipe.block, recipe.dtype, recipe.mx_element, nullptr,
+                                     recipe.zero_byte, scales + first, recipe.tables, codes_here, irregular);
+            else if (recipe.mx_element == MX_E4M3)
+                found = tables_of(isa)->mxfp8(at, count * columns, recipe.dtype, recipe.tables, codes_here,
+                                              scales + first, irregular);
+            else
+                found = tables_of(isa)->plain(at, count * columns, recipe.block, recipe.dtype, recipe.tables,
+                                              codes_here, scales + first, irregular);
+            if (found) return false;
+        }
+        return true;
+    }
+
+    bool run() {
+        switch (recipe.route) {
+            case PLAIN_BLOCKS: return plain();
+            case FOUR_SIX_BLOCKS: return four_six();
+            case FOUR_SIX_ORDERED: return four_six_ordered();
+            case EXACT_BLOCKS: return exact();
+            case EXACT_GENERAL: return general();
+            case QWANTIZE_SEARCH: return qwantize();
+            default: return false;
+        }
+    }
+};
+
+// Half or bfloat16 bits of a finite float32.
+uint32_t narrow(float value, int dtype) {
+    const uint32_t sign = as_bits(value) >> 31 << 15;
+    const float magnitude = as_float(as_bits(value) & 0x7FFFFFFFu);
+    if (dtype == BF16) return sign | as_bits(round_to_bfloat(magnitude)) >> 16;
+    const float rounded = round_to_half(magnitude);
+    if (rounded == std::numeric_limits<float>::infinity()) return sign | 0x7C00;
+    if (rounded < 0x1p-14f) return sign | (uint32_t)(rounded * 0x1p24f);
+    return sign | (as_bits(rounded) - (112u << 23)) >> 13;
+}
+
+// One row of a table of values: what every code stands for under a scale byte. Returns false if a value is not finite.
+bool fill_values(const DecodeRecipe& recipe, int byte, float stored, uint8_t* row) {
+    static const float MAGNITUDES[8] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
+    const float scale = e4m3_decode(byte);
+    for (int code = 0; code < 16; ++code) {
+        const bool negative = (code & 8) && (code != 8 || recipe.negative_zero);
+        const float q = negative ? -MAGNITUDES[code & 7] : MAGNITUDES[code & 7];
+        const float value = decoded_value(recipe.decode, q, scale, stored, recipe.top);
+        if (!std::isfinite(value)) return false;
+        if (recipe.dtype == FP32) {
+            std::memcpy(row + code * 4, &value, 4);
+            continue;
+        }
+        const uint32_t bits = narrow(value, recipe.dtype);  // sixteen low bytes, then sixteen high bytes
+        row[code] = (uint8_t)bits;
+        row[16 + code] = (uint8_t)(bits >> 8);
+    }
+    return true;
+}
+
+}  // namespace
+
+extern "C" {
+
+int64_t hb_sizeof_recipe() { return sizeof(Recipe); }
+int64_t hb_sizeof_decode_recipe() { return sizeof(DecodeRecipe); }
+
+// Quantizes a contiguous matrix of `columns` blocks per row. `given`: the amax to use, or negative for the tensor's
+// own. NVFP4 also writes the stored scale and the multiplier of code times scale.
+// Returns 0; or 1 if the matrix holds something that only the reference describes. Then the outputs are not valid.
+int hb_quantize(const Recipe* recipe, int isa, const void* x, int64_t rows, int64_t columns, float given,
+                uint8_t* codes, uint8_t* scales, float* stored, float* multiplier) {
+    Call call{*recipe, isa, (const uint8_t*)x, rows, columns, codes, scales};
+    if (recipe->route >= MX_BLOCKS) return !call.mx();
+    const float amax = given >= 0.0f ? given : call.own_largest();
+    if (!numbers_of(*recipe, amax, &call.n)) return 1;
+    *stored = call.n.stored;
+    *multiplier = call.n.multiplier;
+    return !call.run();
+}
+
+// Decodes blocks by the recipe's table, or E2M1 under E4M3 scales by its formula. `stored`: the stored scale, or null.
+// Returns 0; or 1 if a scale is negative or NaN or a value is not finite. Then the output is not valid.
+int hb_dequantize(const DecodeRecipe* recipe, int isa, const uint8_t* codes, const uint8_t* scales, int64_t blocks,
+                  const float* stored, void* out) {
+    const int width = recipe->dtype == FP32 ? 4 : 2;
+    if (recipe->table) {
+        if (recipe->code_bits == 8) tables_of(isa)->decode_mxfp8(codes, scales, blocks, recipe->table, width, out);
+        else tables_of(isa)->decode(codes, scales, blocks, recipe->block, recipe->table, width, out);
+        return 0;
+    }
+    alignas(64) uint8_t table[128 * 64];
+    bool filled[128] = {};
+    const int row = 16 * width;
+    const float one = stored ? *stored : 1.0f;
+    for (int64_t block = 0; block < blocks; ++block) {
+        const int byte = scales[block];
+        if (byte >= 0x7F) return 1;
+        if (filled[byte]) continue;
+        if (!fill_values(*recipe, byte, one, table + byte * row)) return 1;
+        filled[byte] = true;
+    }
+    tables_of(isa)->decode(codes, scales, blocks, recipe->block, table, width, out);
+    return 0;
+}
+
+}  // extern "C"
