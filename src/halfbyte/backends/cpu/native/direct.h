@@ -32,7 +32,8 @@ static inline bool numbers_of(const Recipe& recipe, float amax, Numbers* n) {
 }
 
 static inline void fill_constants(const Recipe& recipe, Rule* r) {
-    for (int byte = 0; byte < 127; ++byte) r->constant[byte] = constant_of(recipe.element, e4m3_decode(byte), r->factor);
+    for (int byte = 0; byte < 127; ++byte)
+        r->constant[byte] = constant_of(recipe.element, e4m3_decode(byte), r->factor);
     for (int byte = 127; byte < 256; ++byte) r->constant[byte] = 0.0f;
 }
 
