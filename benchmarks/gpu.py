@@ -33,8 +33,11 @@ from halfbyte.arrays import to_numpy
 from halfbyte.backends import Request
 from halfbyte.backends.gpu.batch import group_amaxes
 from halfbyte.backends.gpu.choose import ChosenKernel, choose
-from halfbyte.backends.gpu.dispatch import launch_blocks, prepare
-from halfbyte.backends.gpu.launch import Launch, source_of
+from halfbyte.backends.gpu.dispatch import TENSOR, Small, block_commands, prepare_command
+from halfbyte.backends.gpu.driver.commands import Program, Slot
+from halfbyte.backends.gpu.driver.run import run
+from halfbyte.backends.gpu.launch import Launch, Matrix, source_of
+from halfbyte.backends.gpu.operand import row_quads
 from halfbyte.testing import find_difference
 
 Call = Callable[[], object]
@@ -120,9 +123,17 @@ def block_kernel(x: torch.Tensor, method: hb.methods.Method, amax: torch.Tensor,
         isinstance(kernel, ChosenKernel) and isinstance(q.codes, torch.Tensor) and isinstance(q.scales, torch.Tensor)
     ):
         raise TypeError("this measures NVFP4 on a card")
-    numbers, _, _ = prepare(kernel, amax.view(torch.int32))
-    source = source_of(x, request, x.shape[0], False)
-    return functools.partial(launch_blocks, Launch(kernel, request, source, q.codes, q.scales, numbers=numbers))
+    small, held = Small(1), torch.empty(Small(1).floats, device="cuda")
+    run(Program((prepare_command(kernel, small, TENSOR),)), x.device, {Slot.SMALL: held, Slot.GIVEN: amax})
+    source = source_of(Matrix(x.shape[0], x.shape[1], row_quads(x), x.is_contiguous()), request, x.shape[0], False)
+    slots: dict[Slot, torch.Tensor | int] = {Slot.X: x, Slot.CODES: q.codes, Slot.SCALES: q.scales, Slot.SMALL: held}
+
+    def call() -> None:
+        commands, table_bytes = block_commands(Launch(kernel, request, source, x.device))
+        tables = torch.empty(table_bytes, dtype=torch.uint8, device=x.device)
+        run(Program(tuple(commands)), x.device, slots | {Slot.TABLES: tables})
+
+    return call
 
 
 T = TypeVar("T")

@@ -26,6 +26,8 @@ LAYERS = [
     "request",
     "backends",
     "prepared",
+    "device_calls",
+    "tracing",
     "one_call",
     "on_device",
     "quantize",
@@ -121,10 +123,12 @@ OPEN_BACKENDS = {
     "halfbyte.backends.amax",
     "halfbyte.backends.blocks",
     "halfbyte.backends.compare",
+    "halfbyte.backends.device_reading",
     "halfbyte.backends.gpu",
     "halfbyte.backends.protocol",
     "halfbyte.backends.sha256",
     "halfbyte.backends.threads",
+    "halfbyte.backends.writing",
 }
 """What other layers may import of the backends; the rest is their insides."""
 
@@ -292,13 +296,17 @@ GPU_ORDER = [
     "mx_tables",
     "operand",
     "device_cache",
+    "driver",
     "launch",
+    "hadamard",
     "exact_search",
     "peer_searches",
     "cuda",
     "dispatch",
+    "programs",
     "backend",
     "batch",
+    "calls",
 ]
 """The modules of backends/gpu, from left to right. `triton` takes its constants from `constants` alone."""
 

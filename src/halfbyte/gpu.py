@@ -56,7 +56,7 @@ def quantize_experts(
     first = weights[0]
     request = _request(first, contract, method)
     if isinstance(weights, list):
-        parts = quantize_list(weights, request, shared)
+        parts = quantize_list(weights, request, len(weights) if shared else 1)
         return _views(parts, [tuple(x.shape) for x in weights], request)
     experts, rows, width = _shape(weights)
     if width % request.format.block:

@@ -13,6 +13,7 @@ from halfbyte.backends import Parts
 from halfbyte.codec.bits import F32, FLOAT32_MAX, U8
 from halfbyte.contracts import Contract
 from halfbyte.contracts.spec import Scaling
+from halfbyte.device_calls import dequantize_on_card, is_on_card, quantize_on_card
 from halfbyte.errors import InputError
 from halfbyte.formats import BlockFormat
 from halfbyte.methods import Method
@@ -20,6 +21,7 @@ from halfbyte.on_device import decode_tensor, quantize_tensor
 from halfbyte.one_call import dequantize_at_once, quantize_at_once
 from halfbyte.prepared import prepare, prepare_decoding
 from halfbyte.request import Request, check_shape, check_takes_amax, stores_scale
+from halfbyte.tracing import dequantize_traced, is_tracing, quantize_traced
 from halfbyte.types import QuantizedTensor
 
 
@@ -63,6 +65,13 @@ def quantize(
     >>> q.codes.shape, q.scales.tolist(), f"{q.global_scale:.6f}"
     ((16,), [126, 126], '0.000372')
     """
+    arguments = (format, contract, method, block, tile, scaling, global_amax, backend, threads, out)
+    if is_tracing() and is_torch(x):
+        return quantize_traced(x, *arguments)
+    if is_on_card(x):
+        on_card = quantize_on_card(x, *arguments)
+        if on_card is not None:
+            return on_card
     kept = prepare(x, format, contract, method, block, tile, scaling, backend, threads)
     request, engine = kept.request, kept.engine
     room = None
@@ -123,6 +132,12 @@ def dequantize(
     >>> dequantize(q)[0, :3].tolist()
     [1.0, 1.0, 1.0]
     """
+    if is_tracing() and is_torch(q.codes):
+        return dequantize_traced(q, dtype, backend, threads, out)
+    if is_on_card(q.codes):
+        from_card = dequantize_on_card(q, dtype, backend, threads, out)
+        if from_card is not None:
+            return from_card
     kept = prepare_decoding(q, dtype, backend, threads)
     request, engine, wanted = kept.request, kept.engine, kept.dtype
     if q.stored_scale is None and stores_scale(kept.rule):

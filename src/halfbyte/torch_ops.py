@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from halfbyte import tracing
 from halfbyte.codec.blocks import ceil_div
 from halfbyte.contracts import NVFP4Rule, get_contract
 from halfbyte.errors import InputError
@@ -15,6 +16,7 @@ from halfbyte.formats import get_format
 from halfbyte.methods import Amax, FourSix, Method, Optimal
 from halfbyte.quantize import dequantize as dequantize_tensor
 from halfbyte.quantize import quantize as quantize_tensor
+from halfbyte.request import check_shape
 from halfbyte.types import QuantizedTensor
 
 METHODS: dict[str, Method] = {
@@ -30,16 +32,29 @@ METHODS: dict[str, Method] = {
 """The methods by their names in the operators."""
 
 
+Four = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def _parts(q: QuantizedTensor) -> Four:
+    """What an operator returns: codes, scales, multiplier and stored scale; what a contract does not have is empty.
+
+    The outputs of an operator must not share memory, which the tensor-level numbers do: one of them is copied.
+    """
+    codes, scales, multiplier, stored = q.codes, q.scales, q.global_scale, q.stored_scale
+    if not (isinstance(codes, torch.Tensor) and isinstance(scales, torch.Tensor)):
+        raise TypeError("tensors give tensors")
+    none = codes.new_empty(0, dtype=torch.float32)
+    kept = multiplier if isinstance(multiplier, torch.Tensor) else none
+    return codes, scales, kept, stored.clone() if isinstance(stored, torch.Tensor) else none.clone()
+
+
 @torch.library.custom_op("halfbyte::quantize", mutates_args=())
 def quantize(
     x: torch.Tensor, format: str, contract: str, method: str = "amax", global_amax: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Codes, scales, multiplier and stored scale. If the contract has no multiplier or stored scale, it is empty."""
     q = quantize_tensor(x, format, contract, _method(method), global_amax=global_amax)
-    none = torch.empty(0, dtype=torch.float32, device=x.device)
-    parts = (q.codes, q.scales, q.global_scale, q.stored_scale)
-    codes, scales, multiplier, stored = (part if isinstance(part, torch.Tensor) else none.clone() for part in parts)
-    return codes, scales, multiplier, stored
+    return _parts(q)
 
 
 @quantize.register_fake
@@ -85,3 +100,58 @@ def _method(name: str) -> Method:
     if name not in METHODS:
         raise InputError(f"unknown method {name!r} of the operator; known: {', '.join(METHODS)}")
     return METHODS[name]
+
+
+# --- what torch.compile makes of hb.quantize and hb.dequantize (tracing.py) ---
+
+
+@torch.library.custom_op("halfbyte::quantize_traced", mutates_args=())
+def quantize_traced(
+    x: torch.Tensor, call: str, global_amax: torch.Tensor | None, number: float | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The same by the name of a traced call. What the contract does not have is empty."""
+    traced = tracing.CALLS[call]
+    request = traced.request
+    q = quantize_tensor(
+        x, request.format, request.contract, request.method, tile=request.tile, scaling=request.scaling,
+        global_amax=number if global_amax is None else global_amax, backend=traced.backend, threads=request.threads,
+    )  # fmt: skip
+    return _parts(q)
+
+
+@quantize_traced.register_fake
+def _(
+    x: torch.Tensor, call: str, global_amax: torch.Tensor | None, number: float | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    traced = tracing.CALLS[call]
+    request, format = traced.request, traced.request.format
+    *leading, width = check_shape(request, tuple(x.shape))
+    numbers = leading if request.scaling == "row" else []
+    return (
+        x.new_empty((*leading, ceil_div(width, format.codes_per_byte)), dtype=torch.uint8),
+        x.new_empty((*leading, ceil_div(width, format.block)), dtype=torch.uint8),
+        x.new_empty(numbers if traced.has_multiplier else (0,), dtype=torch.float32),
+        x.new_empty(numbers if traced.has_stored else (0,), dtype=torch.float32),
+    )
+
+
+@torch.library.custom_op("halfbyte::dequantize_traced", mutates_args=())
+def dequantize_traced(
+    codes: torch.Tensor, scales: torch.Tensor, stored: torch.Tensor | None, shape: list[int], call: str
+) -> torch.Tensor:
+    """Decoded values, by the name of a traced call."""
+    traced = tracing.CALLS[call]
+    request = traced.request
+    q = QuantizedTensor(request.format, tuple(shape), codes, scales, None, stored, request.contract, request.method)
+    values = dequantize_tensor(q, traced.dtype, traced.backend, request.threads)
+    if not isinstance(values, torch.Tensor):
+        raise TypeError("tensors decode to tensors")
+    return values
+
+
+@dequantize_traced.register_fake
+def _(
+    codes: torch.Tensor, scales: torch.Tensor, stored: torch.Tensor | None, shape: list[int], call: str
+) -> torch.Tensor:
+    names = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+    return codes.new_empty(shape, dtype=names[tracing.CALLS[call].dtype])

@@ -14,12 +14,12 @@ import numpy.typing as npt
 from halfbyte.backends import Request
 from halfbyte.backends.gpu.choose import ChosenKernel, choose
 from halfbyte.backends.gpu.constants import NUMBERS, PREPARED
-from halfbyte.backends.gpu.cuda.table_kernels import SOURCES, TABLE_KERNELS, Form, Operand
-from halfbyte.backends.numbering import METRICS
+from halfbyte.backends.gpu.cuda.table_kernels import CONTRACT, SOURCES, TABLE_KERNELS, Form, Operand
+from halfbyte.backends.numbering import DTYPE_NUMBERS, METRICS
 from halfbyte.backends.reference.search import exponent_of
 from halfbyte.codec.bits import F32, U8, widen
 from halfbyte.contracts import NVFP4Rule, expressions
-from halfbyte.contracts.arithmetic import tensor_scale
+from halfbyte.contracts.arithmetic import stored_scale, tensor_scale
 
 HERE = Path(__file__).parent
 
@@ -29,7 +29,7 @@ CALL = """
 #include <vector>
 extern "C" long long call(Operand operand) {{
     std::vector<uint4> tables(operand.groups * (TABLE_BYTES / 16), uint4{{~0u, ~0u, ~0u, ~0u}});  // no zeros by luck
-    for (blockIdx.y = 0; blockIdx.y < operand.groups; ++blockIdx.y) {builder}(operand.numbers, tables.data());
+    {build}
     operand.tables = tables.data();
     exact_blocks = 0;
     {kernel}(operand);
@@ -62,7 +62,7 @@ class OnCpu:
         scales = np.zeros(tiles if swizzled else (rows, columns), np.uint8)
         parts = [x[start : start + group_rows] for start in range(0, rows, group_rows)]
         numbers = np.concatenate([numbers_of(part, rule, request, amax) for part in parts])
-        form = Form(swizzled or stride != 2 * width, swizzled, len(parts) > 1)
+        form = Form(swizzled or stride != x.itemsize * width, swizzled, len(parts) > 1)
         operand = Operand(
             x.ctypes.data, codes.ctypes.data, scales.ctypes.data, numbers.ctypes.data, None, None, rows * columns,
             columns, stride // 16, len(parts), group_rows * columns,
@@ -102,16 +102,23 @@ class OnCpu:
         squared = kernel.constants.get("METRIC") == METRICS.index("mse")
         chosen = (form.rows, form.swizzled, form.grouped, form.listed, kernel.constants.get("KIND", 0), squared)
         self.library.choose(*(int(number) for number in chosen), ctypes.c_float(float(rule.anchor(request.method))))
+        contract = np.array([float(kernel.constants.get(name, 0)) for name in CONTRACT])
+        self.library.choose_contract(contract.ctypes.data_as(ctypes.POINTER(ctypes.c_double)))
         self.library.call.restype = ctypes.c_longlong
         return int(self.library.call(operand))
 
 
-def build(name: str, *definitions: str) -> OnCpu:
+BUILD = "for (blockIdx.y = 0; blockIdx.y < operand.groups; ++blockIdx.y) {builder}(operand.numbers, tables.data());"
+
+
+def build(name: str, dtype: str, *definitions: str) -> OnCpu:
     """A kernel by its name, compiled without contraction; the library is gone with the process."""
     folder = Path(tempfile.mkdtemp())
     kernel = TABLE_KERNELS[name]
-    (folder / "call.cpp").write_text(CALL.format(source=kernel.source, builder=kernel.builder, kernel=kernel.function))
+    before = "" if kernel.builder is None else BUILD.format(builder=kernel.builder)
+    (folder / "call.cpp").write_text(CALL.format(source=kernel.source, build=before, kernel=kernel.function))
     command = ["g++", "-std=c++17", "-O2", "-ffp-contract=off", "-fPIC", "-shared", "-Wno-unknown-pragmas"]
+    command.append(f"-DDTYPE={DTYPE_NUMBERS[dtype]}")
     subprocess.run(
         [*command, *definitions, f"-I{HERE}", f"-I{SOURCES}", "call.cpp", "-o", "call.so"], cwd=folder, check=True
     )
@@ -121,12 +128,10 @@ def build(name: str, *definitions: str) -> OnCpu:
 @np.errstate(all="ignore")
 def numbers_of(x: npt.NDArray[np.generic], rule: NVFP4Rule, request: Request, given: F32 | None = None) -> F32:
     """What triton/scales.py, prepare, writes for a tensor, from the contract's own functions."""
-    if rule.factor is not expressions.clamped_ratio or rule.stored is None:
-        raise TypeError("the kernels know TransformerEngine's formulas")
     amaxes = np.abs(widen(x)).max().reshape(1) if given is None else given.reshape(1)
     t = tensor_scale(amaxes, rule, request.method, request.dtype)
     amax, factor = np.float32(t.amax.item()), np.float32(t.factor.item())
-    multiplier = np.float32(rule.multiplier(rule.stored(t).reshape(-1), t.top).item())
+    multiplier = np.float32(stored_scale(rule, t)[1].item())
     searched = np.isfinite(multiplier) and multiplier > 0
     exponent = int(exponent_of(np.array([multiplier], np.float32))[0])
     first = -exponent if exponent > 0 else -exponent // 2
@@ -135,11 +140,13 @@ def numbers_of(x: npt.NDArray[np.generic], rule: NVFP4Rule, request: Request, gi
         "factor": float(factor),
         "inverse": float(np.float32(1) / factor),
         "folded": float(factor * expressions.SIXTH),
+        "share_of_top": float(t.top / np.float32(6)),
+        "share_of_amax": float(amax / np.float32(6)),
         "prescale": 2.0**first,
         "prescale_again": 2.0 ** (-exponent - first),
         "unit": float(np.ldexp(multiplier, -exponent)),
         "searched": float(searched),
-        "no_underflow": float(2.0**-60 <= amax <= 131072),
+        "no_underflow": float(2.0**-60 <= amax <= (131072 if request.dtype == "bf16" else 2.0**60)),
     }
     out = np.zeros(NUMBERS, np.float32)
     for name, value in known.items():

@@ -63,6 +63,24 @@ static inline uint32_t __float_as_uint(float x) {
     memcpy(&y, &x, 4);
     return y;
 }
+// Half precision through the compiler's own type.
+static inline float float_of_fp16(uint32_t bits) {
+    const uint16_t narrow = (uint16_t)bits;
+    _Float16 y;
+    memcpy(&y, &narrow, 2);
+    return (float)y;
+}
+static inline uint32_t fp16_of_float(float x) {
+    const _Float16 y = (_Float16)x;
+    uint16_t bits;
+    memcpy(&bits, &y, 2);
+    return bits;
+}
+// The card's is off by one unit in the last place here and there; so is this one, always.
+static inline float about_reciprocal(float x) { return __uint_as_float(__float_as_uint(1.0f / x) + 1); }
+static inline float larger_magnitude(float x, float y) {
+    return x != x ? x : y != y ? y : fabsf(x) > fabsf(y) ? fabsf(x) : fabsf(y);
+}
 static inline float __fmaf_rn(float x, float y, float z) { return fmaf(x, y, z); }
 static inline int __float2int_rn(float x) { return (int)lrintf(x); }
 static inline void atomicMin(uint32_t* at, uint32_t x) { *at = x < *at ? x : *at; }
@@ -98,6 +116,9 @@ static inline uint4 quad_at(uint32_t address) { return shared_at<uint4>(address)
 static long long exact_blocks;  // number of blocks that the tables did not decide
 static int ROWS, SWIZZLED, GROUPED, LISTED, KIND, SQUARED;
 static float TOP;
+static int PRE, ELEMENT, STATISTICS, FOR_ZERO_BYTE, TIE, SIGN, NAN_CODE, ZERO_INPUT, WRAPS;
+static uint32_t FIRST;
+static float LARGEST, SMALLEST, FOR_ZERO;
 constexpr int THREADS = 1, BUILD_THREADS = 1, TABLE_BYTES = 96 << 10, SHARED_BYTES = sizeof(shared_memory) - 64;
 
 extern "C" void choose(int rows, int swizzled, int grouped, int listed, int kind, int squared, float top) {
@@ -108,4 +129,20 @@ extern "C" void choose(int rows, int swizzled, int grouped, int listed, int kind
     KIND = kind;
     SQUARED = squared;
     TOP = top;
+}
+
+extern "C" void choose_contract(const double* c) {  // in the order of table_kernels.CONTRACT
+    PRE = (int)c[0];
+    ELEMENT = (int)c[1];
+    STATISTICS = (int)c[2];
+    LARGEST = (float)c[3];
+    SMALLEST = (float)c[4];
+    FOR_ZERO = (float)c[5];
+    FOR_ZERO_BYTE = (int)c[6];
+    TIE = (int)c[7];
+    SIGN = (int)c[8];
+    NAN_CODE = (int)c[9];
+    ZERO_INPUT = (int)c[10];
+    WRAPS = (int)c[11];
+    FIRST = (uint32_t)c[12];
 }

@@ -16,7 +16,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from halfbyte.checkpoint import Options, Resources, Rules, make_plan, run
+from halfbyte.checkpoint.execute.disk import Disk
 from halfbyte.checkpoint.io.index import MANIFEST
+from halfbyte.codec.bits import U8
 from tests.checkpoint.toy import all_bytes
 
 RESOURCES = Resources(workers=2, max_memory=1 << 28, chunk=2000)
@@ -50,10 +52,17 @@ class Bomb:
         return counted
 
 
+def one_by_one(disk: Disk, file: int, parts: Sequence[tuple[U8, int]]) -> None:
+    """Each write by a call of its own, so that it can be counted."""
+    for data, offset in parts:
+        disk.write_at(file, data.data, offset)
+
+
 def convert(source: Path, destination: Path, fuse: int, keep: Sequence[str]) -> int:
     """Convert with a bomb that goes off at that call (0: never); the number of calls."""
     bomb = Bomb(fuse)
     calls = {name: bomb.around(getattr(os, name)) for name in ("replace", "fsync", "ftruncate", "mkdir")}
+    Disk.write_parts = one_by_one  # type: ignore[method-assign]
     vars(os).update(calls, pwrite=bomb.pwrite(os.pwrite))
     run(make_plan(source, Options(method="amax", rules=Rules(keep=tuple(keep)))), destination, RESOURCES)
     return bomb.calls

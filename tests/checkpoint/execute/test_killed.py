@@ -43,7 +43,7 @@ def test_another_command_after_every_kill_of_the_last_steps(tmp_path: Path, over
     first = fresh(tmp_path)
     source = first.plan.source
     plan = plan_of(source, layout="compressed-tensors") if overwrite else plan_of(source, ("mlp.down_proj",))
-    other = Scene(plan, tmp_path, overwrite=overwrite, others=(first.whole,))
+    other = Scene(plan, overwrite=overwrite, others=(first.whole,))
     refused = 0
     for number, tree in enumerate(closing(first)):
         with first.disk(tree) as root:

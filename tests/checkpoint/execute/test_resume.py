@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from halfbyte.checkpoint.execute.destination import only_one
 from halfbyte.checkpoint.execute.disk import Disk
 from halfbyte.checkpoint.execute.writer import ShardWriter
 from halfbyte.checkpoint.plan.types import Output
+from halfbyte.codec.bits import U8
 from halfbyte.errors import CheckpointError
 from tests.checkpoint.toy import all_bytes, llama, write_checkpoint
 
@@ -311,15 +313,15 @@ def test_no_space_is_seen_before_work(tmp_path: Path, source: Path, monkeypatch:
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
 def test_a_disk_that_fills_up(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
-    real, calls = os.pwrite, [0]
+    real, calls = Disk.write_parts, [0]
 
-    def pwrite(descriptor: int, data: memoryview, offset: int) -> int:
+    def write_parts(self: Disk, file: int, parts: Sequence[tuple[U8, int]]) -> None:
         calls[0] += 1
-        if calls[0] > 40:
+        if calls[0] > 20:
             raise OSError(code, os.strerror(code))
-        return real(descriptor, data, offset)
+        real(self, file, parts)
 
-    monkeypatch.setattr(os, "pwrite", pwrite)
+    monkeypatch.setattr(Disk, "write_parts", write_parts)
     message = "cannot be written" if code == errno.EIO else "no space left for .*make room and run the same command"
     with pytest.raises(CheckpointError, match=message):
         run(make_plan(source, Options(method="amax")), tmp_path / "d", ONE)
@@ -347,20 +349,19 @@ def test_a_destination_that_cannot_be_made(tmp_path: Path, source: Path) -> None
 def test_a_source_that_goes_away(tmp_path: Path, source: Path) -> None:
     plan = make_plan(source, Options())
     (source / "model-00002-of-00003.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"model-00002-of-00003.safetensors cannot be read at byte \d+"):
+    with pytest.raises(CheckpointError, match=r"model-00002-of-00003.safetensors cannot be read after byte \d+"):
         run(plan, tmp_path / "d", ONE)
 
 
 def test_a_tensor_that_is_not_written_whole_is_noticed(
     tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put = ShardWriter.put
+    put_all = ShardWriter.put_all
 
-    def forgetful(self: ShardWriter, output: Output, data: npt.NDArray[Any], at: int = 0) -> None:
-        if "o_proj.weight_scale_2" not in output.part.name:
-            put(self, output, data, at)
+    def forgetful(self: ShardWriter, parts: Sequence[tuple[Output, npt.NDArray[Any], int]]) -> None:
+        put_all(self, [part for part in parts if "o_proj.weight_scale_2" not in part[0].part.name])
 
-    monkeypatch.setattr(ShardWriter, "put", forgetful)
+    monkeypatch.setattr(ShardWriter, "put_all", forgetful)
     with pytest.raises(CheckpointError, match=r"o_proj.weight_scale_2 was planned with 4 bytes, and 0 written"):
         run(make_plan(source, Options()), tmp_path / "d", ONE)
     assert {path.name for path in (tmp_path / "d").iterdir()} == {".halfbyte"}

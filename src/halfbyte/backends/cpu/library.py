@@ -52,9 +52,18 @@ def load_library() -> ctypes.CDLL | None:
             size.restype = ctypes.c_int64
         if size is None or size() != ctypes.sizeof(structure):
             raise ImportError(f"{path} was built from other sources than this package; reinstall halfbyte")
-    for name in ("hb_plain", "hb_mxfp8", "hb_mx_search", "hb_cast", "hb_plain_tiles", "hb_general"):
+    for name in (
+        "hb_plain",
+        "hb_mxfp8",
+        "hb_mx_search",
+        "hb_cast",
+        "hb_plain_tiles",
+        "hb_general",
+        "hb_read_amax",
+        "hb_read_to_device",
+    ):
         getattr(library, name).restype = ctypes.c_int64
-    library.hb_amax.restype = library.hb_read_amax.restype = library.hb_four_six.restype = ctypes.c_uint32
+    library.hb_amax.restype = library.hb_four_six.restype = ctypes.c_uint32
     address: Any = ctypes.c_void_p
     count: Any = ctypes.c_int64
     library.hb_quantize.argtypes = [address, ctypes.c_int, address, count, count, ctypes.c_float] + [address] * 4

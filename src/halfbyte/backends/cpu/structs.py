@@ -100,6 +100,24 @@ class PeerSearch(ctypes.Structure):
     ]
 
 
+class DeviceFunctions(ctypes.Structure):
+    """device_reading.cpp: hb_device_functions."""
+
+    _fields_ = [(name, ctypes.c_void_p) for name in ("copy", "record", "wait")]
+
+
+class Ring(ctypes.Structure):
+    """device_reading.cpp: hb_ring."""
+
+    _fields_ = [
+        ("memory", ctypes.c_void_p),
+        ("step", ctypes.c_int64),
+        ("count", ctypes.c_int64),
+        ("events", ctypes.c_void_p),
+        ("next", ctypes.c_int64),
+    ]
+
+
 class Recipe(ctypes.Structure):
     """recipe.h: Recipe."""
 
@@ -154,6 +172,8 @@ STRUCTURES: dict[str, type[ctypes.Structure]] = {
     "grid": Grid,
     "sweep": SweepTables,
     "peer": PeerSearch,
+    "device_functions": DeviceFunctions,
+    "ring": Ring,
     "recipe": Recipe,
     "decode_recipe": DecodeRecipe,
     "stored_rows": StoredRows,

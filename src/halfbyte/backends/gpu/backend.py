@@ -8,25 +8,25 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import struct
 from typing import TYPE_CHECKING
 
-from halfbyte.backends.gpu.choose import choose, choose_decoder
-from halfbyte.backends.gpu.constants import DECODE_BY_TABLE, FLAT, ONE_GROUP
-from halfbyte.backends.gpu.dispatch import amax_bits, launch_blocks, prepare
-from halfbyte.backends.gpu.launch import Launch, group_kind, source_of
-from halfbyte.backends.gpu.mx_tables import decode_table_on
+from halfbyte.backends.gpu.choose import ChosenKernel, choose, choose_decoder
+from halfbyte.backends.gpu.dispatch import OWN, TENSOR, VALUE, Small
+from halfbyte.backends.gpu.driver.commands import Slot
+from halfbyte.backends.gpu.driver.run import run
+from halfbyte.backends.gpu.hadamard import rotated
+from halfbyte.backends.gpu.launch import Matrix
 from halfbyte.backends.gpu.operand import (
-    LANES,
     aligned,
-    assembly,
     check_device,
-    dtype_number,
+    dtype_name_of,
     on_device,
-    options,
     outputs,
     readable,
-    rotated,
+    row_quads,
 )
+from halfbyte.backends.gpu.programs import decoding_for, quantization_for
 from halfbyte.backends.protocol import Parts, Reason
 from halfbyte.codec.blocks import ceil_div
 from halfbyte.contracts import MXRule
@@ -76,16 +76,13 @@ class Gpu:
         import torch
         import torch.nn.functional as functional
 
-        from halfbyte.backends.gpu.triton import decode as kernels
-
         codes, scales, stored_scale = parts.codes, parts.scales, parts.stored_scale
         decoder = choose_decoder(request)
         if isinstance(decoder, Reason):
             raise BackendError(f"backend gpu cannot do this: {decoder}")
         check_device(codes)
         format, (rows, width) = request.format, shape
-        block = format.block
-        whole = ceil_div(width, block) * block
+        whole = ceil_div(width, format.block) * format.block
         with on_device(codes):
             if whole != width:
                 missing = whole // format.codes_per_byte - codes.shape[1]
@@ -93,22 +90,13 @@ class Gpu:
             codes, scales = aligned(codes), scales.contiguous()
             fits = out is not None and whole == width and out.is_contiguous() and out.data_ptr() % 16 == 0
             values = out if out is not None and fits else torch.empty((rows, whole), dtype=dtype, device=codes.device)
-            blocks = scales.numel()
-            table = stored = codes  # placeholders where a rule needs none
-            group, group_blocks = ONE_GROUP, blocks
-            if decoder.decode is None:
-                table = decode_table_on(request.contract, format, str(codes.device))
-            elif stored_scale is not None:
+            stored = None
+            if decoder.decode is not None and stored_scale is not None:
                 stored = stored_scale.reshape(-1).contiguous()
-                group_blocks = blocks // stored.numel()
-                group = group_kind(stored.numel(), group_blocks, LANES)
-            kernels.dequantize[(ceil_div(blocks, LANES),)](
-                codes.view(torch.int32), scales, stored, table, values.view(torch.int32), blocks, scales.shape[1],
-                values.shape[1] * values.element_size() // 16, group_blocks, B=LANES, N=block,
-                DTYPE=dtype_number(dtype), MAP=FLAT, GROUP=group,
-                DECODE=DECODE_BY_TABLE if decoder.decode is None else decoder.decode, TOP=decoder.top,
-                WIDE=decoder.wide, NEGATIVE_ZERO=decoder.negative_zero, ASM=assembly(codes.device), **options(),
-            )  # fmt: skip
+            count = 0 if stored is None else stored.numel()
+            program = decoding_for(decoder, request, rows, whole, count, dtype_name_of(dtype), codes.device)
+            given = scales if stored is None else stored
+            run(program, codes.device, {Slot.X: values, Slot.CODES: codes, Slot.SCALES: scales, Slot.GIVEN: given})
         if values is out:
             return values
         values = values[:, :width] if whole != width else values
@@ -118,33 +106,41 @@ class Gpu:
 def quantize_matrix(
     x: torch.Tensor,
     request: Request,
-    amax: torch.Tensor | None = None,
+    amax: torch.Tensor | float | None = None,
     out: tuple[torch.Tensor, torch.Tensor] | None = None,
     group_rows: int | None = None,
     swizzled: bool = False,
 ) -> Parts[torch.Tensor]:
     """Quantize a (rows, K) matrix on its device.
 
-    amax: float32 amaxes to use in place of the operand's own, one for each group. group_rows: rows that share a
-    tensor-level scale (None: as the request's scaling says). swizzled: scales in tiles of 128x4.
+    amax: what to use in place of the operand's own: float32 tensors of one for each group, or a number for all.
+    group_rows: rows that share a tensor-level scale (None: as the request's scaling says). swizzled: scales in tiles of
+    128x4.
     """
+    import torch
+
     kernel = choose(request)
     if isinstance(kernel, Reason):
         raise BackendError(f"backend gpu cannot do this: {kernel}")
     check_device(x)
     rows, width = x.shape
     block, per_byte = request.format.block, request.format.codes_per_byte
-    stored = multiplier = numbers = None
     with on_device(x):
         if request.contract.transform.hadamard:
             x = rotated(x, request.contract.transform.random_signs)
         operand = readable(x, request.tile[0], block)
         codes, scales = outputs(operand, request, swizzled, out if operand.shape == x.shape else None)
         group = group_rows or (1 if request.scaling == "row" else operand.shape[0])
-        if not isinstance(kernel.rule, MXRule):
-            numbers, stored, multiplier = prepare(kernel, amax_bits(operand, kernel, amax, group))
-        source = source_of(operand, request, group, swizzled)
-        launch_blocks(Launch(kernel, request, source, codes, scales, swizzled, numbers))
+        whose, given = given_amax(kernel, amax, operand, operand.shape[0] // group)
+        matrix = Matrix(operand.shape[0], operand.shape[1], row_quads(operand), operand.is_contiguous())
+        made = quantization_for(kernel, request, matrix, group, swizzled, whose, x.device)
+        small = torch.empty(made.program.small_floats, dtype=torch.float32, device=x.device)
+        tables = torch.empty(made.program.table_bytes, dtype=torch.uint8, device=x.device)
+        run(made.program, x.device, {
+            Slot.X: operand, Slot.CODES: codes, Slot.SCALES: scales, Slot.SMALL: small, Slot.GIVEN: given,
+            Slot.TABLES: tables,
+        })  # fmt: skip
+    stored, multiplier = tensor_numbers(kernel, made.small, small)
     if operand.shape != x.shape:
         codes = codes[:rows, : ceil_div(width, per_byte)].contiguous()
         if width % per_byte:
@@ -155,6 +151,39 @@ def quantize_matrix(
             stored = None if stored is None else stored[:rows]
             multiplier = None if multiplier is None else multiplier[:rows]
     return Parts(codes, scales, stored, multiplier)
+
+
+def given_amax(
+    kernel: ChosenKernel, amax: torch.Tensor | float | None, x: torch.Tensor, groups: int
+) -> tuple[str, torch.Tensor | int]:
+    """Whose amax counts, and what the program gets for it. A rule that looks at no amax gets 0."""
+    import torch
+
+    if amax is None:
+        return (OWN, 0) if kernel.reads_amax else (VALUE, 0)
+    if not isinstance(amax, torch.Tensor):
+        return VALUE, float32_bits(amax)
+    given = amax.to(device=x.device, dtype=torch.float32).reshape(-1)
+    if given.numel() < groups:  # rows that only pad a tile have a scale of their own under row scaling
+        given = torch.cat([given, given.new_zeros(groups - given.numel())])
+    return TENSOR, given.contiguous()
+
+
+def float32_bits(number: float) -> int:
+    """The bits of a number rounded to float32."""
+    return int.from_bytes(struct.pack("<f", number), "little")
+
+
+def tensor_numbers(
+    kernel: ChosenKernel, places: Small | None, small: torch.Tensor
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Stored scales and multipliers, as the program has written them."""
+    if places is None or isinstance(kernel.rule, MXRule):
+        return None, None
+    multiplier = small[places.multiplier : places.multiplier + places.groups]
+    if kernel.rule.stored is None:
+        return None, multiplier
+    return small[places.stored : places.stored + places.groups], multiplier
 
 
 def _reason(chosen: object) -> Reason | None:

@@ -35,7 +35,7 @@ from halfbyte.backends.gpu.slots import (
     qwantize_reason,
     static_reason,
 )
-from halfbyte.backends.numbering import DECODES, DTYPE_NUMBERS, number_of
+from halfbyte.backends.numbering import DECODES, DTYPE_NUMBERS, MX_SCALES, SIGNS, TIES, number_of
 from halfbyte.backends.protocol import Reason
 from halfbyte.contracts import Contract, MXRule, NVFP4Rule, expressions, reductions
 from halfbyte.contracts.arithmetic import first_scale_byte, four_six_error
@@ -56,6 +56,7 @@ class KernelKind(Enum):
     HESSIAN = "the least error through a Hessian"
     QWANTIZE = "qwantize's search over E4M3 scales"
     MX = "power-of-two scales"
+    MX_OPTIMAL = "the least squared error under power-of-two scales, E2M1 elements"
     MX_SEARCH = "an exact search over power-of-two scales"
     MX_QWANTIZE = "qwantize's search over power-of-two scales"
 
@@ -106,6 +107,9 @@ SHORT_TOPS = (6 * 448, 6 * 256)
 """The c for which nothing under- or overflows in the short formulas while A is regular."""
 
 LARGEST_TOP = 1 << 32
+
+LARGEST_FIRST = 12
+"""The smallest scale byte that the CUDA C++ searches compare without asking for the contract's smallest."""
 
 UNDOING = (
     (expressions.store_amax, expressions.amax_over_top),
@@ -202,7 +206,7 @@ def _choose_nvfp4(case: NVFP4Case, first: NVFP4Rule) -> ChosenKernel | Reason:
         prepare=prepare_constants(rule, case.method, case.dtype),
         short=short,
         reads_amax=_reads_amax(family, rule, pre_scale, case),
-        table=_table(family, pre_scale, case) if short else None,
+        table=_table(family, short, constants, case),
     )
 
 
@@ -275,13 +279,24 @@ def _reads_amax(family: KernelKind, rule: NVFP4Rule, pre_scale: object, case: NV
     return any(number_of(AMAX_READERS, slot) is not None for slot in read)
 
 
-def _table(family: KernelKind, pre_scale: object, case: NVFP4Case) -> str | None:
-    """The CUDA C++ kernel with the same short formulas: bfloat16, blocks of 16 in one row."""
-    if case.dtype != "bf16" or case.tile != (1, 16):
+def _table(family: KernelKind, short: bool, constants: Constants, case: NVFP4Case) -> str | None:
+    """The CUDA C++ kernel that can serve: blocks of 16 in one row; for bfloat16 one with tables.
+
+    4over6 has TransformerEngine's formulas in it. The search takes any formulas, and asks on the device whether its
+    estimates describe them; what it needs to know before is how to find a code's sign, and that no scale it compares is
+    too small for the contract.
+    """
+    if case.tile != (1, 16):
         return None
     if family is KernelKind.FOUR_SIX:
-        return "four_six"
-    return "optimal" if case.asked == "optimal" and pre_scale is expressions.folded_sixth else None
+        return None if not short else "four_six" if case.dtype == "bf16" else "four_six_estimate"
+    signed_by_y = constants["SIGN"] in (SIGNS.index("y < 0"), SIGNS.index("sign bit"))
+    plain_in_fp32 = constants["TIE"] == TIES.index("even") and not constants["ZERO_INPUT"]
+    if family is not KernelKind.OPTIMAL or case.asked != "optimal" or constants["FIRST"] > LARGEST_FIRST:
+        return None
+    if not (signed_by_y or constants["ZERO_INPUT"]) or (case.dtype == "fp32" and not plain_in_fp32):
+        return None
+    return "optimal" if case.dtype == "bf16" else "estimate"
 
 
 # --- MX ---
@@ -309,15 +324,25 @@ def _choose_mx(
     if isinstance(asked, Method):
         known = type(asked) is Amax
         return (
-            ChosenKernel(KernelKind.MX, rule, constants)
+            ChosenKernel(KernelKind.MX, rule, constants, short=_is_short_mx(rule, format, dtype))
             if known
             else Reason(f"method {asked.name} has no GPU kernel here")
         )
     if rule.scale_search is None:
-        return ChosenKernel(KernelKind.MX_SEARCH, rule, constants)
+        short = asked == "optimal" and _is_short_mx(rule, format, dtype)
+        return ChosenKernel(KernelKind.MX_OPTIMAL if short else KernelKind.MX_SEARCH, rule, constants)
     if format.element != E2M1:
         return Reason("the kernel of qwantize's search has E2M1 elements")
     return qwantize_reason(rule, asked) or ChosenKernel(KernelKind.MX_QWANTIZE, rule, constants)
+
+
+def _is_short_mx(rule: MXRule, format: BlockFormat, dtype: str) -> bool:
+    """Whether the short way to E2M1 codes is the rule's."""
+    rounding = rule.rounding
+    even = rounding.tie == "even" or (dtype != "fp32" and number_of(MX_SCALES, rule.scale) is not None)
+    return (
+        format.element == E2M1 and rule.nearest is None and even and (rounding.zero_input or rounding.sign != "y <= 0")
+    )
 
 
 # --- decoding ---

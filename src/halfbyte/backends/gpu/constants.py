@@ -39,6 +39,12 @@ ONE_GROUP, GROUP_OF_PROGRAM, GROUP_OF_BLOCK = 0, 1, 2
 NO_ASSEMBLY, ASSEMBLY, FP4_ASSEMBLY = 0, 1, 2
 """Inline assembly: none (the interpreter), that of Ada and Hopper, or that of Blackwell, which converts to FP4."""
 
+AMAX_EACH, AMAX_OF_PARTS, AMAX_GIVEN = 0, 1, 2
+"""Where tensor-level numbers come from: one amax per group, several of which the largest counts, or one for all."""
+
+MOST_PARTS = 2048
+"""Partial amaxes of a group that one program can read; a power of two."""
+
 UNIFORM, WEIGHTED, HESSIAN = 0, 1, 2
 """What an exact search minimises."""
 

@@ -1,19 +1,34 @@
-"""From a request to launches: the tensor's amax and numbers, then the kernel of the chosen family."""
+"""From a request and a shape to commands: the tensor's amax and numbers, then the kernel of the chosen family."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from halfbyte.backends.gpu.choose import ChosenKernel, KernelKind
-from halfbyte.backends.gpu.constants import FLAT, LISTED, NUMBERS, ROWS, TILES
+from halfbyte.backends.gpu.constants import (
+    AMAX_EACH,
+    AMAX_GIVEN,
+    AMAX_OF_PARTS,
+    FLAT,
+    LISTED,
+    NUMBERS,
+    ROWS,
+    TILES,
+    Constants,
+)
 from halfbyte.backends.gpu.cuda import table_kernels
-from halfbyte.backends.gpu.exact_search import improve_mx, launch_hessian, launch_optimal
-from halfbyte.backends.gpu.launch import Launch
+from halfbyte.backends.gpu.driver.commands import Address, Arguments, Command, Program, Slot, fixed
+from halfbyte.backends.gpu.driver.triton_kernels import triton_kernel
+from halfbyte.backends.gpu.exact_search import hessian_commands, mx_search_commands, optimal_commands
+from halfbyte.backends.gpu.launch import Launch, Matrix, X, source_of
 from halfbyte.backends.gpu.mx_tables import mx_table_on
-from halfbyte.backends.gpu.operand import LANES, assembly, dtype_number, options
-from halfbyte.backends.gpu.peer_searches import improve_as_qwantize, launch_static, launch_tiles
+from halfbyte.backends.gpu.operand import LANES, assembly
+from halfbyte.backends.gpu.peer_searches import qwantize_commands, static_commands, tile_commands
+from halfbyte.backends.numbering import DTYPE_NUMBERS
 from halfbyte.codec.blocks import ceil_div
 from halfbyte.contracts import MXRule
+from halfbyte.request import Request
 
 if TYPE_CHECKING:
     import torch
@@ -21,137 +36,190 @@ if TYPE_CHECKING:
 AMAX_CHUNK, AMAX_DEPTH, AMAX_PROGRAMS = 1024, 4, 1056
 """Words per step, steps per turn, and programs that fill a card."""
 
+FLOAT = 4
+"""Bytes of a float32."""
 
-def amax_of(x: torch.Tensor, group_rows: int) -> torch.Tensor:
-    """Largest magnitude of every `group_rows` rows as float32 bits (int32), by the amax kernel. NaN wins."""
-    import torch
+OWN, TENSOR, VALUE = "own", "tensor", "value"
+"""Whose amax: the operand's own, one in a tensor for each group, or one number for all. The last two are in GIVEN."""
 
-    from halfbyte.backends.gpu.triton import scales as kernels
 
-    rows, width = x.shape
-    per_word = 4 // x.element_size()
-    groups = rows // group_rows
-    out = torch.zeros(groups, dtype=torch.int32, device=x.device)
-    if x.is_contiguous():
-        spans, span, stride, step = groups, group_rows * width // per_word, group_rows * width // per_word, 1
-    elif group_rows in (1, rows):
-        spans, span, stride, step = rows, width // per_word, x.stride(0) // per_word, int(group_rows == 1)
+@dataclass(frozen=True)
+class Small:
+    """Where things lie in slot SMALL: for each group the prepared numbers, the stored scale, the multiplier; parts.
+
+    The prepared numbers come first. All places are counted in float32 numbers.
+    """
+
+    groups: int
+    parts: int = 0
+    """Partial amaxes of all groups."""
+
+    @property
+    def stored(self) -> int:
+        return self.groups * NUMBERS
+
+    @property
+    def multiplier(self) -> int:
+        return self.groups * (NUMBERS + 1)
+
+    @property
+    def partial(self) -> int:
+        return self.groups * (NUMBERS + 2)
+
+    @property
+    def floats(self) -> int:
+        return self.partial + self.parts
+
+    def address(self, place: int) -> Address:
+        return Address(Slot.SMALL, FLOAT * place)
+
+
+# --- amax and tensor-level numbers ---
+
+
+def amax_command(x: Matrix, dtype: str, group_rows: int, out: Address) -> tuple[Command, int]:
+    """Partial amaxes of every `group_rows` rows, and how many each group has."""
+    per_quad = 4 if dtype == "fp32" else 8
+    groups = x.rows // group_rows
+    if x.contiguous:
+        spans, span = 1, group_rows * x.width // per_quad
+        stride = span
     else:
-        return amax_of(x.contiguous(), group_rows)
-    chunks = ceil_div(span, AMAX_CHUNK * AMAX_DEPTH)
-    programs = max(1, min(chunks, ceil_div(AMAX_PROGRAMS, spans)))
-    kernels.amax_spans[(spans * programs,)](
-        x.view(torch.int32), out, span // 4, stride // 4, chunks, programs, step, DTYPE=dtype_number(x.dtype),
-        CHUNK=AMAX_CHUNK, DEPTH=AMAX_DEPTH, num_warps=8,
-    )  # fmt: skip
-    return out
+        spans, span, stride = group_rows, x.width // per_quad, x.row_quads
+    chunks = ceil_div(span, AMAX_CHUNK // 4 * AMAX_DEPTH)
+    programs = max(1, min(spans * chunks, ceil_div(AMAX_PROGRAMS, groups)))
+    constants: Constants = amax_constants(dtype) | {"ROWS": spans > 1}
+    kernel = triton_kernel("scales.amax_partials", constants, 8)
+    return Command(kernel, (groups * programs, 1), (X, out, span, stride, spans, chunks, programs)), programs
 
 
-def amax_bits(x: torch.Tensor, kernel: ChosenKernel, given: torch.Tensor | None, group_rows: int) -> torch.Tensor:
-    """float32 bits of each group's amax: given, or the operand's own; zeros where nothing looks at them."""
-    import torch
-
-    groups = x.shape[0] // group_rows
-    if given is not None:
-        bits = given.to(device=x.device, dtype=torch.float32).reshape(-1).view(torch.int32)
-        if bits.numel() < groups:  # rows that only pad a tile have a scale of their own under row scaling
-            bits = torch.cat([bits, bits.new_zeros(groups - bits.numel())])
-        return bits
-    if kernel.reads_amax:
-        return amax_of(x, group_rows)
-    return torch.zeros(groups, dtype=torch.int32, device=x.device)
+def amax_constants(dtype: str) -> Constants:
+    return {"DTYPE": DTYPE_NUMBERS[dtype], "CHUNK": AMAX_CHUNK, "DEPTH": AMAX_DEPTH}
 
 
-def prepare(kernel: ChosenKernel, bits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
-    """For each amax: the numbers that kernels need, what is stored with the blocks, and the multiplier."""
-    import torch
+def prepare_command(
+    kernel: ChosenKernel, small: Small, whose: str, parts: int = 1, share: int = 1, repairs: bool = False
+) -> Command:
+    """For each group's amax: the numbers that kernels need, what is stored with the blocks, and the multiplier.
 
-    from halfbyte.backends.gpu.triton import scales as scales_kernels
+    parts: partial amaxes for every `share` groups, which have one amax in common. repairs: as `prepare` says.
+    """
+    several = whose == OWN and parts > 1
+    source = AMAX_GIVEN if whose == VALUE else AMAX_OF_PARTS if several else AMAX_EACH
+    amax = small.address(small.partial) if whose == OWN else small.address(0) if whose == VALUE else _GIVEN
+    places = [small.address(place) for place in (0, small.stored, small.multiplier)]
+    constants: Constants = {**kernel.prepare, "LANES": LANES, "SOURCE": source, "REPAIRS": repairs}
+    programs = small.groups if several else ceil_div(small.groups, LANES)
+    arguments = (amax, *places, small.groups, parts, share, _GIVEN if whose == VALUE else 0)
+    return Command(triton_kernel("scales.prepare", constants, 4), (programs, 1), arguments)
 
-    groups = bits.numel()
-    numbers = torch.empty((groups, NUMBERS), dtype=torch.float32, device=bits.device)
-    stored = torch.empty(groups, dtype=torch.float32, device=bits.device)
-    multiplier = torch.empty(groups, dtype=torch.float32, device=bits.device)
-    scales_kernels.prepare[(ceil_div(groups, LANES),)](
-        bits, numbers, stored, multiplier, groups, LANES=LANES, **kernel.prepare, **options()
-    )
-    is_stored = not isinstance(kernel.rule, MXRule) and kernel.rule.stored is not None
-    return numbers, (stored if is_stored else None), multiplier
+
+_GIVEN = Address(Slot.GIVEN)
 
 
-def launch_blocks(launch: Launch) -> None:
-    """Quantize by the family's Triton kernel, or by a CUDA C++ kernel where one can serve on this device."""
-    if launch.kernel.table is not None and _launched_with_table(launch):
-        return
+# --- a whole quantization ---
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """A program, and where its call finds the tensor-level numbers. MX formats have none."""
+
+    program: Program
+    small: Small | None
+
+
+def quantization(
+    kernel: ChosenKernel, request: Request, x: Matrix, group_rows: int, swizzled: bool, whose: str, device: torch.device
+) -> Quantization:
+    """All commands for one matrix."""
+    launch = Launch(kernel, request, source_of(x, request, group_rows, swizzled), device, swizzled)
+    if isinstance(kernel.rule, MXRule):
+        blocks, table_bytes = block_commands(launch)
+        return Quantization(Program(tuple(blocks), 0, table_bytes), None)
+    groups, first, parts = x.rows // group_rows, [], 0
+    if whose == OWN:
+        command, parts = amax_command(x, request.dtype, group_rows, Small(groups).address(Small(groups).partial))
+        first.append(command)
+    small = Small(groups, groups * parts)
+    first.append(prepare_command(kernel, small, whose, parts))
+    blocks, table_bytes = block_commands(launch)
+    return Quantization(Program((*first, *blocks), small.floats, table_bytes), small)
+
+
+def block_commands(launch: Launch) -> tuple[list[Command], int]:
+    """Codes and scales by a CUDA C++ kernel where one can serve on this device, else by the family's Triton kernel.
+
+    The number is that of the bytes in slot TABLES.
+    """
+    by_table = _table_commands(launch)
+    return (_triton_commands(launch), 0) if by_table is None else by_table
+
+
+def _triton_commands(launch: Launch) -> list[Command]:
     match launch.kernel.family:
         case KernelKind.PLAIN:
-            _launch_plain(launch)
+            return [_plain(launch)]
         case KernelKind.FOUR_SIX:
-            _launch_four_six(launch)
+            arguments: Arguments = (X, *launch.outputs, *launch.sizes)
+            return [launch.command("four_six.quantize_four_six", launch.programs, arguments)]
         case KernelKind.FOUR_SIX_TILES:
-            launch_tiles(launch)
+            return tile_commands(launch)
         case KernelKind.STATIC:
-            launch_static(launch)
+            return static_commands(launch)
         case KernelKind.OPTIMAL:
-            launch_optimal(launch)
+            return optimal_commands(launch)
         case KernelKind.HESSIAN:
-            launch_hessian(launch)
+            return hessian_commands(launch)
         case KernelKind.QWANTIZE:
-            _launch_plain(launch)
-            improve_as_qwantize(launch)
+            return [_plain(launch), *qwantize_commands(launch)]
         case KernelKind.MX:
-            _launch_mx(launch)
+            return [_mx(launch)]
+        case KernelKind.MX_OPTIMAL:
+            return [_mx_optimal(launch)]
         case KernelKind.MX_SEARCH:
-            _launch_mx(launch)
-            improve_mx(launch)
+            return [_mx(launch), *mx_search_commands(launch)]
         case KernelKind.MX_QWANTIZE:
-            _launch_mx(launch)
-            improve_as_qwantize(launch)
+            return [_mx(launch), *qwantize_commands(launch)]
 
 
-def _launched_with_table(launch: Launch) -> bool:
-    """Whether a CUDA C++ kernel took the blocks."""
+def _table_commands(launch: Launch) -> tuple[list[Command], int] | None:
     source, name = launch.source, launch.kernel.table
-    listed = source.map == LISTED
-    blocks = launch.scales.numel() if listed else source.blocks
-    if name is None or source.map == TILES:
-        return False
-    if not table_kernels.usable(name, launch.codes.device, blocks, source.groups):
-        return False
-    form = table_kernels.Form(source.map == ROWS, launch.swizzled, source.groups > 1, listed)
-    words, numbers = source.words.data_ptr(), launch.outputs[2].data_ptr()
-    operand = table_kernels.Operand(
-        words, launch.codes.data_ptr(), launch.scales.data_ptr(), numbers, None, words,
-        blocks, source.columns, source.row_quads, source.groups, source.group_blocks,
-    )  # fmt: skip
-    return table_kernels.launch(launch.kernel, operand, form, launch.codes.device)
+    blocks = source.blocks if source.all_blocks is None else source.all_blocks
+    if name is None or source.map == TILES or not table_kernels.usable(name, launch.device, blocks, source.groups):
+        return None
+    form = table_kernels.Form(source.map == ROWS, launch.swizzled, source.groups > 1, source.map == LISTED)
+    sizes = {
+        "blocks": blocks, "columns": source.columns, "row_quads": source.row_quads, "groups": source.groups,
+        "group_blocks": source.group_blocks,
+    }  # fmt: skip
+    return table_kernels.commands(launch.kernel, sizes, form, launch.device)
 
 
-def _launch_plain(launch: Launch) -> None:
-    from halfbyte.backends.gpu.triton import plain as plain_kernels
-
-    plain_kernels.quantize_nvfp4[(launch.programs,)](
-        launch.source.words, *launch.outputs, *launch.sizes, **launch.constants()
-    )
+def _plain(launch: Launch) -> Command:
+    arguments: Arguments = (X, *launch.outputs, *launch.sizes)
+    return launch.command("plain.quantize_nvfp4", launch.programs, arguments)
 
 
-def _launch_four_six(launch: Launch) -> None:
-    from halfbyte.backends.gpu.triton import four_six as four_six_kernels
-
-    four_six_kernels.quantize_four_six[(launch.programs,)](
-        launch.source.words, *launch.outputs, *launch.sizes, **launch.constants()
-    )
+def _mx(launch: Launch) -> Command:
+    constants = {"SHORT": launch.kernel.short, **launch.kernel.constants}
+    return _with_mx_table(launch, "plain.quantize_mx", constants)
 
 
-def _launch_mx(launch: Launch) -> None:
-    from halfbyte.backends.gpu.triton import plain as plain_kernels
+def _mx_optimal(launch: Launch) -> Command:
+    left_out = ("WIDE", "NEAREST")
+    constants = {name: value for name, value in launch.kernel.constants.items() if name not in left_out}
+    return _with_mx_table(launch, "mx_search.quantize_mx_optimal", constants)
 
+
+def _with_mx_table(launch: Launch, kernel: str, more: Constants) -> Command:
+    """A kernel that takes the contract's table of bytes."""
     rule, request, source = launch.kernel.rule, launch.request, launch.source
     if not isinstance(rule, MXRule):
         raise TypeError("power-of-two scales need an MX rule")
-    tables = mx_table_on(rule, request.format.element, request.dtype, str(launch.codes.device))
-    plain_kernels.quantize_mx[(ceil_div(source.blocks, LANES),)](
-        source.words, *launch.outputs, *tables, *launch.sizes[:3], B=LANES,
-        MAP=FLAT if source.map == FLAT else ROWS, SWIZZLED=launch.swizzled, ASM=assembly(launch.codes.device),
-        **launch.kernel.constants, **options(),
-    )  # fmt: skip
+    tables = mx_table_on(rule, request.format.element, request.dtype, str(launch.device))
+    constants: Constants = {
+        "B": LANES, "MAP": FLAT if source.map == FLAT else ROWS, "SWIZZLED": launch.swizzled,
+        "ASM": assembly(launch.device), **more,
+    }  # fmt: skip
+    arguments: Arguments = (X, *launch.outputs, *map(fixed, tables), *launch.sizes[:3])
+    return launch.command(kernel, ceil_div(source.blocks, LANES), arguments, constants)

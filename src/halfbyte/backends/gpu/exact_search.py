@@ -1,4 +1,4 @@
-"""Launches of the exact searches."""
+"""Commands of the exact searches."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from halfbyte.backends.derived import quadratics, scaled_weights
 from halfbyte.backends.gpu.constants import HESSIAN, ONE_GROUP, UNIFORM, WEIGHTED, Constants
 from halfbyte.backends.gpu.device_cache import derived_tensors
-from halfbyte.backends.gpu.launch import SEARCH_LANES, Launch
-from halfbyte.backends.gpu.operand import options
+from halfbyte.backends.gpu.driver.commands import Address, Arguments, Command, fixed
+from halfbyte.backends.gpu.launch import NUMBERS, SEARCH_LANES, Launch, X
 from halfbyte.codec.bits import F32
 from halfbyte.codec.blocks import ceil_div
 from halfbyte.contracts import MXRule
@@ -21,70 +21,63 @@ if TYPE_CHECKING:
 DESCENT_LANES = 32
 
 
-def launch_optimal(launch: Launch) -> None:
+def optimal_commands(launch: Launch) -> list[Command]:
     """NVFP4: the scale of least squared or weighted error for every block."""
-    from halfbyte.backends.gpu.triton import search as search_kernels
-
-    words, method = launch.source.words, launch.request.method
-    weights, objective = words, UNIFORM
+    method = launch.request.method
+    weights, objective = X, UNIFORM
     if isinstance(method, Optimal) and method.weights is not None:
-        weights, objective = weights_on(method, launch), WEIGHTED
-    search_kernels.quantize_optimal[(launch.programs,)](
-        words, *launch.outputs, weights, *launch.sizes, OBJECTIVE=objective, **launch.constants()
-    )
+        weights, objective = fixed(weights_on(method, launch)), WEIGHTED
+    constants = launch.constants() | {"OBJECTIVE": objective}
+    arguments: Arguments = (X, *launch.outputs, weights, *launch.sizes)
+    return [launch.command("search.quantize_optimal", launch.programs, arguments, constants)]
 
 
-def launch_hessian(launch: Launch) -> None:
+def hessian_commands(launch: Launch) -> list[Command]:
     """NVFP4: the scale of least rᵀHr for every block; then, if asked for, codes that descend."""
-    from halfbyte.backends.gpu.triton import hessian as hessian_kernels
-
     matrices, bounds = hessian_on(launch)
     _, columns, row_quads, group_blocks = launch.sizes
-    hessian_kernels.quantize_hessian[(launch.column_programs,)](
-        launch.source.words, *launch.outputs, matrices, bounds, bounds.shape[1], launch.rows, columns, row_quads,
-        group_blocks, **launch.constants("MAP", "SHORT"),
+    arguments: Arguments = (
+        X, *launch.outputs, fixed(matrices), fixed(bounds), bounds.shape[1], launch.rows, columns, row_quads,
+        group_blocks,
     )  # fmt: skip
-    _descend_if_asked(launch, matrices, launch.outputs[2], launch.group)
+    constants = launch.constants("MAP", "SHORT")
+    search = launch.command("hessian.quantize_hessian", launch.column_programs, arguments, constants)
+    return [search, *_descend_if_asked(launch, fixed(matrices), NUMBERS, launch.group)]
 
 
-def improve_mx(launch: Launch) -> None:
+def mx_search_commands(launch: Launch) -> list[Command]:
     """MX: replace codes and bytes of the amax method by those of the search that the request asks for."""
-    from halfbyte.backends.gpu.triton import mx_search as mx_search_kernels
-
-    words, method = launch.source.words, launch.request.method
-    numbers = bounds = words.new_zeros(1)
+    method = launch.request.method
+    numbers = bounds = X  # what a search does not need
     objective, step = UNIFORM, 0
     if isinstance(method, Hessian):
-        (numbers, bounds), objective = hessian_on(launch), HESSIAN
-        step = bounds.shape[1]
+        matrices, found = hessian_on(launch)
+        numbers, bounds, objective, step = fixed(matrices), fixed(found), HESSIAN, found.shape[1]
     elif isinstance(method, Optimal) and method.weights is not None:
-        numbers, objective = weights_on(method, launch), WEIGHTED
+        numbers, objective = fixed(weights_on(method, launch)), WEIGHTED
     constants: Constants = {
         "B": SEARCH_LANES, "SWIZZLED": launch.swizzled, "OBJECTIVE": objective, **launch.kernel.constants,
-        **options(), "num_warps": 1,
     }  # fmt: skip
     _, columns, row_quads, _ = launch.sizes
-    mx_search_kernels.improve_mx[(launch.column_programs,)](
-        words, *launch.outputs, numbers, bounds, step, launch.rows, columns, row_quads, **constants
-    )
-    if objective == HESSIAN:
-        _descend_if_asked(launch, numbers, bounds, ONE_GROUP)
+    arguments: Arguments = (X, *launch.outputs, numbers, bounds, step, launch.rows, columns, row_quads)
+    search = launch.command("mx_search.improve_mx", launch.column_programs, arguments, constants)
+    descent = _descend_if_asked(launch, numbers, bounds, ONE_GROUP) if objective == HESSIAN else []
+    return [search, *descent]
 
 
-def _descend_if_asked(launch: Launch, matrices: torch.Tensor, numbers: torch.Tensor, group: int) -> None:
+def _descend_if_asked(launch: Launch, matrices: Address, numbers: Address, group: int) -> list[Command]:
     """Move the codes that a search has written. `numbers`: the prepared ones; MX needs none, so any tensor does."""
     method = launch.request.method
     if not (isinstance(method, Hessian) and method.codes == "descent"):
-        return
-    from halfbyte.backends.gpu.triton import descent as descent_kernels
-
+        return []
     format, (_, columns, row_quads, group_blocks) = launch.request.format, launch.sizes
-    descent_kernels.descend[(columns * ceil_div(launch.rows, DESCENT_LANES),)](
-        launch.source.words, *launch.outputs[:2], numbers, matrices, launch.rows, columns, row_quads, group_blocks,
-        B=DESCENT_LANES, N=format.block, DTYPE=launch.kernel.constants["DTYPE"], GROUP=group,
-        SWIZZLED=launch.swizzled, POWERS=isinstance(launch.kernel.rule, MXRule), WIDE=format.element != E2M1,
-        num_warps=1, enable_fp_fusion=False,
-    )  # fmt: skip
+    constants: Constants = {
+        "B": DESCENT_LANES, "N": format.block, "DTYPE": launch.kernel.constants["DTYPE"], "GROUP": group,
+        "SWIZZLED": launch.swizzled, "POWERS": isinstance(launch.kernel.rule, MXRule), "WIDE": format.element != E2M1,
+    }  # fmt: skip
+    programs = columns * ceil_div(launch.rows, DESCENT_LANES)
+    arguments: Arguments = (X, *launch.outputs[:2], numbers, matrices, launch.rows, columns, row_quads, group_blocks)
+    return [launch.command("descent.descend", programs, arguments, constants)]
 
 
 # --- arrays derived from a method, on the device ---
@@ -100,7 +93,7 @@ def weights_on(method: Optimal, launch: Launch) -> torch.Tensor:
             raise TypeError("this method has no weights")
         return (weights,)
 
-    return derived_tensors(method, f"weights {width}", launch.codes.device, make)[0]
+    return derived_tensors(method, f"weights {width}", launch.device, make)[0]
 
 
 def hessian_on(launch: Launch) -> tuple[torch.Tensor, ...]:
@@ -113,4 +106,4 @@ def hessian_on(launch: Launch) -> tuple[torch.Tensor, ...]:
         derived = quadratics(method)
         return derived.triangles, derived.bounds
 
-    return derived_tensors(method, "triangles and bounds", launch.codes.device, make)
+    return derived_tensors(method, "triangles and bounds", launch.device, make)

@@ -1,4 +1,7 @@
-"""One quantization on a device, as the launches see it: where blocks lie, what is written, the kernels' constants."""
+"""One quantization on a device, as the commands see it: where blocks lie, what is written, the kernels' constants.
+
+The tensors themselves are the slots of a call (driver/commands.py). Only their shapes matter here.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,11 @@ from halfbyte.backends.gpu.constants import (
     TILES,
     Constants,
 )
-from halfbyte.backends.gpu.operand import LANES, assembly, options, row_quads
+from halfbyte.backends.gpu.driver.commands import Address, Arguments, Command, Slot
+from halfbyte.backends.gpu.driver.triton_kernels import triton_kernel
+from halfbyte.backends.gpu.operand import LANES, assembly
 from halfbyte.codec.blocks import ceil_div
+from halfbyte.contracts import MXRule
 from halfbyte.methods import Hessian, Method, Optimal
 from halfbyte.request import Request
 
@@ -31,12 +37,25 @@ SEARCH_LANES = 32
 SEARCHES = (KernelKind.OPTIMAL, KernelKind.HESSIAN, KernelKind.QWANTIZE, KernelKind.MX_SEARCH, KernelKind.MX_QWANTIZE)
 
 
+X, CODES, SCALES, NUMBERS = Address(Slot.X), Address(Slot.CODES), Address(Slot.SCALES), Address(Slot.SMALL)
+"""The operand (or the table of listed tensors), what is written, and the prepared numbers, which SMALL begins with."""
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """The shape of an operand: what its commands depend on."""
+
+    rows: int
+    width: int
+    row_quads: int
+    """The distance between rows, in units of sixteen bytes."""
+    contiguous: bool
+
+
 @dataclass(frozen=True)
 class Source:
     """Where the blocks of an operand lie, for the kernels."""
 
-    words: torch.Tensor
-    """The operand as 32-bit words, or the table of listed tensors."""
     map: int
     groups: int
     """How many tensor-level scales there are."""
@@ -49,19 +68,16 @@ class Source:
     """The distance between rows, in units of sixteen bytes."""
     programs: int | None = None
     """Where tensors are listed: programs of all of them."""
+    all_blocks: int | None = None
+    """Where tensors are listed: blocks of all of them."""
 
 
-def source_of(x: torch.Tensor, request: Request, group_rows: int, swizzled: bool) -> Source:
+def source_of(x: Matrix, request: Request, group_rows: int, swizzled: bool) -> Source:
     """The blocks of one matrix, with a tensor-level scale for every `group_rows` rows."""
-    import torch
-
-    rows, width = x.shape
-    columns = width // request.format.block
-    by_rows = swizzled or not x.is_contiguous() or weighs_columns(request.method)
+    columns = x.width // request.format.block
+    by_rows = swizzled or not x.contiguous or weighs_columns(request.method)
     map_ = TILES if request.tile[0] != 1 else ROWS if by_rows else FLAT
-    return Source(
-        x.view(torch.int32), map_, rows // group_rows, group_rows * columns, rows * columns, columns, row_quads(x)
-    )
+    return Source(map_, x.rows // group_rows, group_rows * columns, x.rows * columns, columns, x.row_quads)
 
 
 def weighs_columns(method: Method) -> bool:
@@ -83,11 +99,8 @@ class Launch:
     kernel: ChosenKernel
     request: Request
     source: Source
-    codes: torch.Tensor
-    scales: torch.Tensor
+    device: torch.device
     swizzled: bool = False
-    numbers: torch.Tensor | None = None
-    """NVFP4: the prepared numbers of each group."""
 
     @property
     def lanes(self) -> int:
@@ -118,12 +131,9 @@ class Launch:
         return self.source.columns * ceil_div(self.rows, self.lanes)
 
     @property
-    def outputs(self) -> tuple[torch.Tensor, ...]:
-        """Codes as words, scale bytes, and the prepared numbers where there are some."""
-        import torch
-
-        written = self.codes.view(torch.int32), self.scales
-        return written if self.numbers is None else (*written, self.numbers)
+    def outputs(self) -> tuple[Address, ...]:
+        """Codes as words, scale bytes, and for NVFP4 the prepared numbers."""
+        return (CODES, SCALES) if isinstance(self.kernel.rule, MXRule) else (CODES, SCALES, NUMBERS)
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
@@ -135,9 +145,14 @@ class Launch:
         shares_numbers = self.group != GROUP_OF_BLOCK or self.source.map == LISTED
         found: Constants = {
             "B": self.lanes, "MAP": self.source.map, "GROUP": self.group, "SWIZZLED": self.swizzled,
-            "SHORT": self.kernel.short and shares_numbers, "ASM": assembly(self.codes.device),
-            **self.kernel.constants, **options(), "num_warps": self.lanes // 32,
+            "SHORT": self.kernel.short and shares_numbers, "ASM": assembly(self.device),
+            **self.kernel.constants,
         }  # fmt: skip
         for name in left_out:
             del found[name]
         return found
+
+    def command(self, name: str, programs: int, arguments: Arguments, constants: Constants | None = None) -> Command:
+        """A launch of one of triton/'s kernels, with a warp for every 32 blocks of a program."""
+        chosen = self.constants() if constants is None else constants
+        return Command(triton_kernel(name, chosen, int(chosen["B"]) // 32), (programs, 1), arguments)

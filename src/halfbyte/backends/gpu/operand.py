@@ -1,4 +1,4 @@
-"""Tensors as the kernels take them: what a device must have, addresses, padding, outputs, the Hadamard transform."""
+"""Tensors as the kernels take them: what a device must have, addresses, padding, outputs."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import functools
 from typing import TYPE_CHECKING
 
 from halfbyte.backends.gpu.constants import ASSEMBLY, FP4_ASSEMBLY, NO_ASSEMBLY
-from halfbyte.backends.numbering import DTYPE_NUMBERS
 from halfbyte.codec.blocks import ceil_div
-from halfbyte.contracts.hadamard import GROUP, SIGNS
 from halfbyte.errors import InputError
 from halfbyte.request import Request
 
@@ -20,9 +18,6 @@ OLDEST = (8, 9)
 
 LANES = 128
 """Blocks per program."""
-
-MINUS = sum(1 << index for index, sign in enumerate(SIGNS) if sign < 0)
-"""The sign vector of the Hadamard transform as bits."""
 
 
 @functools.cache
@@ -40,14 +35,9 @@ def assembly(device: torch.device) -> int:
     return FP4_ASSEMBLY if capability_of(device.index or 0) >= (10, 0) else ASSEMBLY
 
 
-def dtype_number(dtype: torch.dtype) -> int:
-    """The number by which kernels know a tensor's dtype."""
-    return DTYPE_NUMBERS[{"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}[str(dtype).removeprefix("torch.")]]
-
-
-def options() -> dict[str, int | bool]:
-    """Four warps, and every operation rounds by itself."""
-    return {"num_warps": LANES // 32, "enable_fp_fusion": False}
+def dtype_name_of(dtype: torch.dtype) -> str:
+    """The short name of a tensor's dtype."""
+    return {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}[str(dtype).removeprefix("torch.")]
 
 
 def check_device(x: torch.Tensor) -> None:
@@ -109,21 +99,3 @@ def outputs(
     make = torch.zeros if swizzled else torch.empty
     codes = torch.empty(codes_shape, dtype=torch.uint8, device=x.device)
     return codes, make(scales_shape, dtype=torch.uint8, device=x.device)
-
-
-def rotated(x: torch.Tensor, random_signs: bool) -> torch.Tensor:
-    """A contiguous copy of a (rows, K) matrix with its groups of sixteen transformed; K is a multiple of sixteen."""
-    import torch
-
-    from halfbyte.backends.gpu.triton import hadamard as hadamard_kernels
-
-    rows, width = x.shape
-    groups = width // GROUP
-    integers = torch.int32 if x.dtype == torch.float32 else torch.int16
-    out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
-    hadamard_kernels.rotate[(ceil_div(rows * groups, LANES),)](
-        x.view(integers), out.view(torch.int32), rows, groups, x.stride(0), x.stride(1),
-        B=LANES, DTYPE=dtype_number(x.dtype), SIGNS=MINUS if random_signs else 0,
-        ROWS_FIRST=abs(x.stride(0)) < abs(x.stride(1)), **options(),
-    )  # fmt: skip
-    return out

@@ -186,10 +186,22 @@ def compiled() -> int:
         moved: torch.Tensor = back + 1
         return moved
 
+    def whole(x: torch.Tensor, method: hb.methods.Method) -> tuple[hb.QuantizedTensor, torch.Tensor]:
+        q = hb.quantize(x * 2, "nvfp4", method=method)
+        return q, torch.as_tensor(hb.dequantize(q, "bfloat16")) + 1
+
     assert halfbyte.torch_ops.METHODS
     x = normal(64, 256)
     assert_same_bits(torch.compile(step, fullgraph=True)(x), step(x))
-    return 1
+    done = 1
+    for method in METHODS:
+        torch._dynamo.reset()
+        traced = torch.compile(whole, fullgraph=True, dynamic=True)
+        for rows in (16, 48):
+            (got, values), (expected, wanted) = traced(x[:rows], method), whole(x[:rows], method)
+            done += same(got, expected)
+            assert_same_bits(values, wanted)
+    return done
 
 
 def casts() -> int:

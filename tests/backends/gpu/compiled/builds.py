@@ -9,7 +9,16 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from halfbyte.backends.gpu.constants import DECODE_BY_TABLE, GROUP_OF_BLOCK, ROWS, TILES, WEIGHTED
+from halfbyte.backends.gpu.constants import (
+    AMAX_EACH,
+    AMAX_GIVEN,
+    AMAX_OF_PARTS,
+    DECODE_BY_TABLE,
+    GROUP_OF_BLOCK,
+    ROWS,
+    TILES,
+    WEIGHTED,
+)
 from halfbyte.backends.gpu.triton import decode as decode_kernels
 from halfbyte.backends.gpu.triton import four_six as four_six_kernels
 from halfbyte.backends.gpu.triton import hessian as hessian_kernels
@@ -44,6 +53,7 @@ SEARCH = {**BLOCKS, "B": 32, "FIRST": 1}
 HESSIAN = {name: value for name, value in SEARCH.items() if name not in ("MAP", "SHORT")}
 MX = {
     "B": 128, "N": 32, "DTYPE": 0, "MAP": 0, "SWIZZLED": False, "WIDE": False, "NEAREST": False, "ROUNDED": False,
+    "SHORT": True,
     "ASM": 1, **ROUNDING,
 }  # fmt: skip
 DECODE = {
@@ -52,7 +62,7 @@ DECODE = {
 }  # fmt: skip
 PREPARE = {
     "TOP": 2688.0, "KIND": 0, "STATISTICS": FP32, "CONSTANT": 0.0, "STORED": 0, "MULTIPLIER": 0, "DTYPE": 0,
-    "LANES": 128,
+    "LANES": 128, "SOURCE": AMAX_EACH, "REPAIRS": False,
 }  # fmt: skip
 
 
@@ -77,9 +87,14 @@ WRAPPING = {
 AMAX = {"DTYPE": 0, "CHUNK": 1024, "DEPTH": 4}
 
 BUILDS: dict[str, Build] = {
-    "amax": Build(scales_kernels.amax_spans, AMAX, 8),
+    "amax": Build(scales_kernels.amax_partials, {**AMAX, "ROWS": False}, 8),
+    "amax of strided rows": Build(scales_kernels.amax_partials, {**AMAX, "ROWS": True}, 8),
     "amax of listed tensors": Build(scales_kernels.amax_listed, AMAX, 8, {"table_ptr": "*i64"}),
     "tensor-level numbers": Build(scales_kernels.prepare, PREPARE),
+    "tensor-level numbers of parts": Build(
+        scales_kernels.prepare, {**PREPARE, "SOURCE": AMAX_OF_PARTS, "REPAIRS": True}
+    ),
+    "tensor-level numbers of one amax": Build(scales_kernels.prepare, {**PREPARE, "SOURCE": AMAX_GIVEN}),
     "nvfp4": Build(plain_kernels.quantize_nvfp4, BLOCKS),
     "nvfp4 float16": Build(plain_kernels.quantize_nvfp4, {**BLOCKS, "DTYPE": FP16}),
     "nvfp4 float32": Build(plain_kernels.quantize_nvfp4, {**BLOCKS, "DTYPE": FP32}),

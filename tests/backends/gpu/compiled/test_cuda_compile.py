@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from importlib import resources
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,16 +13,21 @@ import halfbyte as hb
 from halfbyte import contracts
 from halfbyte.backends import Request
 from halfbyte.backends.gpu import dispatch
+from halfbyte.backends.gpu import launch as launch_module
 from halfbyte.backends.gpu.choose import ChosenKernel, choose
 from halfbyte.backends.gpu.cuda import compile as cuda_compile
 from halfbyte.backends.gpu.cuda import table_kernels
+from halfbyte.backends.gpu.cuda.compile import CudaKernel
 from halfbyte.backends.gpu.cuda.table_kernels import TABLE_KERNELS, Form, definitions_of
-from halfbyte.backends.gpu.launch import Launch, source_of
+from halfbyte.backends.gpu.driver.commands import Address, Slot
+from halfbyte.backends.gpu.launch import Launch, Matrix, source_of
 from halfbyte.methods import Method
 from tests.backends.cases import FOUR_SIX, every_case
 from tests.backends.gpu.compiled.builds import CAPABILITIES
 
 TE = contracts.transformer_engine()
+SIZES = {"blocks": 1, "columns": 1, "row_quads": 2, "groups": 1, "group_blocks": 1}
+REQUEST = Request(hb.get_format("nvfp4"), TE, hb.Optimal(), (1, 16), "tensor", "bf16", device="cuda")
 PLAIN = Form()
 SEPARATE = "-D__fmaf_rn(x,y,z)=((x)*(y)+(z))"
 """Takes out every fused operation that the source asks for."""
@@ -97,20 +103,23 @@ def test_what_the_tables_serve() -> None:
     assert served == both
 
 
-def test_without_a_compiler_triton_serves_and_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_compiler_triton_serves_and_says_so_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def missing() -> Exception:
         raise hb.errors.BackendError("NVRTC was not found")
 
     monkeypatch.setattr(cuda_compile, "compiler", missing)
     monkeypatch.setattr(table_kernels, "_properties", lambda index: ((9, 0), 132))
-    table_kernels._compiled.cache_clear()
+    monkeypatch.setattr(table_kernels, "shared_memory_of", lambda index: 232448)
+    monkeypatch.setenv("HALFBYTE_CACHE", str(tmp_path))
+    cuda_compile.compile_source.cache_clear()
     table_kernels._warn_once.cache_clear()
-    name, chosen = definitions(hb.Optimal())
+    kernel, device = choose(REQUEST), torch.device("cuda", 0)
+    assert isinstance(kernel, ChosenKernel)
     with pytest.warns(UserWarning, match="Triton's kernels serve instead .* NVRTC was not found"):
-        assert table_kernels._compiled(0, TABLE_KERNELS[name], chosen, 1) is None
-    again = (*chosen, "-DOTHER")
-    assert table_kernels._compiled(0, TABLE_KERNELS[name], again, 1) is None  # a second warning would be an error
-    table_kernels._compiled.cache_clear()
+        assert table_kernels.commands(kernel, SIZES, Form(), device) is None
+    assert (
+        table_kernels.commands(kernel, SIZES | {"blocks": 2}, Form(), device) is None
+    )  # a second warning would be an error
 
 
 def test_who_serves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,31 +149,30 @@ def test_who_serves(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_dispatch_hands_blocks_to_the_tables(
     method: Method, table: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a card that can: the kernel gets the operand's addresses and sizes; without a table Triton is called."""
-    x = torch.zeros(4, 64, dtype=torch.bfloat16)[:, :32]
+    """With a card that can: the kernel gets the operand's places and sizes; without a table Triton serves."""
     request = Request(hb.get_format("nvfp4"), TE, method, (1, 16), "tensor", "bf16", device="cuda")
     kernel = choose(request)
     assert isinstance(kernel, ChosenKernel)
-    codes, scales = torch.zeros(4, 16, dtype=torch.uint8), torch.zeros(4, 2, dtype=torch.uint8)
-    numbers = torch.zeros(2, 16)
-    seen: list[tuple[str | None, table_kernels.Operand, Form]] = []
-
-    def launched(kernel: ChosenKernel, operand: table_kernels.Operand, form: Form, device: torch.device) -> bool:
-        seen.append((kernel.table, operand, form))
-        return True
-
-    called: list[Launch] = []
     monkeypatch.setattr(table_kernels, "usable", lambda *arguments: True)
-    monkeypatch.setattr(table_kernels, "launch", launched)
-    monkeypatch.setattr(dispatch, "_launch_plain", called.append)
-    source = source_of(x, request, 2, swizzled=False)
-    dispatch.launch_blocks(Launch(kernel, request, source, codes, scales, numbers=numbers))
+    monkeypatch.setattr(table_kernels, "_properties", lambda index: ((9, 0), 132))
+    monkeypatch.setattr(table_kernels, "shared_memory_of", lambda index: 232448)
+    monkeypatch.setattr(CudaKernel, "image", lambda kernel, architecture: None)
+    monkeypatch.setattr(launch_module, "assembly", lambda device: 1)
+    source = source_of(Matrix(4, 32, 8, contiguous=False), request, 2, swizzled=False)
+    commands, table_bytes = dispatch.block_commands(Launch(kernel, request, source, torch.device("cuda", 0)))
     if table is None:
-        assert (len(called), seen) == (1, [])
+        assert ([command.kernel.name for command in commands], table_bytes) == (["plain.quantize_nvfp4"], 0)
         return
-    ((name, operand, form),) = seen
-    assert (name, form, called) == (table, Form(rows=True, grouped=True), [])
-    assert (operand.x, operand.codes, operand.scales) == (x.data_ptr(), codes.data_ptr(), scales.data_ptr())
-    assert (operand.numbers, operand.tables) == (numbers.data_ptr(), None)
-    sizes = (operand.blocks, operand.columns, operand.row_quads, operand.groups, operand.group_blocks)
-    assert sizes == (8, 2, 8, 2, 4)
+    build, quantize = commands
+    description = table_kernels.TABLE_KERNELS[table]
+    assert (build.kernel.name, quantize.kernel.name) == (description.builder, description.function)
+    assert (build.grid, quantize.grid, table_bytes) == (
+        (description.build_grid, 2), (1, 1), 2 * description.table_bytes
+    )  # fmt: skip
+    assert (build.overlaps, quantize.overlaps) == (False, True)
+    assert isinstance(quantize.kernel, CudaKernel)
+    assert {"-DROWS=1", "-DGROUPED=1"} <= set(quantize.kernel.definitions)
+    slots = [argument.slot for argument in quantize.arguments if isinstance(argument, Address)]
+    assert slots == [Slot.X, Slot.CODES, Slot.SCALES, Slot.SMALL, Slot.TABLES, Slot.X]
+    assert quantize.arguments[6:] == (8, 2, 8, 2, 4)
+    assert quantize.kernel.words == len(quantize.arguments)

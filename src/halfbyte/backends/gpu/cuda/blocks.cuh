@@ -1,6 +1,6 @@
 // Blocks in the CUDA kernels: where they lie, the loop over them, and the queue of blocks that a table does not decide.
 #pragma once
-#include "numbers.cuh"
+#include "values.cuh"
 
 #ifndef HALFBYTE_ON_CPU
 #define COUNT_EXACT()
@@ -60,7 +60,7 @@ __device__ __forceinline__ Place place_of(const Operand& o, i64 block) {
 }
 
 __device__ __forceinline__ const uint4* source(const Operand& o, const Segment& s, const Place& p) {
-    return s.x + (ROWS ? p.row * o.row_quads + 2 * p.column : 2 * (p.column - s.before));
+    return s.x + (ROWS ? p.row * o.row_quads + QUADS * p.column : QUADS * (p.column - s.before));
 }
 
 __device__ __forceinline__ i64 scale_place(const Operand& o, const Place& p, i64 block) {

@@ -29,18 +29,12 @@
 #ifndef MARGIN_UNITS
 #define MARGIN_UNITS 96
 #endif
-#include "blocks.cuh"
+#include "four_six.cuh"
 
 // Ratios reach 6.41/0.25 = 25.7, which is 4.69 octaves of 128 rows, plus 0.09 because bits are not quite a logarithm.
 constexpr int ROW_COUNT = 616;
 constexpr int PAIRS = 26;  // 26·616·4 bytes fit into 16 bits
 constexpr int MARGIN = MARGIN_UNITS * 256;
-
-enum Kind { ERROR_BY_AMAX = 0, ERROR_BY_RECIPROCAL = 1, ERROR_SCALED = 2 };
-
-struct Pair {
-    Scale six, four;
-};
 
 // The amaxes (bfloat16 bits) that the table serves, and the first one with a saturated S4.
 struct Limits {
@@ -55,56 +49,6 @@ struct Tables {
 };
 
 static_assert(sizeof(Tables) <= TABLE_BYTES && sizeof(Tables) <= SHARED_BYTES, "the launch sets this much aside");
-
-// --- the contract ---
-
-__device__ __forceinline__ float pre_scale(u32 v, float factor) { return (float_of_bf16(v) / 6.0f) * factor; }
-
-__device__ __forceinline__ Pair pair_of(u32 v, float factor) {
-    const float base = pre_scale(v, factor);
-    return {round_e4m3(base), round_e4m3(base * 1.5f)};
-}
-
-// x/c. If nothing underflows, the product with 1/c in two parts is the correctly rounded quotient.
-// tests/backends/gpu/test_arithmetic.py tries every significand.
-__device__ __forceinline__ float over_top(float x, bool short_form) {
-    if (!short_form || (TOP != 2688.0f && TOP != 1536.0f)) return x / TOP;
-    const float high = TOP == 2688.0f ? 0.0003720237873494625f : 0.0006510416278615594f;
-    const float low = TOP == 2688.0f ? 2.217434742768365e-11f : 3.8805108432127255e-11f;
-    return __fmaf_rn(x, high, x * low);
-}
-
-__device__ __forceinline__ float difference(float q, float scale, float x, const float* n) {
-    if (KIND == ERROR_BY_AMAX) return over_top((q * scale) * n[AMAX], n[NO_UNDERFLOW] > 0) - x;
-    if (KIND == ERROR_BY_RECIPROCAL) return (q * scale) * n[INVERSE] - x;
-    return q * scale - x * n[FACTOR];
-}
-
-__device__ __forceinline__ float size_of(float x, const Scale& scale, float multiplier, const float* n) {
-    const float d = difference(round_signed(x * multiplier).value, scale.value, x, n);
-    return SQUARED ? d * d : fabsf(d);
-}
-
-// A block by the contract's own formulas, for any numbers. It is not inlined, so that the table's path keeps its
-// registers.
-__device__ __noinline__ void exact_block(const Operand& o, const Segment& s, i64 block) {
-    const Place at = place_of(o, block);
-    const Words words = {(const u32*)source(o, s, at)};
-    const float* n = s.numbers;
-    const Pair p = pair_of(words.largest(), n[FACTOR]);
-    const float by_six = multiplier_of(p.six.value, n[INVERSE]), by_four = multiplier_of(p.four.value, n[INVERSE]);
-    float error_six = 0.0f, error_four = 0.0f;
-#pragma unroll 4
-    for (int i = 0; i < 8; ++i) {
-        error_six = error_six + size_of(words.first(i), p.six, by_six, n);
-        error_four = error_four + size_of(words.first(i), p.four, by_four, n);
-        error_six = error_six + size_of(words.second(i), p.six, by_six, n);
-        error_four = error_four + size_of(words.second(i), p.four, by_four, n);
-    }
-    const bool four = error_four < error_six;
-    o.codes[block] = words.codes(four ? by_four : by_six);
-    o.scales[scale_place(o, at, block)] = (unsigned char)(four ? p.four.byte : p.six.byte);
-}
 
 // --- building the table: every thread block finds the pairs and writes the rows of some ---
 
@@ -126,7 +70,7 @@ __device__ __forceinline__ void find_amax(u32* found, u32 first, float limit, fl
     for (u32 i = threadIdx.x; i < first + 8; i += blockDim.x) {
         if (i < first) continue;
         const u32 tried = (__float_as_uint(limit * 6.0f / factor) >> 16) - 4 + (i - first);
-        if (pre_scale(tried, factor) >= limit) atomicMin(found, tried);
+        if (scale_before_rounding(float_of_bf16(tried), factor) >= limit) atomicMin(found, tried);
     }
 }
 
@@ -142,7 +86,7 @@ __device__ __forceinline__ u32 pairs_up_to(const Pairing& g, u32 index) {
 
 // Numbers the pairs, finds their first entries in `info`, and returns how many pairs there are.
 __device__ __forceinline__ u32 find_pairs(Pairing& g, float factor) {
-    for (u32 i = threadIdx.x; i < 256; i += blockDim.x) g.of[i] = pair_of(amax_of(g, i), factor);
+    for (u32 i = threadIdx.x; i < 256; i += blockDim.x) g.of[i] = pair_of(float_of_bf16(amax_of(g, i)), factor);
     __syncthreads();
     for (u32 i = threadIdx.x; i < 256; i += blockDim.x) {
         const Pair &p = g.of[i], &before = g.of[i > 0 ? i - 1 : 0];

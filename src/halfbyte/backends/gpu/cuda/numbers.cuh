@@ -1,4 +1,4 @@
-// Numbers in the CUDA kernels: the numbers of a tensor, pairs of bfloat16 in a word, E4M3 and E2M1. On the GPU it is
+// Numbers in the CUDA kernels: the numbers of a tensor, pairs of 16-bit numbers in a word, E4M3 and E2M1. On the GPU it is
 // compiled without contraction. The tests also compile it for the CPU, with one thread per thread block and one lane
 // per warp (tests/backends/gpu/cuda_on_cpu.h).
 #pragma once
@@ -19,6 +19,8 @@ enum Number {
     FACTOR = 1,
     INVERSE = 2,
     FOLDED = 3,
+    SHARE_OF_TOP = 5,
+    SHARE_OF_AMAX = 6,
     PRESCALE = 7,
     PRESCALE_AGAIN = 8,
     UNIT = 9,
@@ -73,46 +75,7 @@ __device__ __forceinline__ u32 halves_above(u32 a, u32 minus) {
 #endif
 }
 
-// Turns −0.0 into +0.0 and keeps everything else, by x·1 + 0.
-__device__ __forceinline__ u32 without_negative_zeros(u32 w) {
-#if __CUDA_ARCH__ >= 900
-    u32 out;
-    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(out) : "r"(w), "r"(0x3F803F80), "r"(0));
-    return out;
-#else
-    return ((w & 0xFFFF) == 0x8000 ? 0 : w & 0xFFFF) | ((w & 0xFFFF0000) == 0x80000000 ? 0 : w & 0xFFFF0000);
-#endif
-}
-
-// --- a block in registers ---
-
-struct Block {
-    u32 w[8];
-};
-
-__device__ __forceinline__ Block load_block(const uint4* at) {
-    const uint4 a = __ldg(at), b = __ldg(at + 1);
-    return {{a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w}};
-}
-
-// bfloat16 bits of the largest magnitude. NaN counts as larger than infinity.
-__device__ __forceinline__ u32 largest(const u32* magnitudes) {
-    u32 most = larger_halves(magnitudes[0], magnitudes[1]);
-#pragma unroll
-    for (int i = 2; i < 8; ++i) most = larger_halves(most, magnitudes[i]);
-    const u32 low = most & 0xFFFF, high = most >> 16;
-    return low > high ? low : high;
-}
-
-// Sign bits of eight values, given in four words, as bit 3 of eight nibbles.
-__device__ __forceinline__ u32 signs(const u32* w) {
-    const u32 first = __byte_perm(without_negative_zeros(w[0]), without_negative_zeros(w[1]), 0x7531);
-    const u32 second = __byte_perm(without_negative_zeros(w[2]), without_negative_zeros(w[3]), 0x7531);
-    const u32 even = __byte_perm(first, second, 0x6420), odd = __byte_perm(first, second, 0x7531);
-    return ((even >> 4) & 0x08080808) | (odd & 0x80808080);
-}
-
-// --- E4M3 and E2M1, by the contract's rounding ---
+// --- E4M3 and E2M1 ---
 
 struct Scale {
     u32 byte;
@@ -134,12 +97,6 @@ __device__ __forceinline__ float value_of_e4m3(u32 byte) {
     return byte < 8 ? (float)byte * 0.001953125f : __uint_as_float((byte + 960) << 20);
 }
 
-// The multiplier of elements: min(1/(S·(1/enc)), largest float32). NaN stays NaN.
-__device__ __forceinline__ float multiplier_of(float scale, float inverse) {
-    const float reciprocal = 1.0f / (scale * inverse);
-    return reciprocal > FLOAT32_MAX ? FLOAT32_MAX : reciprocal;
-}
-
 // A power of two p such that the last place of p·2**19 is the grid's step at y, for y in [0, 7). gpu/triton/blocks.py
 // explains it.
 __device__ __forceinline__ float step_of(float y) {
@@ -157,33 +114,8 @@ __device__ __forceinline__ Element round_e2m1(float y) {
     return {(raw + (raw >> 22) - 298) & 7, __fmaf_rn(step, -524288.0f, moved)};
 }
 
-// The same for any y, with the sign in code and value. NaN gives code 0.
-__device__ __forceinline__ Element round_signed(float y) {
-    const float magnitude = y != y ? 0.0f : fabsf(y);
-    const Element e = round_e2m1(magnitude);
-    return y < 0.0f ? Element{e.code | 8, -e.value} : e;
+// Value of a code with its sign: its bits are those of a float with an exponent that is 126 too small.
+__device__ __forceinline__ float value_of_code(u32 code) {
+    const float magnitude = __uint_as_float((code & 7) << 22) * 8.507059173023462e37f;
+    return code & 8 ? -magnitude : magnitude;
 }
-
-// A block in memory, for the exact paths. They are rare, so they read the block again instead of keeping it in
-// registers.
-struct Words {
-    const u32* at;
-
-    __device__ __forceinline__ float first(int i) const { return __uint_as_float(at[i] << 16); }
-    __device__ __forceinline__ float second(int i) const { return __uint_as_float(at[i] & 0xFFFF0000); }
-
-    __device__ __forceinline__ u32 largest() const {
-        u32 most = 0;
-#pragma unroll
-        for (int i = 0; i < 8; ++i) most = larger_halves(most, at[i] & 0x7FFF7FFF);
-        return (most & 0xFFFF) > most >> 16 ? most & 0xFFFF : most >> 16;
-    }
-    // Codes of any numbers under one scale.
-    __device__ __forceinline__ uint2 codes(float multiplier) const {
-        u64 out = 0;
-#pragma unroll 4
-        for (int i = 7; i >= 0; --i)
-            out = out << 8 | round_signed(second(i) * multiplier).code << 4 | round_signed(first(i) * multiplier).code;
-        return make_uint2((u32)out, (u32)(out >> 32));
-    }
-};

@@ -1,11 +1,9 @@
 // The scale of least squared error for bfloat16, by a table. An entry holds the errors of one element under nine scales
 // in sixteen bytes.
 //
-// Scales of at least 2M/7 are excluded by definition (docs/methods.md); M is the block's amax. Let L be the largest
-// byte that is not excluded and s its scale. Then M is in (3.5, 3.95]·s, and L's significand, one of eight, selects the
-// table. Candidates are the bytes L, L − 1 … L − 8. The next one is below M/7.4, where clipping M alone costs more than
-// M²/28. Row r of a table stands for the magnitude whose bits are the table's base + r. The rows cover 5.1 octaves up
-// to the largest M. An entry holds (q·s' − x)² of each candidate, rounded and at most s²:
+// search.cuh explains the candidates. The significand of L, one of eight, selects the table. Row r of a table stands
+// for the magnitude whose bits are the table's base + r. The rows cover 5.1 octaves up to the largest M. An entry holds
+// (q·s' − x)² of each candidate, by the contract's own q, rounded and at most s²:
 //
 // - words 0, 1 and 2: candidates 0 and 1, 2 and 5, 6 and 7, with sixteen bits each, in units of 2^-16·s²
 // - word 3: candidates 3 and 4, which are rarely the best, with eleven bits each, in units of 2^-11·s²; candidate 8
@@ -31,20 +29,15 @@
 #ifndef MARGIN_UNITS
 #define MARGIN_UNITS 18
 #endif
-#include "blocks.cuh"
+#include "search.cuh"
 
-constexpr int CANDIDATES = 9,
-              ROW_COUNT = 656;  // M is at most 3.95·s, codes are 0 below 0.25·s/2: 4.99 octaves, plus 0.09
-constexpr u32 FIRST_LAST = 20,
-              LAST_LAST = 133;  // for L in this range all candidates are normal; above 126 some do not exist
+constexpr int ROW_COUNT = 656;  // M is at most 3.95·s, codes are 0 below 0.25·s/2: 4.99 octaves, plus 0.09
 constexpr u32 COARSE_MARGIN = 1026, SATURATED = 65000;
-constexpr u32 SMALLER = 1 << CANDIDATES;  // set beside a mask of candidates: smaller scales can win too
 
 // The part of a table beside its rows.
 struct Head {
-    uint2 info[128];                    // index: significand of the amax
-    float multiplier[128], scale[128];  // index: byte. The multiplier of elements, and s'
-    u32 zero;                           // the amax of a block of zeros, or a number that is no amax
+    uint2 info[128];  // index: significand of the amax
+    Bytes bytes;
 };
 
 struct Tables {
@@ -73,111 +66,17 @@ __device__ __forceinline__ void copy_rows(const Tables* tables) {
     __syncthreads();
 }
 
-// --- the objective (backends/reference/search.py) ---
-
-__device__ __forceinline__ float scaled_of(float x, const float* n) { return (x * n[PRESCALE]) * n[PRESCALE_AGAIN]; }
-
-__device__ __forceinline__ float square_of(float x, float multiplier, float scale, const float* n) {
-    const float r = round_signed(x * multiplier).value * scale - scaled_of(x, n);
-    return r * r;
-}
-
-__device__ __forceinline__ float objective(const Words& words, float multiplier, float scale, const float* n) {
-    float total = 0.0f;
-#pragma unroll 4
-    for (int i = 0; i < 8; ++i) {
-        total = total + square_of(words.first(i), multiplier, scale, n);
-        total = total + square_of(words.second(i), multiplier, scale, n);
-    }
-    return total;
-}
-
-// Whether the scale is excluded: its half is a scale too (odd bytes below 16 have none), and 7 times the half reaches
-// the amax. Then the half is no worse.
-__device__ __forceinline__ bool excluded(u32 byte, float most, float unit) {
-    return (byte > 15 || byte % 2 == 0) && 7.0f * ((value_of_e4m3(byte) * 0.5f) * unit) >= most;
-}
-
-struct Found {
-    float error;
-    u32 byte;
-
-    __device__ __forceinline__ void consider(u32 tried, const Words& words, const Head& t, const float* n) {
-        const float found = objective(words, t.multiplier[tried], t.scale[tried], n);
-        if (found < error || (found == error && tried < byte)) {  // of two equal errors the smaller scale wins
-            error = found;
-            byte = tried;
-        }
-    }
-    // Tries the bytes from `tried` down, until clipping the amax alone costs more than the best.
-    __device__ __forceinline__ void go_down(u32 tried, const Words& words, const Head& t, float most, const float* n) {
-#pragma unroll 1
-        for (; tried >= 1; --tried) {
-            const float d = most - 6.0f * t.scale[tried];
-            if (d > 0.0f && d * d * 0.99999f > error) break;
-            if (!excluded(tried, most, n[UNIT])) consider(tried, words, t, n);
-        }
-    }
-};
-
-// The search for any block: from the byte nearest to M/6 up until scales are excluded, then down.
-__device__ __forceinline__ u32 search(const Words& words, const Head& t, float most, u32 start, const float* n) {
-    Found best = {FLOAT32_MAX, 255};
-    u32 cover = round_e4m3(most / (n[UNIT] * 6.0f)).byte;
-    cover = cover < 1 ? 1 : cover;
-#pragma unroll 1
-    for (u32 byte = cover; byte <= 126; ++byte) {
-        if (!excluded(byte, most, n[UNIT])) best.consider(byte, words, t, n);
-        else if (byte > 15) break;
-    }
-    best.go_down(cover - 1, words, t, most, n);
-    return best.byte == 255 ? start : best.byte;  // 255: no error was finite
-}
-
-// A block that the table did not decide. `mask` has a bit for each candidate that can win, and SMALLER if smaller
-// scales can. 0 means all scales.
-__device__ __noinline__ void exact_block(const Operand& o, const Segment& s, const Head& t, i64 block, u32 mask) {
-    const Place at = place_of(o, block);
-    const Words words = {(const u32*)source(o, s, at)};
-    const float* n = s.numbers;
-    const u32 v = words.largest();
-    const float most = scaled_of(float_of_bf16(v), n);
-    const Scale start = round_e4m3(float_of_bf16(v) * n[FOLDED]);
-    u32 byte = start.byte;
-    if (mask != 0) {
-        const u32 last = (8 * (v >> 7) + t.info[v & 127].y) & 0xFF;
-        Found best = {FLOAT32_MAX, 255};
-#pragma unroll 1
-        for (u32 left = mask & (SMALLER - 1); left != 0; left &= left - 1)
-            best.consider(last - (__ffs(left) - 1), words, t, n);
-        if (mask & SMALLER) best.go_down(last - CANDIDATES, words, t, most, n);
-        byte = best.byte;
-    } else if (v > 0 && v < 0x7F80 && n[SEARCHED] > 0) {
-        byte = search(words, t, most, start.byte, n);
-    }
-    o.codes[block] = words.codes(byte == 127 ? multiplier_of(start.value, n[INVERSE]) : t.multiplier[byte]);
-    o.scales[scale_place(o, at, block)] = (unsigned char)byte;
-}
-
 // --- building the table: every thread block finds the bytes of one octave and writes some rows ---
 
 struct Octave {
     u32 last[128];  // L of each amax in one octave
     u32 end[8];     // for each significand of L, the index of the last amax with it
-    float multiplier[128], scale[128];
+    Bytes bytes;
 };
 
 // The amax of an entry of `info`, in the octave where x' is in [8, 16). Scales are near 1 there.
 __device__ __forceinline__ u32 amax_of(u32 index, float prescale) {
     return ((257 - (__float_as_uint(prescale) >> 23)) << 7) + index;
-}
-
-// The largest byte that is not excluded.
-__device__ __forceinline__ u32 last_of(float most, float unit) {
-    u32 byte = (__float_as_uint(most / (3.5f * unit)) >> 20) - 960;
-    while (excluded(byte, most, unit)) --byte;
-    while (!excluded(byte + 1, most, unit)) ++byte;
-    return byte;
 }
 
 // One octave further up, L is larger by 8.
@@ -187,8 +86,8 @@ __device__ __forceinline__ uint2 info_of(const Octave& g, u32 index, u32 amax, f
     const u32 last = g.last[index];
     u32 end = index;
     while (last_at(g, end + 1) == last) ++end;
-    const float clipped = float_of_bf16(amax) * prescale - 6.0f * g.scale[last - CANDIDATES];
-    const float cost = clipped * clipped * 0.9999f * (65536.0f / (g.scale[last] * g.scale[last]));
+    const float clipped = float_of_bf16(amax) * prescale - 6.0f * g.bytes.scale[last - CANDIDATES];
+    const float cost = clipped * clipped * 0.9999f * (65536.0f / (g.bytes.scale[last] * g.bytes.scale[last]));
     const u32 limit = (u32)(cost < (float)SATURATED ? cost : (float)SATURATED) + 500;
     const u32 row = ROW_COUNT - 1 - (end - index);
     return make_uint2((last & 7) * ROW_COUNT | row << 16, ((last - 8 * (amax >> 7)) & 0xFFFF) | limit << 16);
@@ -198,10 +97,11 @@ __device__ __forceinline__ bool is_coarse(int k) { return k == 3 || k == 4 || k 
 
 __device__ __forceinline__ uint4 table_entry(const Octave& g, u32 last, float x, float scaled) {
     u32 error[CANDIDATES];
-    const float unit = 1.0f / (g.scale[last] * g.scale[last]);
+    const float unit = 1.0f / (g.bytes.scale[last] * g.bytes.scale[last]);
 #pragma unroll
     for (int k = 0; k < CANDIDATES; ++k) {
-        const float d = __fmaf_rn(round_e2m1(x * g.multiplier[last - k]).value, g.scale[last - k], -scaled);
+        const u32 code = code_of(x, quotient(x, g.bytes.constant[last - k], false));
+        const float d = __fmaf_rn(value_of_code(code), g.bytes.scale[last - k], -scaled);
         const float steps = k == 8 ? 1024.0f : is_coarse(k) ? 2048.0f : 65536.0f, units = (d * d) * unit * steps;
         error[k] = (u32)__float2int_rn(units < steps - 1.0f ? units : steps - 1.0f);
     }
@@ -215,15 +115,18 @@ extern "C" __global__ void __launch_bounds__(BUILD_THREADS) build_optimal(const 
     __shared__ Octave g;
     let_next_kernel_begin();
     const float unit = n[UNIT], prescale = n[PRESCALE] * n[PRESCALE_AGAIN];
-    const bool usable = n[NO_UNDERFLOW] > 0, writes = blockIdx.x == 0;
-    if (writes && threadIdx.x == 0) t->head.zero = usable ? 0 : 0xFFFFFFFF;
+    const bool usable = fill_bytes(g.bytes, n, blockIdx.x, gridDim.x), writes = blockIdx.x == 0;
     for (u32 i = threadIdx.x; i < 128; i += blockDim.x) {
-        g.multiplier[i] = multiplier_of(value_of_e4m3(i), n[INVERSE]);
-        g.scale[i] = value_of_e4m3(i) * unit;
         if (usable) g.last[i] = last_of(float_of_bf16(amax_of(i, prescale)) * prescale, unit);
-        if (writes) t->head.multiplier[i] = g.multiplier[i];
-        if (writes) t->head.scale[i] = g.scale[i];
-        if (writes && !usable) t->head.info[i] = make_uint2(0, 0x8000);  // far below FIRST_LAST
+        if (i % gridDim.x == blockIdx.x) t->head.bytes.by[i] = g.bytes.by[i];
+        if (!writes) continue;
+        t->head.bytes.constant[i] = g.bytes.constant[i];
+        t->head.bytes.scale[i] = g.bytes.scale[i];
+        if (!usable) t->head.info[i] = make_uint2(0, 0x8000);  // far below FIRST_LAST
+    }
+    if (writes && threadIdx.x == 0) {
+        t->head.bytes.zero = g.bytes.zero;
+        t->head.bytes.zero_byte = g.bytes.zero_byte;
     }
     if (!usable) return;
     __syncthreads();
@@ -251,21 +154,6 @@ __device__ __forceinline__ u32 larger(u32 a, u32 b) { return a > b ? a : b; }
 __device__ __forceinline__ Best ordered(u32 a, u32 b) { return {smaller(a, b), larger(a, b)}; }
 __device__ __forceinline__ Best merged(Best a, Best b) {
     return {smaller(a.first, b.first), smaller(larger(a.first, b.first), smaller(a.second, b.second))};
-}
-
-// Eight codes, the first in the low nibble. The shifts drop the bits above each code, and one subtraction removes all
-// offsets. Every y must be below 7.
-__device__ __forceinline__ u32 pack(const u32* w, float multiplier) {
-    u32 raw[8];
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        const float y = fabsf(__uint_as_float(i & 1 ? w[i >> 1] & 0xFFFF0000 : w[i >> 1] << 16)) * multiplier;
-        const u32 moved = __float_as_uint(__fmaf_rn(step_of(y), 524288.0f, y));
-        raw[i] = moved + (moved >> 22);
-    }
-    const u32 low = ((raw[3] * 16 + raw[2]) * 16 + raw[1]) * 16 + raw[0],
-              high = ((raw[7] * 16 + raw[6]) * 16 + raw[5]) * 16 + raw[4];
-    return __byte_perm(low - 56778, high - 56778, 0x5410) | signs(w);
 }
 
 // 16·P of every candidate, plus its number. The coarse candidates' numbers are larger by 8.
@@ -297,8 +185,12 @@ __device__ __forceinline__ void measure(const u32* magnitudes, u32 minus, u32 ta
     p[8] = top * (64 * 16) + 8;
 }
 
+struct Zero {
+    u32 amax, byte;
+};
+
 // Returns whether the table decides. If so, it writes codes and scale; otherwise `mask` tells what can still win.
-__device__ __forceinline__ bool decide(const Operand& o, const Head& t, u32 zero_amax, const Block& b, const Place& at,
+__device__ __forceinline__ bool decide(const Operand& o, const Head& t, Zero blank, const Block& b, const Place& at,
                                        i64 block, bool exists, u32* mask) {
     u32 magnitudes[8], p[CANDIDATES];
 #pragma unroll
@@ -306,7 +198,7 @@ __device__ __forceinline__ bool decide(const Operand& o, const Head& t, u32 zero
     const u32 v = largest(magnitudes);
     const uint2 info = t.info[v & 127];
     const u32 last = 8 * (v >> 7) + (u32)(int)(short)info.y;
-    const bool inside = last - FIRST_LAST <= LAST_LAST - FIRST_LAST, zero = v == zero_amax;
+    const bool inside = last - FIRST_LAST <= LAST_LAST - FIRST_LAST, zero = v == blank.amax;
     const u32 minus = __byte_perm(inside ? (info.x >> 16) - v : 0x8001u, 0, 0x1010);
     measure(magnitudes, minus, address_of(shared_memory + threadIdx.x % COPIES) + (info.x & 0xFFFF) * (16 * COPIES), p);
     if (__builtin_expect(last > 126 && inside, 0)) {  // bytes above 126 are no scales
@@ -318,11 +210,11 @@ __device__ __forceinline__ bool decide(const Operand& o, const Head& t, u32 zero
     best = merged(best, {p[8], 0x7FFFFFFF});
     const u32 winner = best.first & 15, reach = best.first + (winner & 8 ? COARSE_MARGIN : MARGIN_UNITS) * 16;
     const bool within = reach >> 4 < info.y >> 16;
-    const u32 byte = zero ? 0 : last - (winner == 8 ? 8 : winner & 7);
-    const float multiplier = t.multiplier[byte & 127];
-    const bool clear = zero || (inside && within && best.second >= reach && float_of_bf16(v) * multiplier < 6.9999f);
+    const u32 byte = zero ? blank.byte : last - (winner == 8 ? 8 : winner & 7);
+    const Short by = zero ? Short{0.0f, 0.0f} : t.bytes.by[byte & 127];
+    const bool clear = zero || (inside && within && best.second >= reach && float_of_bf16(v) * by.high < 6.9999f);
     if (clear && exists) {
-        o.codes[block] = make_uint2(pack(b.w, multiplier), pack(b.w + 4, multiplier));
+        o.codes[block] = make_uint2(short_codes(b.w, by), short_codes(b.w + 4, by));
         o.scales[scale_place(o, at, block)] = (unsigned char)byte;
     } else if (inside && reach >> 4 < SATURATED + 500) {
         *mask = within ? 0 : SMALLER;
@@ -340,11 +232,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) quantize_optimal(const 
             o, s, queue,
             [&] {
                 copy_rows((const Tables*)s.tables);
-                return t.zero;
+                return Zero{t.bytes.zero, t.bytes.zero_byte};
             },
-            [&](u32 zero, const Block& b, const Place& at, i64 block, bool exists, u32* mask) {
+            [&](Zero zero, const Block& b, const Place& at, i64 block, bool exists, u32* mask) {
                 return decide(o, t, zero, b, at, block, exists, mask);
             },
-            [&](i64 block, u32 mask) { exact_block(o, s, t, block, mask); });
+            [&](i64 block, u32 mask) { exact_block(o, s, t.bytes, block, mask); });
     });
 }

@@ -1,7 +1,8 @@
-"""The CUDA C++ kernels that look up tables: when a device can use them, and their launches. choose.py names them.
+"""The CUDA C++ kernels: when a device can use them, and their launches. choose.py names them.
 
-The kernels (cuda/*.cu) look up errors and codes of bfloat16 in tables, which a small kernel builds from the tensor's
-numbers before. The bits are those of the Triton kernels. `HALFBYTE_CUDA=0` turns them off.
+For bfloat16 the kernels (cuda/*.cu) look up errors and codes in tables, which a small kernel builds from the tensor's
+numbers before. For other dtypes they estimate errors. The bits are those of the Triton kernels. `HALFBYTE_CUDA=0` turns
+them off.
 """
 
 from __future__ import annotations
@@ -14,14 +15,19 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from halfbyte.backends.gpu.choose import ChosenKernel
-from halfbyte.backends.gpu.cuda.compile import SOURCES, Function, functions_for, make_current, shared_memory_of
+from halfbyte.backends.gpu.cuda.compile import SOURCES, CudaKernel
+from halfbyte.backends.gpu.driver.commands import Address, Command, Slot
+from halfbyte.backends.gpu.driver.cuda import shared_memory_of
 from halfbyte.backends.numbering import METRICS
 from halfbyte.errors import BackendError
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["SOURCES", "TABLE_KERNELS", "Form", "Operand", "TableKernel", "definitions_of", "launch", "usable"]
+__all__ = [
+    "SOURCES", "TABLE_KERNELS", "Form", "Operand", "TableKernel", "commands", "definitions_of", "kernels", "setting",
+    "usable",
+]  # fmt: skip
 
 OLDEST = (9, 0)
 """Compute capability with packed 16-bit maxima, without which the tables gain nothing."""
@@ -35,7 +41,6 @@ EVERY_SIZE = False
 MOST_GROUPS = 1024
 """The tables of this many groups take less than 100 MB."""
 
-THREADS = 1024
 QUEUE_BYTES = 16
 """Shared memory per thread besides the tables: two places in its warp's queue."""
 
@@ -45,8 +50,8 @@ class TableKernel:
     """A file of cuda/, its kernels, and the memory that the tables take."""
 
     source: str
-    builder: str
-    """The kernel that writes the tables."""
+    builder: str | None
+    """The kernel that writes the tables; None: the kernel needs none, or writes them itself."""
     function: str
     table_bytes: int
     copied_bytes: int
@@ -55,19 +60,28 @@ class TableKernel:
     build_threads: int
     smallest: int
     """Blocks from which on the tables save more than building them costs (measured on an H200)."""
+    threads: int = 1024
 
     def shared_bytes(self, copies: int) -> int:
         return self.table_bytes + (copies - 1) * self.copied_bytes
 
     def launched_bytes(self, copies: int) -> int:
         """Shared memory with the warps' queues."""
-        return self.shared_bytes(copies) + THREADS * QUEUE_BYTES
+        return self.shared_bytes(copies) + self.threads * QUEUE_BYTES
 
 
 TABLE_KERNELS = {
     "four_six": TableKernel("four_six.cu", "build_four_six", "quantize_four_six", 66304, 0, 26, 640, 3 << 18),
-    "optimal": TableKernel("optimal.cu", "build_optimal", "quantize_optimal", 86080, 83968, 42, 128, 1 << 18),
+    "optimal": TableKernel("optimal.cu", "build_optimal", "quantize_optimal", 87056, 83968, 42, 128, 1 << 18),
+    "estimate": TableKernel("estimate.cu", None, "quantize_estimate", 3344, 0, 0, 0, 1 << 16),
+    "four_six_estimate": TableKernel("four_six_estimate.cu", None, "quantize_four_six_estimate", 0, 0, 0, 0, 1 << 16),
 }
+
+CONTRACT = (
+    "PRE", "ELEMENT", "STATISTICS", "LARGEST", "SMALLEST", "FOR_ZERO", "FOR_ZERO_BYTE", "TIE", "SIGN", "NAN_CODE",
+    "ZERO_INPUT", "WRAPS", "FIRST",
+)  # fmt: skip
+"""Constants of a choice that the searches are compiled with (cuda/contract.cuh)."""
 
 
 class Operand(ctypes.Structure):
@@ -79,6 +93,16 @@ class Operand(ctypes.Structure):
         ("columns", ctypes.c_longlong), ("row_quads", ctypes.c_longlong), ("groups", ctypes.c_longlong),
         ("group_blocks", ctypes.c_longlong),
     ]  # fmt: skip
+
+
+NUMBERS_AND_TABLES = (Address(Slot.SMALL), Address(Slot.TABLES))
+"""What a builder gets."""
+
+OPERAND = {
+    "x": Address(Slot.X), "codes": Address(Slot.CODES), "scales": Address(Slot.SCALES), "numbers": Address(Slot.SMALL),
+    "tables": Address(Slot.TABLES), "listed": Address(Slot.X),
+}  # fmt: skip
+"""The addresses of an Operand."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +128,11 @@ def usable(name: str, device: torch.device, blocks: int, groups: int) -> bool:
     return (EVERY_SIZE or blocks >= enough) and _properties(device.index or 0)[0] >= OLDEST
 
 
+def setting() -> object:
+    """What `usable` reads besides its arguments."""
+    return EVERY_SIZE, os.environ.get("HALFBYTE_CUDA")
+
+
 @functools.cache
 def _properties(index: int) -> tuple[tuple[int, int], int]:
     """Compute capability and number of multiprocessors."""
@@ -117,16 +146,23 @@ def definitions_of(kernel: ChosenKernel, form: Form) -> tuple[str, ...]:
     """The constants that the CUDA kernel of a choice is compiled with."""
     table = _table_kernel(kernel)
     chosen = {
-        "THREADS": THREADS, "BUILD_THREADS": table.build_threads, "TABLE_BYTES": table.table_bytes,
+        "THREADS": table.threads, "DTYPE": kernel.constants["DTYPE"], "BUILD_THREADS": table.build_threads, "TABLE_BYTES": table.table_bytes,
         "SHARED_BYTES": table.shared_bytes(form.copies), "COPIES": form.copies,
         "ROWS": int(form.rows), "SWIZZLED": int(form.swizzled), "GROUPED": int(form.grouped),
         "LISTED": int(form.listed),
     }  # fmt: skip
     more: tuple[str, ...] = ()
-    if kernel.table == "four_six":
+    if "KIND" in kernel.constants:
         kind, metric, top = (kernel.constants[name] for name in ("KIND", "METRIC", "TOP"))
         more = (f"-DKIND={kind}", f"-DSQUARED={int(metric == METRICS.index('mse'))}", f"-DTOP={top}f")
+    else:
+        more = tuple(f"-D{name}={_literal(kernel.constants[name])}" for name in CONTRACT)
     return (*(f"-D{key}={value}" for key, value in chosen.items()), *more)
+
+
+def _literal(number: float) -> str:
+    """A number in C++."""
+    return f"{number!r}f" if isinstance(number, float) else str(int(number))
 
 
 def _table_kernel(kernel: ChosenKernel) -> TableKernel:
@@ -135,46 +171,42 @@ def _table_kernel(kernel: ChosenKernel) -> TableKernel:
     return TABLE_KERNELS[kernel.table]
 
 
-def launch(kernel: ChosenKernel, operand: Operand, form: Form, device: torch.device) -> bool:
-    """Launch two kernels on the current stream, one that writes tables and one that uses them.
+def commands(
+    kernel: ChosenKernel, sizes: dict[str, int], form: Form, device: torch.device
+) -> tuple[list[Command], int] | None:
+    """A launch of a kernel, before it one that writes its tables if it has one, and the bytes of the tables.
 
-    False, and a warning once, where they cannot be compiled.
+    sizes: the numbers of the Operand. None, and a warning once, where the kernels cannot be compiled.
     """
-    import torch
-
-    table, index = _table_kernel(kernel), device.index or 0
-    make_current(index)
-    form = replace(form, copies=_copies(index, table))
-    functions = _compiled(index, table, definitions_of(kernel, form), table.launched_bytes(form.copies))
-    if functions is None:
-        return False
-    _, multiprocessors = _properties(index)
-    tables = torch.empty(operand.groups * table.table_bytes, dtype=torch.uint8, device=device)
-    operand.tables = tables.data_ptr()
-    stream = torch.cuda.current_stream(device).cuda_stream
-    build, quantize = functions
-    numbers, out = ctypes.c_void_p(operand.numbers), ctypes.c_void_p(operand.tables)
-    build.launch((table.build_grid, operand.groups), table.build_threads, 0, stream, numbers, out)
-    grid = min(multiprocessors, -(-operand.blocks // THREADS))
-    quantize.launch((grid, 1), THREADS, table.launched_bytes(form.copies), stream, operand, overlaps=True)
-    return True
-
-
-@functools.cache
-def _copies(index: int, table: TableKernel) -> int:
-    """How often the rows of a table lie in shared memory: twice where it is large enough."""
-    return 2 if table.copied_bytes and table.launched_bytes(2) <= shared_memory_of(index) else 1
-
-
-@functools.cache
-def _compiled(index: int, table: TableKernel, definitions: tuple[str, ...], shared: int) -> tuple[Function, ...] | None:
-    (major, minor), _ = _properties(index)
-    names = (table.builder, table.function)
+    (major, minor), multiprocessors = _properties(device.index or 0)
+    build, quantize = kernels(kernel, form, shared_memory_of(device.index or 0))
     try:
-        return functions_for(index, f"sm_{major}{minor}", table.source, names, definitions, shared)
+        for needed in (build, quantize):
+            if needed is not None:
+                needed.image(f"sm_{major}{minor}")
     except BackendError as error:
         _warn_once(str(error))
         return None
+    table, groups = _table_kernel(kernel), sizes["groups"]
+    grid = min(multiprocessors, -(-sizes["blocks"] // table.threads))
+    places: dict[str, Address | int] = {**OPERAND, **sizes}
+    operand = tuple(places[name] for name, *_ in Operand._fields_)
+    if build is None:
+        return [Command(quantize, (grid, 1), operand)], groups * table.table_bytes
+    first = Command(build, (table.build_grid, groups), NUMBERS_AND_TABLES)
+    return [first, Command(quantize, (grid, 1), operand, overlaps=True)], groups * table.table_bytes
+
+
+def kernels(kernel: ChosenKernel, form: Form, shared: int) -> tuple[CudaKernel | None, CudaKernel]:
+    """The builder, if there is one, and the kernel itself, for a device with so much shared memory per block."""
+    table = _table_kernel(kernel)
+    form = replace(form, copies=2 if table.copied_bytes and table.launched_bytes(2) <= shared else 1)
+    definitions, bytes_ = definitions_of(kernel, form), table.launched_bytes(form.copies)
+    build = None
+    if table.builder is not None:
+        words = len(NUMBERS_AND_TABLES)
+        build = CudaKernel(table.source, table.builder, definitions, table.build_threads, 0, words)
+    return build, CudaKernel(table.source, table.function, definitions, table.threads, bytes_, len(Operand._fields_))
 
 
 @functools.cache

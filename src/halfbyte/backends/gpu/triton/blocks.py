@@ -360,7 +360,14 @@ def without_negative_zeros(words, W: tl.constexpr, DTYPE: tl.constexpr, ASM: tl.
 
 @triton.jit
 def store_words(pointers, words, exists, COUNT: tl.constexpr):
-    """Words of a lane side by side, eight bytes at a time."""
-    for i in tl.static_range(COUNT // 2):
-        pair = tl.join(words[2 * i], words[2 * i + 1])
-        tl.store(pointers[:, None] + (tl.arange(0, 2)[None, :] + 2 * i), pair, mask=exists[:, None])
+    """Words of a lane side by side, sixteen bytes at a time where there are as many."""
+    if COUNT % 4 == 0:
+        for i in tl.static_range(COUNT // 4):
+            even = tl.join(words[4 * i], words[4 * i + 2])
+            odd = tl.join(words[4 * i + 1], words[4 * i + 3])
+            quad = tl.reshape(tl.join(even, odd), (even.shape[0], 4))
+            tl.store(pointers[:, None] + (tl.arange(0, 4)[None, :] + 4 * i), quad, mask=exists[:, None])
+    else:
+        for i in tl.static_range(COUNT // 2):
+            pair = tl.join(words[2 * i], words[2 * i + 1])
+            tl.store(pointers[:, None] + (tl.arange(0, 2)[None, :] + 2 * i), pair, mask=exists[:, None])

@@ -38,6 +38,12 @@ GROUP_OF_BLOCK = tl.constexpr(constants.GROUP_OF_BLOCK)
 
 FP4_ASSEMBLY = tl.constexpr(constants.FP4_ASSEMBLY)
 
+# --- where an amax comes from ---
+
+AMAX_OF_PARTS = tl.constexpr(constants.AMAX_OF_PARTS)
+AMAX_GIVEN = tl.constexpr(constants.AMAX_GIVEN)
+MOST_PARTS = tl.constexpr(constants.MOST_PARTS)
+
 # --- the prepared numbers of a group ---
 
 NUMBERS = tl.constexpr(constants.NUMBERS)

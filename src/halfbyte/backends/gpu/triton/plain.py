@@ -228,23 +228,56 @@ def encode_e4m3(y, NAN_CODE: tl.constexpr):
     return tl.where(y != y, NAN_CODE, code | ((bits_of(y) >> 24) & 0x80))
 
 
-@triton.jit(do_not_specialize=["blocks", "columns", "row_quads"])
-def quantize_mx(
-    x_ptr, codes_ptr, scales_ptr, bytes_ptr, constants_ptr, split_ptr, blocks, columns, row_quads,
-    B: tl.constexpr, N: tl.constexpr, DTYPE: tl.constexpr, MAP: tl.constexpr, SWIZZLED: tl.constexpr,
-    WIDE: tl.constexpr, NEAREST: tl.constexpr, ROUNDED: tl.constexpr, TIE: tl.constexpr, SIGN: tl.constexpr,
-    NAN_CODE: tl.constexpr, ZERO_INPUT: tl.constexpr, ASM: tl.constexpr,
+@triton.jit
+def mx_signs(
+    words, x, constant, N: tl.constexpr, W: tl.constexpr, DTYPE: tl.constexpr, SIGN: tl.constexpr,
+    ZERO_INPUT: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
-    """Power-of-two scales: a table gives byte and multiplier, by the top fifteen bits of the block's amax.
+    """Signs as bit 3 of each nibble: the sign bit, or that of y < 0 (x < 0 if zeros are told by x)."""
+    if DTYPE == FP32:
+        signs = ()
+        for i in tl.static_range(N):
+            if ZERO_INPUT:
+                signed = x[i] + 0.0
+            elif SIGN == SIGN_BIT:
+                signed = x[i]
+            else:
+                signed = x[i] * constant + 0.0
+            signs = signs + ((bits_of(signed) >> 28) & 8,)
+        return pack_codes(signs, N)
+    elif SIGN == SIGN_BIT and not ZERO_INPUT:
+        return sign_words(words, W, ASM)
+    else:
+        return sign_words(without_negative_zeros(words, W, DTYPE, ASM), W, ASM)
 
-    For float32 there are two entries per bucket, one for amaxes below the bits in `split` and one for the others;
-    amaxes below 2**-133 have entries of their own. WIDE: E4M3 elements instead of E2M1.
+
+@triton.jit
+def short_mx_codes(
+    words, x, constant, N: tl.constexpr, W: tl.constexpr, DTYPE: tl.constexpr, TIE: tl.constexpr, SIGN: tl.constexpr,
+    ZERO_INPUT: tl.constexpr, ASM: tl.constexpr,
+):  # fmt: skip
+    """Words of codes of y = x·constant, for |y| below 8 and no y of a 16-bit dtype that underflows to zero.
+
+    From 7 on, y rounds to 8, which is code 8: one less is the code of 6. Where ties go down, the constant is a power of
+    two and the dtype has 16 bits (choose.py): then products are exact, and a constant that is a little smaller moves
+    ties down and nothing else across a threshold.
     """
-    W: tl.constexpr = N if DTYPE == FP32 else N // 2
-    block, first, row, column, group, exists = place(x_ptr, columns, row_quads, 1, blocks, B, W, MAP, 0)
-    words = load_words(source(x_ptr, group, MAP) + first, exists, W)
-    x = unpack(words, W, DTYPE)
-    v = largest(x, N)
+    signs = mx_signs(words, x, constant, N, W, DTYPE, SIGN, ZERO_INPUT, ASM)
+    if TIE == DOWN:
+        constant = constant * (0.999755859375 if DTYPE == BF16 else 0.9998779296875)  # 1 - 2**-12, 1 - 2**-13
+    raw = ()
+    for i in tl.static_range(N):
+        raw = raw + (raw_code(tl.abs(x[i]) * constant),)
+    out = ()
+    for i in tl.static_range(N // 8):
+        packed = pack_raw(raw, 8 * i)
+        out = out + ((packed - ((packed >> 3) & 0x11111111)) | signs[i],)
+    return out
+
+
+@triton.jit
+def start_of_mx(v, exists, bytes_ptr, constants_ptr, split_ptr, DTYPE: tl.constexpr):
+    """Byte and element constant of a block amax, from the contract's table (mx_tables.py)."""
     if DTYPE == BF16:
         entry = bits_of(v) >> 16
     elif DTYPE == FP16:
@@ -255,22 +288,35 @@ def quantize_mx(
         entry = tl.where(bits_of(v) < 65536, 65536 + bits_of(v), entry)
     byte = tl.load(bytes_ptr + entry, mask=exists, other=0)
     constant = tl.load(constants_ptr + entry, mask=exists, other=0.0)
-    codes = ()
-    for i in tl.static_range(N):
-        if NEAREST:
-            codes = codes + (first_nearest(x[i], constant),)
-        else:
+    return byte, constant
+
+
+@triton.jit(do_not_specialize=["blocks", "columns", "row_quads"])
+def quantize_mx(
+    x_ptr, codes_ptr, scales_ptr, bytes_ptr, constants_ptr, split_ptr, blocks, columns, row_quads,
+    B: tl.constexpr, N: tl.constexpr, DTYPE: tl.constexpr, MAP: tl.constexpr, SWIZZLED: tl.constexpr,
+    WIDE: tl.constexpr, NEAREST: tl.constexpr, ROUNDED: tl.constexpr, SHORT: tl.constexpr, TIE: tl.constexpr,
+    SIGN: tl.constexpr, NAN_CODE: tl.constexpr, ZERO_INPUT: tl.constexpr, ASM: tl.constexpr,
+):  # fmt: skip
+    """Power-of-two scales: a table gives byte and multiplier, by the top fifteen bits of the block's amax.
+
+    For float32 there are two entries per bucket, one for amaxes below the bits in `split` and one for the others;
+    amaxes below 2**-133 have entries of their own. WIDE: E4M3 elements instead of E2M1. SHORT: the codes of usual
+    blocks have a shorter way (short_mx_codes); a program takes it if all its blocks can.
+    """
+    W: tl.constexpr = N if DTYPE == FP32 else N // 2
+    block, first, row, column, group, exists = place(x_ptr, columns, row_quads, 1, blocks, B, W, MAP, 0)
+    words = load_words(source(x_ptr, group, MAP) + first, exists, W)
+    x = unpack(words, W, DTYPE)
+    v = largest(x, N)
+    byte, constant = start_of_mx(v, exists, bytes_ptr, constants_ptr, split_ptr, DTYPE)
+    if WIDE:
+        codes = ()
+        for i in tl.static_range(N):
             y = x[i] * constant
             if ROUNDED:
                 y = round_to(y, DTYPE)
-            if WIDE and ASM:
-                codes = codes + (y,)
-            elif WIDE:
-                codes = codes + (encode_e4m3(y, NAN_CODE),)
-            else:
-                code, value = round_element(x[i], y, TIE, SIGN, NAN_CODE, ZERO_INPUT, False)
-                codes = codes + (code,)
-    if WIDE:
+            codes = codes + ((y if ASM else encode_e4m3(y, NAN_CODE)),)
         out = ()
         for i in tl.static_range(N // 4):
             if ASM:
@@ -279,8 +325,38 @@ def quantize_mx(
                 out = out + (four_bytes(codes, 4 * i),)
         store_words(codes_ptr + block * (N // 4), out, exists, N // 4)
     else:
-        store_words(codes_ptr + block * (N // 8), pack_codes(codes, N), exists, N // 8)
+        if SHORT:
+            # A y that underflows would lose its sign. The smallest bfloat16 times 2**-16 does not; y that are rounded
+            # to the dtype once more need a constant of 1.
+            least: tl.constexpr = 1.0 if ROUNDED else 1.52587890625e-05
+            regular = (v * constant < 8.0) & (constant >= least)
+            if tl.min((regular | (exists == 0)).to(tl.int32), axis=0) > 0:
+                out = short_mx_codes(words, x, constant, N, W, DTYPE, TIE, SIGN, ZERO_INPUT, ASM)
+            else:
+                out = mx_codes(x, constant, N, DTYPE, NEAREST, ROUNDED, TIE, SIGN, NAN_CODE, ZERO_INPUT)
+        else:
+            out = mx_codes(x, constant, N, DTYPE, NEAREST, ROUNDED, TIE, SIGN, NAN_CODE, ZERO_INPUT)
+        store_words(codes_ptr + block * (N // 8), out, exists, N // 8)
     tl.store(scales_ptr + scale_place(block, row, column, columns, SWIZZLED), byte, mask=exists)
+
+
+@triton.jit
+def mx_codes(
+    x, constant, N: tl.constexpr, DTYPE: tl.constexpr, NEAREST: tl.constexpr, ROUNDED: tl.constexpr, TIE: tl.constexpr,
+    SIGN: tl.constexpr, NAN_CODE: tl.constexpr, ZERO_INPUT: tl.constexpr,
+):  # fmt: skip
+    """Words of codes by the contract's formulas, element by element."""
+    codes = ()
+    for i in tl.static_range(N):
+        if NEAREST:
+            codes = codes + (first_nearest(x[i], constant),)
+        else:
+            y = x[i] * constant
+            if ROUNDED:
+                y = round_to(y, DTYPE)
+            code, value = round_element(x[i], y, TIE, SIGN, NAN_CODE, ZERO_INPUT, False)
+            codes = codes + (code,)
+    return pack_codes(codes, N)
 
 
 @triton.jit

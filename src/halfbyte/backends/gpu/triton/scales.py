@@ -15,6 +15,8 @@ from halfbyte.backends.gpu.triton.blocks import (
 )
 from halfbyte.backends.gpu.triton.numbers import (
     AMAX,
+    AMAX_GIVEN,
+    AMAX_OF_PARTS,
     AMAX_OVER_TOP,
     AS_STORED,
     BF16,
@@ -31,6 +33,7 @@ from halfbyte.backends.gpu.triton.numbers import (
     FP16,
     FP32,
     INVERSE,
+    MOST_PARTS,
     NO_FACTOR,
     NO_UNDERFLOW,
     NOT_STORED,
@@ -88,38 +91,44 @@ def _as_float32_bits(bits, DTYPE: tl.constexpr):
         return bits
 
 
-@triton.jit(do_not_specialize=["span_quads", "stride_quads", "chunks", "programs", "slot_step"])
-def amax_spans(
+@triton.jit(do_not_specialize=["span_quads", "stride_quads", "spans", "chunks", "programs"])
+def amax_partials(
     x_ptr,
     out_ptr,
     span_quads,
     stride_quads,
+    spans,
     chunks,
     programs,
-    slot_step,
     DTYPE: tl.constexpr,
     CHUNK: tl.constexpr,
     DEPTH: tl.constexpr,
+    ROWS: tl.constexpr,
 ):
-    """Largest magnitude of each span of words as float32 bits, by atomic maxima into out[span number · slot_step].
+    """Largest magnitudes of parts of each group as float32 bits: `programs` of them per group, one after the other.
 
-    A span is a tensor, a row, or one tensor of several; its length and its distance from the next are counted in four
-    words. `programs` programs work on a span: program p takes chunks p, p + programs, and so on.
-    Integers order like magnitudes, with NaN above Inf, so the order of the atomics does not matter.
+    A group is one span of words, or `spans` spans (ROWS); the length of a span and its distance from the next are
+    counted in four words, and a span has `chunks` chunks. Program p of a group takes chunks p, p + programs, and so on.
+    Integers order like magnitudes, with NaN above Inf. `prepare` takes the largest of a group's parts.
     """
     pid = tl.program_id(0).to(tl.int64)
-    which = pid // programs
-    base = x_ptr + which * (stride_quads * 4)
+    base = x_ptr + (pid // programs) * (spans * (stride_quads * 4))
     span = span_quads * 4
     lane = tl.arange(0, CHUNK)
     most = tl.zeros((CHUNK,), tl.int32)
-    for chunk in range(pid % programs, chunks, programs):
-        start = chunk * (CHUNK * DEPTH)
+    for chunk in range(pid % programs, spans * chunks, programs):
+        if ROWS:
+            row = chunk // chunks
+            row_ptr = base + row * (stride_quads * 4)
+            start = (chunk - row * chunks) * (CHUNK * DEPTH)
+        else:
+            row_ptr = base
+            start = chunk * (CHUNK * DEPTH)
         for i in tl.static_range(DEPTH):
             at = start + i * CHUNK + lane
-            word = tl.load(base + at, mask=at < span, other=0)
+            word = tl.load(row_ptr + at, mask=at < span, other=0)
             most = tl.maximum(most, _largest_bits(word, DTYPE))
-    tl.atomic_max(out_ptr + which * slot_step, _as_float32_bits(tl.max(most, axis=0), DTYPE))
+    tl.store(out_ptr + pid, _as_float32_bits(tl.max(most, axis=0), DTYPE))
 
 
 @triton.jit(do_not_specialize=["programs"])
@@ -137,7 +146,7 @@ def amax_listed(table_ptr, out_ptr, programs, DTYPE: tl.constexpr, CHUNK: tl.con
             at = start + i * CHUNK + lane
             word = tl.load(base + at, mask=at < span, other=0)
             most = tl.maximum(most, _largest_bits(word, DTYPE))
-    tl.atomic_max(out_ptr + which, _as_float32_bits(tl.max(most, axis=0), DTYPE))
+    tl.store(out_ptr + pid, _as_float32_bits(tl.max(most, axis=0), DTYPE))
 
 
 # --- the tensor-level number ---
@@ -182,17 +191,36 @@ def _factor(amax, TOP: tl.constexpr, KIND: tl.constexpr, STATISTICS: tl.constexp
         return tl.full(amax.shape, CONSTANT, tl.float32)
 
 
-@triton.jit(do_not_specialize=["groups"])
+@triton.jit(do_not_specialize=["groups", "parts", "share", "given"])
 def prepare(
-    amax_ptr, numbers_ptr, stored_ptr, multiplier_ptr, groups,
+    amax_ptr, numbers_ptr, stored_ptr, multiplier_ptr, groups, parts, share, given,
     TOP: tl.constexpr, KIND: tl.constexpr, STATISTICS: tl.constexpr, CONSTANT: tl.constexpr, STORED: tl.constexpr,
-    MULTIPLIER: tl.constexpr, DTYPE: tl.constexpr, LANES: tl.constexpr,
+    MULTIPLIER: tl.constexpr, DTYPE: tl.constexpr, LANES: tl.constexpr, SOURCE: tl.constexpr,
+    REPAIRS: tl.constexpr,
 ):  # fmt: skip
-    """For each group's amax: the numbers that kernels need, and what is stored with the blocks."""
-    group = tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)
-    exists = group < groups
-    bits = tl.load(amax_ptr + group, mask=exists, other=0)
+    """For each group's amax: the numbers that kernels need, and what is stored with the blocks.
+
+    SOURCE: one amax per group at amax_ptr; `parts` partial ones for every `share` groups, of which a program takes the
+    largest for its group; or the bits `given`, for all groups. REPAIRS: zero and tiny amaxes are raised to the next
+    usable one. (checkpoint/execute/repair.py)
+    """
+    if SOURCE == AMAX_OF_PARTS:
+        group = tl.program_id(0).to(tl.int64) + tl.arange(0, 1)
+        exists = group < groups
+        part = tl.arange(0, MOST_PARTS)
+        shared = tl.program_id(0).to(tl.int64) // share
+        found = tl.load(amax_ptr + shared * parts + part, mask=part < parts, other=0)
+        bits = tl.full((1,), 0, tl.int32) + tl.max(found, axis=0)
+    else:
+        group = tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)
+        exists = group < groups
+        if SOURCE == AMAX_GIVEN:
+            bits = tl.full((LANES,), 0, tl.int32) + given.to(tl.int32)
+        else:
+            bits = tl.load(amax_ptr + group, mask=exists, other=0)
     bits = tl.where(bits > 0x7F800000, 0x7FC00000, bits)  # one NaN, whatever its payload was
+    if REPAIRS:
+        bits = tl.where(bits == 0, 0x45280000, tl.maximum(bits, 0x06280000))  # 2688, 2688·2**-126
     amax = float_of(bits)
     factor = _factor(amax, TOP, KIND, STATISTICS, CONSTANT)
     inverse = tl.div_rn(1.0, factor)

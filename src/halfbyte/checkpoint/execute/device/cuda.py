@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from halfbyte.backends.device_reading import DeviceReader, can_read_to_device
 from halfbyte.backends.gpu import group_amaxes
 from halfbyte.checkpoint.execute.device.protocol import DeviceMemoryError, Encoded, Matrix
 from halfbyte.checkpoint.execute.device.torch_decode import decode
 from halfbyte.checkpoint.execute.engine import Engine
+from halfbyte.checkpoint.io.buffers import page_memory
+from halfbyte.checkpoint.io.files import read_all
 from halfbyte.codec.bits import U8, dtype_name
 from halfbyte.errors import UnsupportedError
 from halfbyte.quantize import quantize
@@ -18,6 +23,11 @@ from halfbyte.types import QuantizedTensor
 
 if TYPE_CHECKING:
     import torch
+
+BUFFER, BUFFERS = 1 << 20, 4
+"""Bytes of the pinned buffers through which files are read, and how many a stream has: they stay in the cache."""
+
+RUNTIME = ("cudaMemcpyAsync", "cudaEventRecord", "cudaEventSynchronize")
 
 PORTABLE = 1
 """cudaHostRegisterPortable: pinned for every device."""
@@ -47,7 +57,7 @@ class CudaDevice:
         import torch
 
         stream = torch.cuda.Stream(self._index)  # type: ignore[no-untyped-call]
-        return CudaStream(stream, self._engine)
+        return CudaStream(self, stream, self._engine)
 
     def pin(self, memory: U8) -> None:
         """If the system allows no pinned memory, copies are slower, and right."""
@@ -74,6 +84,14 @@ class CudaEvent:
         self._event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         self._event.record(stream)
 
+    @property
+    def handle(self) -> int:
+        return int(self._event.cuda_event)
+
+    def record(self, stream: torch.cuda.Stream) -> None:
+        """Move the point to after all that was queued so far."""
+        self._event.record(stream)
+
     def wait(self) -> None:
         self._event.synchronize()
 
@@ -81,8 +99,15 @@ class CudaEvent:
 class CudaStream:
     """A stream of one device. The thread that uses it has it as its current stream."""
 
-    def __init__(self, stream: torch.cuda.Stream, engine: Engine) -> None:
-        self._stream, self._engine = stream, engine
+    def __init__(self, device: CudaDevice, stream: torch.cuda.Stream, engine: Engine) -> None:
+        self._device, self._stream, self._engine = device, stream, engine
+        self._staging = page_memory(BUFFERS * BUFFER)
+        device.pin(self._staging)
+        self._events = [CudaEvent(stream) for _ in range(BUFFERS)]
+        functions = runtime_functions() if can_read_to_device() else None
+        handles = [event.handle for event in self._events]
+        staging = self._staging[: BUFFERS * BUFFER]
+        self._reader = None if functions is None else DeviceReader(functions, staging, handles, stream.cuda_stream)
 
     def begin(self) -> None:
         import torch
@@ -91,6 +116,24 @@ class CudaStream:
 
     def upload(self, host: npt.NDArray[Any], memory: torch.Tensor) -> None:
         memory.copy_(_bytes(host), non_blocking=True)
+
+    def fill(
+        self, file: int, offset: int, memory: torch.Tensor, dtype: np.dtype[Any] | None
+    ) -> tuple[int, np.float32 | None]:
+        if self._reader is not None:
+            return self._reader.read(file, offset, memory.numel(), memory.data_ptr(), dtype)
+        done = 0
+        for number, start in enumerate(range(0, memory.numel(), BUFFER)):
+            size = min(BUFFER, memory.numel() - start)
+            slot = number % BUFFERS
+            buffer = self._staging[slot * BUFFER : slot * BUFFER + size]
+            self._events[slot].wait()
+            done += read_all(file, offset + start, buffer)
+            if done < start + size:
+                break
+            self.upload(buffer, memory[start : start + size])
+            self._events[slot].record(self._stream)
+        return done, None
 
     def download(self, memory: torch.Tensor, host: npt.NDArray[Any]) -> None:
         _bytes(host).copy_(memory, non_blocking=True)
@@ -112,18 +155,40 @@ class CudaStream:
         engine = self._engine
         if engine.format is None or engine.contract is None:
             raise UnsupportedError("this conversion decodes; it has no format to quantize to")
-        shape = (matrix.rows, matrix.columns)
-        rows = matrix.rows
+        rows, shape = matrix.rows, (matrix.rows, matrix.columns)
         out = QuantizedTensor(
             engine.format, shape, codes.view(rows, -1), scales.view(rows, -1), None, None, engine.contract
         )
+        given = None if amax is None else float(amax)
         with _running_out():
             quantize(
-                _values(matrix), engine.format, engine.contract, engine.method, global_amax=amax, backend="gpu", out=out
+                _values(matrix),
+                engine.format,
+                engine.contract,
+                engine.method,
+                global_amax=given,
+                backend="gpu",
+                out=out,
             )
 
     def record(self) -> CudaEvent:
         return CudaEvent(self._stream)
+
+    def close(self) -> None:
+        self._device.unpin(self._staging)
+
+
+@functools.cache
+def runtime_functions() -> tuple[int, ...] | None:
+    """Addresses of functions of the CUDA runtime that torch has loaded; None if it is not found."""
+    import torch
+
+    try:
+        library = ctypes.CDLL(f"libcudart.so.{(torch.version.cuda or '').partition('.')[0]}")
+        functions = [getattr(library, name) for name in RUNTIME]
+    except (OSError, AttributeError):
+        return None
+    return tuple(ctypes.cast(function, ctypes.c_void_p).value or 0 for function in functions)
 
 
 class _running_out:

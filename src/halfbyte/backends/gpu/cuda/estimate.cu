@@ -1,0 +1,174 @@
+// The scale of least squared error for any dtype, by estimates: the errors of a block under nine scales in fused
+// float32 arithmetic, and a bound on how far they are off.
+//
+// search.cuh explains the candidates. Everything is measured in units of s, the scale of L: u = x'/s is at most 3.95,
+// and ρ is a candidate's scale. With M the constant whose last place is the grid's step at y = u/ρ,
+//
+//     M = exponent of (a·y·y + b)·2^19        q = (u/ρ + M) − M        d = q·ρ − u        estimate = Σ d·d
+//
+// M may change from one step to the next anywhere within 1.75…2.25 and 3.5…4.5, because both steps round alike there.
+// Neighbouring scales differ by at most 9/8. So candidates 0, 1, 2 share the M of candidate 1, with a and b that put
+// the changes at y = 1.98 and 3.96 there, and so do 3, 4, 5 with 4. These two need y below 6.26·8/9 for the scale
+// above the middle one and 6.26 for the others (tests/backends/gpu/test_estimate.py). 6, 7 and 8 have an M each, with
+// a = 1 and b = 12.5. Under 8 the amax reaches 7, so q is cut off at 6 there. Where codes wrap beyond 6, the amax
+// becomes 0 under 8. That costs more than 12s², and candidate 0 never more than 4s²: 8 cannot win.
+//
+// How far an estimate e is off, in units of s², with ε = 2^-24:
+//
+// - u is off by 2^-21 of itself (a reciprocal, two products), ρ by 4ε of itself, so d by 3.95·2^-21 + 24ε + ε < 3.4e-6.
+//   Over sixteen elements Σ|d| <= 4·√e: that is 2.8e-5·√e.
+// - The contract's y and u/ρ differ by less than 2^-19 of themselves (`describes` allows 2^-21). Near a tie they may
+//   round to different sides, which changes d·d by less than 5.4e-5 of itself.
+// - The objective rounds q·s', the difference, the square and the sum: 3e-6·√e + 1.1e-6·e. The estimate rounds its sum,
+//   and four bits of it hold the candidate's number: 2.1e-6·e.
+//
+// Together that is less than 6e-5·e + 3.1e-5·√e, and √e <= 2e + 1/8. So two estimates are off by less than 2.5e-4·e +
+// 8e-6, e the larger. The best candidate is known if the second smallest estimate exceeds it by MARGIN of itself plus
+// LEAST, no element reaches 7 under it, and the next smaller scales cost more by clipping the amax. Otherwise the
+// objective itself decides, among the candidates that can still win.
+#ifndef MARGIN_UNITS
+#define MARGIN_UNITS 8
+#endif
+#include "search.cuh"
+
+constexpr float MARGIN = MARGIN_UNITS * 0.00006103515625f, LEAST = MARGIN_UNITS * 0.0000019073486328125f;  // 2^-14, 2^-19
+constexpr float LARGE = 1e30f;
+
+struct Ratio {
+    float scale, inverse, square, unused;  // ρ, 1/ρ, a·2^19/ρ²
+};
+
+struct Tables {
+    Ratio ratio[8][CANDIDATES + 1];  // index: significand of L
+    Bytes bytes;
+};
+
+static_assert(sizeof(Tables) <= SHARED_BYTES, "the launch sets this much aside");
+
+__device__ __forceinline__ float shared_step(int k) { return k < 6 ? 1.3604080697f : 1.0f; }    // a
+__device__ __forceinline__ float shared_offset(int k) { return k < 6 ? 10.6666562f : 12.5f; }   // b
+
+__device__ __forceinline__ void fill_tables(Tables& t, const float* n) {
+    for (u32 i = threadIdx.x; i < 8 * (CANDIDATES + 1); i += blockDim.x) {
+        const u32 significand = i / (CANDIDATES + 1), k = i - significand * (CANDIDATES + 1), last = 64 + significand;
+        const float scale = value_of_e4m3(last - k) / value_of_e4m3(last);
+        t.ratio[significand][k] = {scale, 1.0f / scale, shared_step(k) * 524288.0f / (scale * scale), 0.0f};
+    }
+    fill_bytes(t.bytes, n, 0, 1);
+}
+
+// --- blocks ---
+
+// Estimates of candidates FIRST_ONE to FIRST_ONE + COUNT − 1, which share the M of candidate MIDDLE.
+template <int FIRST_ONE, int COUNT, int MIDDLE>
+__device__ __forceinline__ void estimate(const float* u, const float* squares, const Ratio* ratio, float* errors) {
+    float scale[COUNT], inverse[COUNT], total[COUNT];
+    const float square = ratio[MIDDLE].square, offset = shared_offset(MIDDLE) * 524288.0f;
+#pragma unroll
+    for (int k = 0; k < COUNT; ++k) {
+        scale[k] = ratio[FIRST_ONE + k].scale;
+        inverse[k] = ratio[FIRST_ONE + k].inverse;
+        total[k] = 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+        const float magic = __uint_as_float(__float_as_uint(__fmaf_rn(squares[i], square, offset)) & 0x7F800000);
+#pragma unroll
+        for (int k = 0; k < COUNT; ++k) {
+            float q = __fmaf_rn(u[i], inverse[k], magic) - magic;
+            if (FIRST_ONE == 8) q = fminf(q, 6.0f);
+            const float d = __fmaf_rn(q, scale[k], -u[i]);
+            total[k] = __fmaf_rn(d, d, total[k]);
+        }
+    }
+#pragma unroll
+    for (int k = 0; k < COUNT; ++k) errors[FIRST_ONE + k] = total[k];
+}
+
+// What all blocks of a tensor share.
+struct Tensor {
+    float unit, prescale, inverse;  // prescale: 2**-k; inverse: 1/(3.5·unit), a little too small
+    bool zeros, usable;
+    u32 zero_byte;
+};
+
+__device__ __forceinline__ Tensor tensor_of(const Tables& t, const float* n) {
+    return {n[UNIT], n[PRESCALE] * n[PRESCALE_AGAIN], 0.2857141f / n[UNIT], t.bytes.zero == 0, t.bytes.usable != 0,
+            t.bytes.zero_byte};
+}
+
+struct Best {
+    float first, second;
+};
+
+__device__ __forceinline__ Best merged(Best a, Best b) {
+    return {fminf(a.first, b.first), fminf(fmaxf(a.first, b.first), fminf(a.second, b.second))};
+}
+
+// Returns whether the estimates decide. If so, it writes codes and scale; otherwise `mask` tells what can still win.
+__device__ __forceinline__ bool decide(const Operand& o, const Tables& t, const Tensor& n, const Block& b,
+                                       const Place& at, i64 block, bool exists, u32* mask) {
+    const float v = largest_value(b.w), most = v * n.prescale;
+    u32 last = (__float_as_uint(most * n.inverse) >> 20) - 960;
+    last += 7.0f * ((__uint_as_float((last + 961) << 20) * 0.5f) * n.unit) < most ? 1 : 0;  // it is `last` or the next
+    const bool inside = n.usable && last - FIRST_LAST <= LAST_LAST - FIRST_LAST, zero = n.zeros && v == 0.0f;
+    const float to_units = n.prescale * about_reciprocal(__uint_as_float((last + 960) << 20) * n.unit);
+    float u[16], squares[16], e[CANDIDATES];
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+        u[i] = fabsf(element_of(b.w, i)) * to_units;
+        squares[i] = u[i] * u[i];
+    }
+    const Ratio* ratio = t.ratio[last & 7];
+    estimate<0, 3, 1>(u, squares, ratio, e);
+    estimate<3, 3, 4>(u, squares, ratio, e);
+    estimate<6, 1, 6>(u, squares, ratio, e);
+    estimate<7, 1, 7>(u, squares, ratio, e);
+    estimate<8, 1, 8>(u, squares, ratio, e);
+    if (WRAPS) e[8] = LARGE;
+#pragma unroll
+    for (int k = 0; k < CANDIDATES; ++k) e[k] = __uint_as_float((__float_as_uint(e[k]) & ~15u) | k);
+    if (__builtin_expect(last > 126 && inside, 0)) {  // bytes above 126 are no scales
+#pragma unroll
+        for (int k = 0; k < 7; ++k) e[k] = last - 126 > k ? LARGE : e[k];
+    }
+    Best best = {e[8], LARGE};
+#pragma unroll
+    for (int k = 0; k < 8; k += 2) best = merged(best, {fminf(e[k], e[k + 1]), fmaxf(e[k], e[k + 1])});
+    const u32 winner = __float_as_uint(best.first) & 15;
+    const float clipped = most * about_reciprocal(__uint_as_float((last + 960) << 20) * n.unit) - 6.0f * ratio[9].scale;
+    const float reach = __fmaf_rn(best.first, 1.0f + 2.0f * MARGIN, 2.0f * LEAST);
+    const bool within = reach < clipped * clipped * 0.999f;
+    const u32 byte = zero ? n.zero_byte : last - winner;
+    const Short by = zero ? Short{0.0f, 0.0f} : t.bytes.by[byte & 127];
+    const bool below_seven = v * by.high < 6.9999f;
+    const bool decided = best.first < __fmaf_rn(best.second, 1.0f - MARGIN, -LEAST) && below_seven;
+    const bool clear = zero || (inside && within && decided);
+    if (clear && exists) {
+        o.codes[block] = make_uint2(short_codes(b.w, by), short_codes(b.w + WORDS / 2, by));
+        o.scales[scale_place(o, at, block)] = (unsigned char)byte;
+    } else if (inside && best.first < LARGE) {
+        *mask = within ? 0 : SMALLER;
+#pragma unroll
+        for (int k = 0; k < CANDIDATES; ++k) *mask |= e[k] <= reach ? 1u << k : 0;
+        if (WRAPS && !below_seven) *mask = 2 * SMALLER - 1;
+    }
+    return clear;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) quantize_estimate(const __grid_constant__ Operand o) {
+    Tables& t = *(Tables*)shared_memory;
+    Queue queue((u64*)(shared_memory + SHARED_BYTES / 16));
+    for_all_segments(o, [&](const Segment& s) {
+        for_all_blocks(
+            o, s, queue,
+            [&] {
+                fill_tables(t, s.numbers);
+                return tensor_of(t, s.numbers);
+            },
+            [&](const Tensor& n, const Block& b, const Place& at, i64 block, bool exists, u32* mask) {
+                return decide(o, t, n, b, at, block, exists, mask);
+            },
+            [&](i64 block, u32 mask) { exact_block(o, s, t.bytes, block, mask); });
+    });
+}

@@ -1,0 +1,143 @@
+"""quantize() and dequantize() while torch.compile traces them: one operator of PyTorch each, without a graph break.
+
+An operator takes tensors and plain values alone. So all other arguments are looked up when the call is traced, and the
+operator gets a name for them. The name is made from what they are, because torch.compile may keep graphs on disk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import pickle
+import sys
+import uuid
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from halfbyte.arrays import is_torch, output_dtype
+from halfbyte.codec.bits import DTYPES
+from halfbyte.contracts import NVFP4Rule
+from halfbyte.errors import UnsupportedError
+from halfbyte.methods import Method
+from halfbyte.request import Request, resolve, resolve_decoding, stores_scale
+from halfbyte.types import QuantizedTensor
+
+if TYPE_CHECKING:
+    import torch
+
+OPERATORS = "halfbyte.torch_ops"
+"""The module that defines the operators. It needs `quantize` itself, so it is imported by name."""
+
+
+class Traced(NamedTuple):
+    """A call without its tensors."""
+
+    request: Request
+    backend: str
+    has_multiplier: bool
+    has_stored: bool
+    dtype: str = ""
+    """Decoding: the short name of the dtype of the values."""
+
+
+CALLS: dict[str, Traced] = {}
+"""The traced calls by name. A compiled graph needs its own for as long as the process lives."""
+
+
+def is_tracing() -> bool:
+    """Whether torch.compile is tracing. If torch was never imported, nothing can."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.compiler.is_compiling()
+
+
+def quantize_traced(
+    x: torch.Tensor,
+    format: Any,
+    contract: Any,
+    method: Any,
+    block: Any,
+    tile: Any,
+    scaling: Any,
+    global_amax: Any,
+    backend: Any,
+    threads: Any,
+    out: QuantizedTensor | None,
+) -> QuantizedTensor:
+    """What `quantize` returns."""
+    import torch
+
+    name = quantizing(
+        format, contract, method, block, tile, scaling, backend, threads, str(x.dtype), str(x.device.type)
+    )
+    call = CALLS[name]
+    tensor = global_amax if is_torch(global_amax) else None
+    number = None if tensor is not None or global_amax is None else float(global_amax)
+    codes, scales, multiplier, stored = torch.ops.halfbyte.quantize_traced(x, name, tensor, number)
+    if out is not None:
+        into: Any = out
+        codes, scales = into.codes.copy_(codes), into.scales.copy_(scales)
+    width = x.shape[-1]
+    shape = (width, x.numel() // width) if call.request.contract.transform.columnwise else tuple(x.shape)
+    return QuantizedTensor(
+        call.request.format,
+        shape,
+        codes,
+        scales,
+        multiplier if call.has_multiplier else None,
+        stored if call.has_stored else None,
+        call.request.contract,
+        call.request.method,
+    )
+
+
+def dequantize_traced(q: QuantizedTensor, dtype: Any, backend: Any, threads: Any, out: Any) -> torch.Tensor:
+    """What `dequantize` returns."""
+    import torch
+
+    codes: Any = q.codes
+    name = decoding(q.format, q.contract, q.method, dtype, backend, threads, str(codes.device.type))
+    values: torch.Tensor = torch.ops.halfbyte.dequantize_traced(codes, q.scales, q.stored_scale, list(q.shape), name)
+    return values if out is None else out.copy_(values)
+
+
+# --- looked up when a call is traced ---
+
+
+def quantizing(
+    format: Any, contract: Any, method: Any, block: Any, tile: Any, scaling: Any, backend: str, threads: Any,
+    dtype: str, device: str,
+) -> str:  # fmt: skip
+    """The name of a call of quantize."""
+    short = {"torch.float32": "fp32", "torch.float16": "fp16", "torch.bfloat16": "bf16"}.get(dtype)
+    if short is None:
+        raise UnsupportedError(f"cannot quantize dtype {dtype.removeprefix('torch.')}: give a float tensor")
+    request = resolve(
+        format, contract, method, block=block, tile=tile, scaling=scaling, dtype=short, threads=threads, device=device
+    )
+    rule = request.contract.rule(request.format)
+    return _remembered(Traced(request, backend, isinstance(rule, NVFP4Rule), stores_scale(rule)))
+
+
+def decoding(format: Any, contract: Any, method: Method, dtype: Any, backend: str, threads: Any, device: str) -> str:
+    """The name of a call of dequantize."""
+    request = resolve_decoding(format, contract, method, threads, device)
+    wanted = output_dtype(dtype)
+    short = next(name for name, known in DTYPES.items() if known == wanted)
+    return _remembered(Traced(request, backend, False, False, short))
+
+
+# What torch.compiler.assume_constant_result does, without importing torch: tracing calls these and keeps the answer.
+vars(quantizing)["_dynamo_marked_constant"] = True
+vars(decoding)["_dynamo_marked_constant"] = True
+
+
+def _remembered(call: Traced) -> str:
+    """A name that says which call this is: equal calls have equal names, in every process."""
+    importlib.import_module(OPERATORS)
+    request = call.request
+    try:
+        digest = hashlib.sha256(pickle.dumps(call)).hexdigest()
+    except (pickle.PicklingError, AttributeError, TypeError):  # a contract made by hand, with functions of its own
+        digest = uuid.uuid4().hex
+    name = f"{request.format.name} {request.contract.name} {request.method.name} {digest}"
+    CALLS.setdefault(name, call)
+    return name
