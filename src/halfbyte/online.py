@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     import torch
 
 
+__all__ = ["Config", "Named", "check", "quantize_named"]
+
+
 @dataclass(frozen=True)
 class Config:
     """What the engines expect: target and model. Take the options that the checkpoint was converted with."""

@@ -161,7 +161,7 @@ def synced() -> Iterator[int]:
                 found.update(named)
         assert set(found) == set(expected)
         for name, value in expected.items():
-            assert value.shape == found[name].shape and str(value.dtype) == str(found[name].dtype), name
+            assert (value.shape, value.dtype) == (found[name].shape, found[name].dtype), name
             assert_same_bits(to_numpy(found[name]), to_numpy(value))
         yield 1
 
