@@ -115,7 +115,7 @@ def kernel_time(call: Call) -> float:
         graph.replay()
         end.record()
         end.synchronize()
-        times.append(begin.elapsed_time(end) * 1000 / GRAPH_CALLS)
+        times.append(float(begin.elapsed_time(end)) * 1000 / GRAPH_CALLS)
     return statistics.median(times)
 
 

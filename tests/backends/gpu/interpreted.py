@@ -12,6 +12,7 @@ import math
 import sys
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -153,7 +154,7 @@ def synced() -> Iterator[int]:
         sync = online._decided(tuple(names), shapes, Rules(), online.Config(options))
         assert sync.batches is not None
         assert [modules.share for modules in sync.batches] == [2, 1]
-        found = {}
+        found: dict[str, Any] = {}
         for modules in sync.batches:
             tensors = [pairs[at][1] for at in modules.at]
             quantizer = BatchQuantizer(modules, sync.target, torch.bfloat16, HERE.device)
