@@ -140,7 +140,7 @@ def synced() -> Iterator[int]:
     names = [
         f"layers.0.mlp.experts.{at}.{end}.weight" for at in range(2) for end in ("gate_proj", "up_proj", "down_proj")
     ]
-    shapes = [(2, 32), (2, 32), (3, 16)] * 2
+    shapes: list[tuple[int, ...]] = [(2, 32), (2, 32), (3, 16)] * 2
     source = torch.from_numpy(small("gauss", "fp32", 8, 64)).reshape(-1)
     pairs = [(name, source[at : at + math.prod(shape)].reshape(shape).to(torch.bfloat16) * (at + 1))
              for at, (name, shape) in enumerate(zip(names, shapes, strict=True))]  # fmt: skip
