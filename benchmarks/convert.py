@@ -3,12 +3,14 @@
     python benchmarks/convert.py              a checkpoint of about 2.4 GB, a few minutes
     python benchmarks/convert.py --quick      a small one
     python benchmarks/convert.py --folder DIR --gigabytes 8
+    python benchmarks/convert.py --cores --gigabytes 16 --folder /dev/shm --svg curve.svg
 
 The source is in the page cache. `cp` and `convert` write to the same file system. Both are timed without waiting for
 the disk (as cp ends) and, in separate rows, until everything is on the disk (convert syncs each shard; cp is followed
 by `sync -f`). Dirty pages are flushed before each timing. Every row is the best of its rounds; the rounds are
 interleaved, each in another order. The results are checked: the hashes of the manifest against the files, and the bits
 against those of the eager loop.
+`--cores` measures something else: the speed by the number of workers, beside as many `cp` at once.
 Exit status 1: some bit is wrong.
 """
 
@@ -29,14 +31,16 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # when run as a file, the repository is not on the path
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import machine
+from benchmarks import cores, machine
 from benchmarks.eager import convert_eagerly
 from benchmarks.synthetic import Made, write_experts, write_holes
 from conformance.peers.spec import quiet
 from halfbyte.checkpoint import Options, Resources, Rules, make_plan, run
+from halfbyte.checkpoint.execute.hashes import TreeHash
 from halfbyte.checkpoint.io.header import read_header
 
 TE = Options(contract="transformer_engine", method="amax", rules=Rules(experts_only=True))
@@ -53,6 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     }
     with tempfile.TemporaryDirectory(dir=options.folder, prefix="halfbyte-bench-") as name:
         folder = Path(name)
+        if options.cores is not None:
+            return by_cores(folder, options, report, console)
         shards, experts = (4, 2) if options.quick else (max(4, round(options.gigabytes * 1e9 / 604e6)), 12)
         sizes = (256, 512) if options.quick else (2048, 4096)
         made = write_experts(folder / "source", shards, experts, *sizes)
@@ -81,6 +87,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if report["speed"]["hashes_equal"] and report["usual_way"]["equal"] else 1
 
 
+def by_cores(folder: Path, options: argparse.Namespace, report: dict[str, Any], console: Console) -> int:
+    """The curve over the number of workers. Returns 1 if two of them wrote other bytes."""
+    processors = len(os.sched_getaffinity(0))
+    workers = options.cores or [count for count in (1, 2, 4, 8, 16, 32, 64) if count <= processors]
+    console.print(f"{report['machine']['cpu']}, {processors} processors; {report['versions']}")
+    report["cores"] = curve = cores.measure(folder, options.gigabytes, workers, options.rounds)
+    report["load"]["end"] = machine.load_average()
+    cores.print_curve(console, curve)
+    if options.svg is not None:
+        title = f"halfbyte convert, {curve['bytes'] / 1e9:.0f} GB of BF16 experts, GB/s of source"
+        options.svg.write_text(cores.draw(curve, title))
+    if options.json is not None:
+        options.json.write_text(json.dumps(report, indent=1) + "\n")
+    return 0 if curve["equal"] else 1
+
+
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--quick", action="store_true", help="a small checkpoint")
@@ -90,6 +112,14 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--folder", type=Path, default=None, help="where to work; default: the system's temporary folder"
     )
+    parser.add_argument(
+        "--cores",
+        type=int,
+        nargs="*",
+        default=None,
+        help="the curve over these numbers of workers; default: 1, 2, 4, …",
+    )
+    parser.add_argument("--svg", type=Path, default=None, help="with --cores: write the plot here")
     parser.add_argument("--json", type=Path, default=None, help="write everything here")
     return parser.parse_args(arguments)
 
@@ -148,14 +178,14 @@ def speeds(made: Made, folder: Path, rounds: int, workers: int) -> dict[str, Any
 
 def hashes_equal(folder: Path) -> bool:
     """Whether every tensor on disk has the hash that was computed while it was written."""
-    import hashlib
-
     shards = json.loads((folder / "halfbyte.json").read_text())["shards"]
     for name, shard in shards.items():
         with (folder / name).open("rb") as file:
             for info in read_header(folder / name).tensors.values():
                 file.seek(info.start)
-                if hashlib.sha256(file.read(info.bytes)).hexdigest()[:32] != shard["tensors"][info.name]:
+                tree = TreeHash(info.bytes)
+                tree.add(0, np.frombuffer(file.read(info.bytes), np.uint8))
+                if tree.text() != shard["tensors"][info.name]:
                     return False
     return bool(shards)
 

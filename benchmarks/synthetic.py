@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,7 +49,7 @@ def _write(
     folder.mkdir(parents=True)
     hidden = shapes[0][2]
     weight_map: dict[str, str] = {}
-    total = 0
+    files: list[tuple[Path, list[tuple[str, list[int]]]]] = []
     for shard in range(shards):
         file = f"model-{shard + 1:05}-of-{shards:05}.safetensors"
         at = f"model.layers.{shard}"
@@ -61,8 +62,10 @@ def _write(
             for expert in range(experts)
             for name, rows, columns in shapes
         ]
-        total += _write_file(folder / file, tensors, values)
+        files.append((folder / file, tensors))
         weight_map |= dict.fromkeys((name for name, _ in tensors), file)
+    with ThreadPoolExecutor() as threads:
+        total = sum(threads.map(lambda file: _write_file(*file, values), files))
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     config = {"model_type": "qwen3_moe", "num_hidden_layers": shards, "hidden_size": hidden}
     (folder / "config.json").write_text(json.dumps(config))

@@ -158,3 +158,34 @@ def test_bad_arguments_are_refused(arguments: list[str], reason: str, capsys: py
     with pytest.raises(SystemExit, match="2"):
         cpu.main(arguments)
     assert reason in capsys.readouterr().err
+
+
+# --- whole calls ---
+
+
+def test_whole_calls_are_timed_and_compared() -> None:
+    pytest.importorskip("torch")
+    from benchmarks import calls_cpu
+
+    rows = calls_cpu.measure([(16, 32)], 0.0, peers=False)
+    assert rows[0].name == calls_cpu.MEASURE
+    assert rows[0].against_torch == 1
+    assert {row.bits for row in rows[1:]} == {"equal"}
+    assert len(rows) >= 2 * len(calls_cpu.quantizers())
+    assert all(row.best_s > 0 for row in rows)
+    assert all(row.name in calls_cpu.table(rows) for row in rows)
+
+
+def test_a_wrong_result_of_a_whole_call_is_noticed() -> None:
+    pytest.importorskip("torch")
+    from benchmarks import calls_cpu
+
+    (right, *_) = calls_cpu.our_calls(calls_cpu._tensors(16, 32))
+
+    def wrong(turn: int) -> Any:
+        q = right.run(turn)
+        q.codes[3, 5] ^= 1
+        return q
+
+    assert calls_cpu._bits(right) == "equal"
+    assert calls_cpu._bits(calls_cpu.Call("wrong", wrong, right.is_right)) == "DIFFERENT"

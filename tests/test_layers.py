@@ -123,8 +123,10 @@ OPEN_BACKENDS = {
     "halfbyte.backends",
     "halfbyte.backends.amax",
     "halfbyte.backends.blocks",
+    "halfbyte.backends.compare",
     "halfbyte.backends.gpu",
     "halfbyte.backends.protocol",
+    "halfbyte.backends.sha256",
     "halfbyte.backends.threads",
 }
 """What other layers may import of the backends; the rest is their insides."""

@@ -132,8 +132,10 @@ def test_mxfp4(tmp_path: Path) -> None:
         Resources(workers=3, max_memory=1 << 28, sync=False, chunk=1),
         Resources(workers=2, max_memory=1 << 28, sync=False, chunk=1000),
         Resources(workers=2, max_memory=1_500_000, sync=False),
+        Resources(workers=16, max_memory=1 << 28, sync=False),
+        Resources(workers=16, max_memory=1 << 28, sync=False, chunk=1),
     ],
-    ids=["one", "four", "sync", "row", "odd", "tight"],
+    ids=["one", "four", "sync", "row", "odd", "tight", "many", "many rows"],
 )
 @pytest.mark.parametrize("layout", ["modelopt", "compressed-tensors"])
 def test_no_resource_changes_a_byte(tmp_path: Path, resources: Resources, layout: str) -> None:
@@ -302,11 +304,19 @@ def test_config_index_and_side_files(tmp_path: Path) -> None:
 def test_the_manifest_has_the_hash_of_every_tensor(tmp_path: Path) -> None:
     import hashlib
 
-    run(make_plan(write_checkpoint(tmp_path / "s", llama(), shards=2), Options()), tmp_path / "d", SMALL)
+    tensors = llama() | {"model.layers.0.self_attn.rotary.inv": random(7, 33, 1000)}
+    run(make_plan(write_checkpoint(tmp_path / "s", tensors, shards=2), Options()), tmp_path / "d", SMALL)
     manifest = json.loads((tmp_path / "d" / "halfbyte.json").read_text())
     hashes = {name: text for shard in manifest["shards"].values() for name, text in shard["tensors"].items()}
     made = read_checkpoint(tmp_path / "d")
-    assert hashes == {name: hashlib.sha256(x.tobytes()).hexdigest()[:32] for name, x in made.items()}
+
+    def tree(data: bytes) -> str:
+        leaves = [hashlib.sha256(data[at : at + 16384]).digest() for at in range(0, len(data), 16384)]
+        return hashlib.sha256(b"".join(leaves)).hexdigest()[:32]
+
+    assert manifest["hash"] == "sha256, first 32 hex digits, of the sha256 of every 16384 bytes of each tensor"
+    assert hashes == {name: tree(x.tobytes()) for name, x in made.items()}
+    assert max(x.nbytes for x in made.values()) > 3 * 16384
 
 
 def test_progress_ends_at_the_total(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 from halfbyte.checkpoint import Options, Plan, Resources, Rules, make_plan
 from halfbyte.checkpoint import run as run_plan
 from halfbyte.checkpoint.execute.destination import only_one
+from halfbyte.checkpoint.execute.disk import Disk
 from halfbyte.cli import app
 from halfbyte.cli.convert_arguments import expand, memory_size
 from halfbyte.errors import InputError
@@ -154,7 +155,7 @@ def test_dry_run_refuses_what_a_run_refuses(
 def test_dry_run_sees_a_full_disk_and_another_run(
     tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with only_one(tmp_path / "d"):
+    with only_one(tmp_path / "d", Disk()):
         code, output = convert(source, tmp_path / "d", "--dry-run")
     assert (code, f"another conversion into {tmp_path / 'd'} is running" in output) == (2, True)
     monkeypatch.setattr(os, "access", lambda path, mode: mode == os.R_OK)

@@ -1,14 +1,19 @@
-"""The largest magnitude of an array, by the compiled kernel if it is installed."""
+"""The largest magnitude of an array, or of what is read from a file, by the compiled kernel if it is installed."""
 
 from __future__ import annotations
 
+import ctypes
+import os
+import sys
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from halfbyte.backends.cpu.library import load_library
+from halfbyte.backends.cpu.library import load_library, native, pointer
 from halfbyte.backends.cpu.plain import tensor_amax
+from halfbyte.backends.cpu.tables_mx import magnitude_values
+from halfbyte.backends.numbering import DTYPE_NUMBERS
 from halfbyte.codec.bits import dtype_name, widen
 
 
@@ -17,3 +22,24 @@ def largest_magnitude(x: npt.NDArray[Any], threads: int | None = None) -> np.flo
     if load_library() is None or not x.flags.c_contiguous:
         return np.float32(np.abs(widen(x)).max())
     return np.float32(tensor_amax(x, dtype_name(x.dtype), threads=threads)[0])
+
+
+def can_read() -> bool:
+    """Whether `read_largest_magnitude` can be used."""
+    return load_library() is not None and sys.platform != "win32"
+
+
+def read_largest_magnitude(file: int, offset: int, into: npt.NDArray[Any]) -> tuple[np.float32, int, OSError | None]:
+    """Fill a contiguous array from a position of an open file: the largest magnitude, as above, and the bytes read.
+
+    They are fewer than the array's if the file ends early, or after an error, which is returned.
+    """
+    library, isa = native()
+    name = dtype_name(into.dtype)
+    done, error = ctypes.c_int64(), ctypes.c_int()
+    bits = library.hb_read_amax(
+        isa, file, ctypes.c_int64(offset), pointer(into), ctypes.c_int64(into.nbytes), DTYPE_NUMBERS[name],
+        into.dtype.itemsize, ctypes.byref(done), ctypes.byref(error),
+    )  # fmt: skip
+    failed = OSError(error.value, os.strerror(error.value)) if error.value else None
+    return np.float32(magnitude_values(np.array([bits], np.int64), name)[0]), done.value, failed

@@ -11,6 +11,7 @@ import typer
 from halfbyte.checkpoint import Event, Options, Outcome, Plan, Resources, Rules, make_plan, run
 from halfbyte.checkpoint.execute.conversion import sizes_for
 from halfbyte.checkpoint.execute.destination import Found, check_destination, check_refusal
+from halfbyte.checkpoint.execute.device.choice import Choice, choose_device
 from halfbyte.checkpoint.execute.target_device import resolve_device
 from halfbyte.cli.app import app
 from halfbyte.cli.convert_arguments import Convert, memory_size
@@ -104,11 +105,21 @@ def convert(
             help="With --modules-from-model or --check-load: run the Python code that comes with SRC.",
         ),
     ] = False,
-    device: Annotated[str, typer.Option(metavar="auto|cpu|cuda[:i]", help="Where to compute.")] = "auto",
+    device: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|cpu|cuda[:i,…]",
+            help="Where to compute. cuda: all GPUs, cuda:0,2: these. auto: GPUs if that is faster.",
+        ),
+    ] = "auto",
     workers: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Number of threads. Default: the number of processors.")
     ] = None,
     max_memory: Annotated[str, typer.Option(metavar="SIZE", help="Memory for buffers, such as 2GB.")] = "2GB",
+    max_gpu_memory: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Memory on each GPU. Default: a quarter of what is free, at most 8 GiB."),
+    ] = None,
     load: Annotated[
         str | None,
         typer.Option(
@@ -152,7 +163,14 @@ def convert(
             check_client(load)
         check_destination(source, destination)
         plan = make_plan(source, options)
-        resources = Resources(workers, memory_size(max_memory), resolve_device(device))
+        chosen = choose_device(plan, workers) if device == "auto" else Choice(device, "")
+        resources = Resources(
+            workers,
+            memory_size(max_memory, "--max-memory"),
+            resolve_device(chosen.device),
+            chosen.reason,
+            None if max_gpu_memory is None else memory_size(max_gpu_memory, "--max-gpu-memory"),
+        )
         reporter.plan(plan, resources, sizes_for(plan, resources))
         if dry_run:
             reporter.found(destination, _examine(plan, destination, overwrite))

@@ -53,7 +53,7 @@ def expand(args: list[str]) -> list[str]:
     return result
 
 
-def memory_size(text: str) -> int:
+def memory_size(text: str, option: str = "--max-memory") -> int:
     """The number of bytes in a text such as 2GB, 512MiB or 1e9.
 
     >>> memory_size("2GB"), memory_size("1.5GiB")
@@ -65,5 +65,5 @@ def memory_size(text: str) -> int:
     except (ValueError, OverflowError):
         size = 0
     if size < 1:
-        raise InputError(f"--max-memory {text!r} is not a size; examples: 2GB, 512MiB")
+        raise InputError(f"{option} {text!r} is not a size; examples: 2GB, 512MiB")
     return size

@@ -28,7 +28,7 @@ from rich.text import Text
 
 from halfbyte.checkpoint import Event, Outcome, Plan, Resources
 from halfbyte.checkpoint.execute.destination import Found
-from halfbyte.checkpoint.execute.tasks import Sizes
+from halfbyte.checkpoint.execute.pieces import Sizes
 from halfbyte.cli.app import err, out
 from halfbyte.cli.tables import print_table
 from halfbyte.load_check import LoadReport
@@ -94,7 +94,8 @@ class JsonLog(Quiet):
 
     def plan(self, plan: Plan, resources: Resources, cut: tuple[Sizes, int]) -> None:
         sizes, workers = cut
-        self._line(event="plan", workers=workers, peak_memory=sizes.arena * workers, **plan.as_json())
+        device = {"device": resources.device, "device_reason": resources.device_reason}
+        self._line(event="plan", workers=workers, peak_memory=sizes.arena * workers, **device, **plan.as_json())
 
     def event(self, event: Event) -> None:
         if event.kind in ("progress", "close"):
@@ -181,6 +182,13 @@ class Screen(Quiet):
             markup=False,
             soft_wrap=True,
         )
+        if outcome.pieces_on_cpu:
+            out().print(
+                f"note: {outcome.pieces_on_cpu} pieces were computed on the CPU, because no GPU had memory "
+                "left for them",
+                markup=False,
+                soft_wrap=True,
+            )
 
     def found(self, destination: Path, found: Found) -> None:
         if found.finished:
@@ -258,8 +266,9 @@ def print_plan(plan: Plan, resources: Resources, cut: tuple[Sizes, int]) -> None
     _print_list("not copied", plan.left_out)
     for note in plan.notes:
         console.print(f"note: {note}", markup=False, soft_wrap=True)
+    reason = f" ({resources.device_reason})" if resources.device_reason else ""
     console.print(
-        f"memory: at most {size(sizes.arena * workers)} for buffers, {workers} workers on {resources.device}; "
+        f"memory: at most {size(sizes.arena * workers)} for buffers, {workers} workers on {resources.device}{reason}; "
         f"{size(plan.output_bytes)} will be written",
         markup=False,
         soft_wrap=True,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 
-from halfbyte.checkpoint.execute.manifest import DIGITS, read_manifest
-from halfbyte.checkpoint.io.index import MANIFEST, Checkpoint
+import numpy as np
+
+from halfbyte.checkpoint.execute.hashes import hash_named
+from halfbyte.checkpoint.execute.manifest import read_manifest
+from halfbyte.checkpoint.io.index import MANIFEST, Checkpoint, Tensor
+from halfbyte.verify.parallel import in_order
 from halfbyte.verify.problems import Problem
 from halfbyte.verify.values import pieces
 
@@ -32,13 +35,23 @@ def recorded_problems(checkpoint: Checkpoint, headers_only: bool) -> Iterator[Pr
         yield Problem("error", "manifest", name, f"not named by {MANIFEST}: it was added after the conversion")
     if headers_only:
         return
-    for name, wanted in recorded.items():
-        tensor = checkpoint.tensors.get(name)
-        if tensor is None:
-            continue
-        digest = hashlib.sha256()
+    kind = hash_named(manifest)
+    if kind is None:
+        yield Problem("error", "manifest", MANIFEST, f"has hashes that this version cannot check: {manifest['hash']}")
+        return
+    present = [checkpoint.tensors[name] for name in recorded if name in checkpoint.tensors]
+    present.sort(key=lambda tensor: -tensor.info.bytes)  # the largest first, so that threads end together
+
+    def text_of(tensor: Tensor) -> tuple[str, str]:
+        digest, at = kind(tensor.info.bytes), 0
         for piece in pieces(checkpoint.path, tensor):
-            digest.update(piece.tobytes())
-        if digest.hexdigest()[:DIGITS] != wanted:
-            text = f"its bytes are not those that were written: SHA-256 {digest.hexdigest()[:8]}…, not {wanted[:8]}…"
+            flat = piece.reshape(-1).view(np.uint8)
+            digest.add(at, flat)
+            at += flat.size
+        return tensor.name, digest.text()
+
+    found = dict(in_order(text_of, present))
+    for name, wanted in recorded.items():
+        if name in found and found[name] != wanted:
+            text = f"its bytes are not those that were written: SHA-256 {found[name][:8]}…, not {wanted[:8]}…"
             yield Problem("error", "manifest", name, text)

@@ -9,7 +9,7 @@ import pytest
 
 import halfbyte
 from halfbyte.backends import numbering
-from halfbyte.backends.cpu import general_search, tables_mx, tables_nvfp4
+from halfbyte.backends.cpu import general_search, recipe, tables_mx, tables_nvfp4
 from halfbyte.backends.cpu.library import ISAS
 from halfbyte.backends.cpu.structs import STRUCTURES
 
@@ -36,6 +36,12 @@ def listed(names: list[str]) -> dict[str, int]:
 EXPECTED: dict[str, dict[str, int]] = {
     "Dtype": {name.upper(): number for name, number in numbering.DTYPE_NUMBERS.items()},
     "PreScale": named(numbering.PRE_SCALES),
+    "Factor": named(numbering.FACTORS),
+    "ElementFormula": named(numbering.ELEMENTS),
+    "Stored": named(numbering.STORED),
+    "Multiplier": named(numbering.MULTIPLIERS),
+    "Decode": named(numbering.DECODES),
+    "Route": {kernel.name: number for kernel, number in recipe.ROUTES.items()},
     "Tie": {f"TIE_{name.upper()}": number for number, name in enumerate(numbering.TIES)},
     "Sign": listed(["SIGN_BELOW_ZERO", "SIGN_BIT", "SIGN_NOT_ABOVE_ZERO"]) | {"SIGN_OF_X": tables_nvfp4.SIGN_OF_X},
     "ErrorKind": named(numbering.ERRORS),

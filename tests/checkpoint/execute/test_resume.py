@@ -16,6 +16,7 @@ import pytest
 
 from halfbyte.checkpoint import Event, Options, Resources, make_plan, run
 from halfbyte.checkpoint.execute.destination import only_one
+from halfbyte.checkpoint.execute.disk import Disk
 from halfbyte.checkpoint.execute.writer import ShardWriter
 from halfbyte.checkpoint.plan.types import Output
 from halfbyte.errors import CheckpointError
@@ -169,14 +170,14 @@ def test_killed_while_an_earlier_conversion_is_taken_away(
     run(make_plan(source, second), tmp_path / "fresh", ONE)
     removed: list[Path] = []
 
-    def unlink(path: Path, missing_ok: bool = False) -> None:
+    def remove(disk: Disk, path: Path) -> None:
         if len(removed) == count:
             raise Stop
         removed.append(path)
         os.unlink(path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "unlink", unlink)
+        patch.setattr(Disk, "remove", remove)
         with pytest.raises(Stop):
             run(make_plan(source, second), tmp_path / "d", ONE, overwrite=True)
     assert len(removed) == count
@@ -330,7 +331,10 @@ def test_a_disk_that_fills_up(tmp_path: Path, source: Path, monkeypatch: pytest.
 
 
 def test_two_at_once_are_refused(tmp_path: Path, source: Path) -> None:
-    with only_one(tmp_path / "d"), pytest.raises(CheckpointError, match=r"another conversion into .* is running"):
+    with (
+        only_one(tmp_path / "d", Disk()),
+        pytest.raises(CheckpointError, match=r"another conversion into .* is running"),
+    ):
         run(make_plan(source, Options()), tmp_path / "d", ONE)
 
 
@@ -352,9 +356,9 @@ def test_a_tensor_that_is_not_written_whole_is_noticed(
 ) -> None:
     put = ShardWriter.put
 
-    def forgetful(self: ShardWriter, output: Output, data: npt.NDArray[Any], at: int = 0, piece: int = 0) -> None:
+    def forgetful(self: ShardWriter, output: Output, data: npt.NDArray[Any], at: int = 0) -> None:
         if "o_proj.weight_scale_2" not in output.part.name:
-            put(self, output, data, at, piece)
+            put(self, output, data, at)
 
     monkeypatch.setattr(ShardWriter, "put", forgetful)
     with pytest.raises(CheckpointError, match=r"o_proj.weight_scale_2 was planned with 4 bytes, and 0 written"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from halfbyte.checkpoint import Event, Options, Plan, Resources, Rules, make_plan, run
+from halfbyte.checkpoint.execute.disk import Disk
 from halfbyte.errors import CheckpointError
 from tests.checkpoint.toy import all_bytes, llama, write_checkpoint
 
@@ -80,11 +80,11 @@ def test_files_of_the_replaced_conversion_are_no_shards_of_the_new(tmp_path: Pat
 def test_a_conversion_that_was_stopped_after_its_last_step_is_finished(
     tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def rmtree(path: Path) -> None:
+    def remove_tree(disk: Disk, path: Path, last: str = "") -> None:
         raise Stop
 
     with monkeypatch.context() as patch:
-        patch.setattr(shutil, "rmtree", rmtree)
+        patch.setattr(Disk, "remove_tree", remove_tree)
         with pytest.raises(Stop):
             run(plan_of(source), tmp_path / "d", ONE)
     whole = {name: data for name, data in all_bytes(tmp_path / "d").items() if not name.startswith(".")}

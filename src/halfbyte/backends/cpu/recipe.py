@@ -48,6 +48,9 @@ ROUTES: dict[Kernel, int] = {
 }
 """The kernels that the library runs as a whole call, by their numbers in native/recipe.h."""
 
+WORTH_TABLES = 192
+"""Blocks of a tensor: with fewer, building tables takes longer than they save."""
+
 E4M3_VALUES: F32 = np.append(E4M3.magnitudes, np.zeros(129, np.float32)).astype(np.float32)
 """The value of each finite scale byte; 0 for the others."""
 
@@ -84,6 +87,7 @@ def _nvfp4_recipe(request: Request, rule: NVFP4Rule, kernel: Kernel) -> Recipe:
         for_zero_byte=-1 if policy.for_zero_byte is None else policy.for_zero_byte,
         statistics=DTYPE_NUMBERS[statistics_dtype(rule, request.dtype)],
         first=first_scale_byte(rule),
+        worth_tables=WORTH_TABLES,
         smallest=policy.smallest,
         for_zero=-1.0 if policy.for_zero is None else policy.for_zero,
         largest=rule.element_max,

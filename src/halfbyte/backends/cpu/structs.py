@@ -107,6 +107,7 @@ class Recipe(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("route", "block", "dtype", "factor", "pre_scale", "element", "stored")),
         *((name, ctypes.c_int32) for name in ("multiplier", "tie", "sign", "wraps", "nan_code", "for_zero_byte")),
         *((name, ctypes.c_int32) for name in ("statistics", "first", "error", "metric", "mx_element", "zero_byte")),
+        ("worth_tables", ctypes.c_int32),
         *((name, ctypes.c_float) for name in ("smallest", "for_zero", "largest", "top", "given")),
         *((name, ctypes.c_void_p) for name in ("tables", "values")),
     ]

@@ -12,10 +12,12 @@ from halfbyte.backends.gpu.batch import (
 )
 from halfbyte.backends.gpu.calls import Bound, DecodingCalls, QuantizingCalls
 from halfbyte.backends.gpu.driver.disk import folder as cache_folder
+from halfbyte.backends.gpu.operand import OLDEST, capability_of
 from halfbyte.backends.gpu.warm import build as build_kernels
 from halfbyte.backends.gpu.warm import usual_calls, visible_architectures
 
 __all__ = [
+    "OLDEST",
     "Bound",
     "DecodingCalls",
     "Gpu",
@@ -24,6 +26,7 @@ __all__ = [
     "QuantizingCalls",
     "build_kernels",
     "cache_folder",
+    "capability_of",
     "cast_scales",
     "check_list",
     "float32_bits",

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 from halfbyte.checkpoint.execute.disk import Disk
-from halfbyte.checkpoint.execute.journal import Finished, Journal, work_folder
+from halfbyte.checkpoint.execute.journal import JOURNAL, Finished, Journal, work_folder
 from halfbyte.checkpoint.execute.manifest import manifest_of, read_manifest
 from halfbyte.checkpoint.io.index import CONFIG, MANIFEST
 from halfbyte.checkpoint.io.side_files import WORK
 from halfbyte.checkpoint.plan.types import Plan
+from halfbyte.errors import CheckpointError
 
 REPLACED = "replaced"
 """Folder in the work folder for the manifest of a conversion that is being replaced."""
@@ -25,38 +24,40 @@ def close(
 ) -> None:
     """Give everything its final name: shards, side files, index, config, and the manifest last of all.
 
-    Until this point no file stands under a final name. Each step can be repeated, so a crash in here is continued.
+    Until this point no file stands under a final name. Each step can be repeated, so a crash in here is continued. An
+    earlier conversion goes before the first shard gets its name. So a manifest is the earlier one's as long as a shard
+    is in the work folder, and this one's if none is.
     """
     work, disk = work_folder(destination), journal.disk
     total = len(plan.shards) + len(plan.side_files) + len(plan.json_files) + 1
     done = itertools.count(1)
-    old = read_manifest(destination)
-    if old is not None and old["fingerprint"] != plan.fingerprint:
-        (work / REPLACED).mkdir(exist_ok=True)
-        os.replace(destination / MANIFEST, work / REPLACED / MANIFEST)
+    waiting = [shard.name for shard in plan.shards if (work / shard.name).exists()]
+    if waiting and (destination / MANIFEST).exists():
+        disk.make_folders(work / REPLACED)
+        disk.rename(destination / MANIFEST, work / REPLACED / MANIFEST)
     _remove_replaced(work, destination, disk)
     for shard in plan.shards:
-        if (work / shard.name).exists():
-            os.replace(work / shard.name, destination / shard.name)
+        if shard.name in waiting:
+            disk.rename(work / shard.name, destination / shard.name)
+        elif not (destination / shard.name).is_file():
+            raise CheckpointError(f"{destination / shard.name} was removed; the same command makes it again")
         report(next(done), total)
+    disk.flush_folder(destination)
+    disk.flush_folder(work)
     for name in plan.side_files:
         final = destination / name
-        final.parent.mkdir(parents=True, exist_ok=True)
-        temporary = work / "side file"
-        disk.copy(plan.source / name, temporary)
-        os.replace(temporary, final)
-        disk.folder(final.parent)
+        disk.make_folders(final.parent)
+        disk.copy(plan.source / name, final, through=work / "side file")
         report(next(done), total)
     contents = dict(plan.json_files)
     config = contents.pop(CONFIG)
     for name, content in [*contents.items(), (CONFIG, config), (MANIFEST, manifest_of(plan, journal.finished))]:
         indent = 1 if name == MANIFEST else 2
-        disk.write(work / name, (json.dumps(content, indent=indent, ensure_ascii=False) + "\n").encode())
-        os.replace(work / name, destination / name)
-        disk.folder(destination)
+        data = (json.dumps(content, indent=indent, ensure_ascii=False) + "\n").encode()
+        disk.write(destination / name, data, through=work / name)
         report(next(done), total)
-    shutil.rmtree(work)
-    disk.folder(destination)
+    disk.remove_tree(work, last=JOURNAL)
+    disk.flush_folder(destination)
 
 
 def _remove_replaced(work: Path, destination: Path, disk: Disk) -> None:
@@ -65,11 +66,10 @@ def _remove_replaced(work: Path, destination: Path, disk: Disk) -> None:
     """
     old = read_manifest(work / REPLACED)
     if old is not None:
-        disk.folder(work / REPLACED)
-        disk.folder(destination)
-        _remove_old(old, destination)
-        disk.folder(destination)
-        shutil.rmtree(work / REPLACED)
+        disk.flush_folder(destination)
+        _remove_files([*old["shards"], *_names(old.get("files"))], destination, disk)
+        disk.remove_tree(work / REPLACED)
+        disk.flush_folder(work)
 
 
 def remove_begun(journal: Journal, destination: Path) -> None:
@@ -79,7 +79,7 @@ def remove_begun(journal: Journal, destination: Path) -> None:
     """
     _remove_replaced(journal.path.parent, destination, journal.disk)
     if not (destination / MANIFEST).exists():
-        _remove_old({"files": journal.first.get("outputs", [])}, destination)
+        _remove_files(_names(journal.first.get("outputs")), destination, journal.disk)
 
 
 def take_back(plan: Plan, destination: Path, journal: Journal, usable: dict[str, Finished]) -> None:
@@ -88,33 +88,57 @@ def take_back(plan: Plan, destination: Path, journal: Journal, usable: dict[str,
     Files that have their final names already are taken back first, config.json before all others. Until the journal is
     rewritten the old plan counts, and writes again what it misses.
     """
-    work = journal.path.parent
-    _remove_replaced(work, destination, journal.disk)
+    work, disk = journal.path.parent, journal.disk
+    _remove_replaced(work, destination, disk)
     if not (destination / MANIFEST).exists():
-        (destination / CONFIG).unlink(missing_ok=True)
+        _remove_config(destination, disk)
         for name in usable:
             if (destination / name).exists():
-                os.replace(destination / name, work / name)
-        _remove_old({"files": journal.first.get("outputs", [])}, destination)
-        journal.disk.folder(destination)
+                disk.rename(destination / name, work / name)
+        _remove_files(_names(journal.first.get("outputs")), destination, disk)
     journal.rewrite(plan, usable)
     for path in work.iterdir():
         if path.is_file() and path != journal.path and path.name not in usable:
-            path.unlink()
+            disk.remove(path)
 
 
-def _remove_old(old: dict[str, object], destination: Path) -> None:
-    """Remove the files that a conversion lists, config.json first, so that no half of it looks like a checkpoint."""
-    names = [CONFIG]
-    shards, files = old.get("shards"), old.get("files")
-    names += list(shards) if isinstance(shards, dict) else []
-    names += list(files) if isinstance(files, list) else []
-    for name in dict.fromkeys(str(name) for name in names):
+def _names(listed: object) -> list[str]:
+    """Names in a manifest or journal, which anybody may have written."""
+    return [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
+
+
+def _remove_config(destination: Path, disk: Disk) -> None:
+    """Remove config.json, on the disk before anything else goes: without it, no half looks like a checkpoint."""
+    if (destination / CONFIG).exists():
+        disk.remove(destination / CONFIG)
+        disk.flush_folder(destination)
+
+
+def _remove_files(names: list[str], destination: Path, disk: Disk) -> None:
+    """Remove the files that a conversion lists, and folders that they leave empty. On the disk when this returns."""
+    _remove_config(destination, disk)
+    touched = {destination: None}
+    for name in names:
         path = destination / name
-        if Path(name).is_absolute() or ".." in Path(name).parts or WORK in Path(name).parts:
+        if not _may_remove(name, destination):
             continue
-        path.unlink(missing_ok=True)
+        if path.is_symlink() or path.is_file():
+            disk.remove(path)
+            touched[path.parent] = None
         for folder in path.parents:
-            if folder == destination or not folder.is_dir() or any(folder.iterdir()):
+            if folder == destination or (folder.is_dir() and any(folder.iterdir())):
                 break
-            folder.rmdir()
+            if folder.is_dir():
+                disk.remove_folder(folder)
+                touched[folder.parent] = None
+    for folder in touched:
+        if folder.is_dir():
+            disk.flush_folder(folder)
+
+
+def _may_remove(name: str, destination: Path) -> bool:
+    """Whether a name is one that a conversion gives: in the destination, behind no link, outside the work folder."""
+    parts = Path(name).parts
+    if Path(name).is_absolute() or ".." in parts or WORK in parts:
+        return False
+    return (destination / name).parent.resolve().is_relative_to(destination.resolve())

@@ -9,11 +9,16 @@ from pathlib import Path
 from halfbyte.backends.threads import thread_count
 from halfbyte.checkpoint.execute.closing import close
 from halfbyte.checkpoint.execute.destination import check_destination, only_one, open_destination
+from halfbyte.checkpoint.execute.device.lanes import Lanes, lane_sizes
+from halfbyte.checkpoint.execute.device.sizes import device_sizes
+from halfbyte.checkpoint.execute.device.work import DeviceWork
 from halfbyte.checkpoint.execute.disk import Disk
 from halfbyte.checkpoint.execute.engine import Engine
 from halfbyte.checkpoint.execute.journal import Journal, work_folder
+from halfbyte.checkpoint.execute.pieces import SLACK, Sizes, largest_piece
 from halfbyte.checkpoint.execute.pool import Event, Pool, check_unchanged
-from halfbyte.checkpoint.execute.tasks import SLACK, Sizes, Tasks, largest_piece
+from halfbyte.checkpoint.execute.target_device import open_devices
+from halfbyte.checkpoint.execute.tasks import Tasks
 from halfbyte.checkpoint.execute.unit import UnitWork
 from halfbyte.checkpoint.execute.writer import disk_error
 from halfbyte.checkpoint.io.files import Files
@@ -34,6 +39,11 @@ class Resources:
     """None: HALFBYTE_THREADS, or the processors there are."""
     max_memory: int = DEFAULT_MEMORY
     device: str = "cpu"
+    """cpu, cuda (all that are visible), cuda:0, cuda:0,2."""
+    device_reason: str = ""
+    """Why that one, if nobody asked for it; for people."""
+    max_gpu_memory: int | None = None
+    """Bytes per device; None: a quarter of what is free, at most 8 GiB."""
     sync: bool = True
     """Whether each shard is flushed to disk before it counts as done. Without that, a power cut may lose shards."""
     chunk: int = CHUNK
@@ -48,6 +58,8 @@ class Outcome:
     """Shards that were complete when the run began."""
     finished_before: bool = False
     """The destination held the result of the same plan already."""
+    pieces_on_cpu: int = 0
+    """Pieces that were computed on the CPU because no GPU had memory left for them."""
 
 
 def sizes_for(plan: Plan, resources: Resources) -> tuple[Sizes, int]:
@@ -80,14 +92,19 @@ def run(
     """
     resources = resources or Resources()
     sizes, workers = sizes_for(plan, resources)
-    engine = Engine(plan.format, plan.contract, plan.method, plan.repairs, resources.device)
+    engine = Engine(plan.format, plan.contract, plan.method, plan.repairs)
+    lanes = None
+    if devices := open_devices(resources.device, plan, engine):
+        lanes = Lanes(devices, *lane_sizes(devices, workers, resources.max_gpu_memory))
+        sizes = device_sizes(engine, plan.units, sizes, lanes.size)
     check_destination(plan.source, destination)
+    disk = Disk(resources.sync)
     try:
-        with only_one(destination):
-            journal = open_destination(plan, destination, overwrite, Disk(resources.sync))
+        with only_one(destination, disk):
+            journal = open_destination(plan, destination, overwrite, disk)
             if journal is None:
                 return Outcome(0, len(plan.shards), finished_before=True)
-            return _work(plan, destination, journal, engine, (sizes, workers), report)
+            return _work(plan, destination, journal, engine, lanes, (sizes, workers), report)
     except OSError as error:
         raise disk_error(error, destination) from error
 
@@ -97,6 +114,7 @@ def _work(
     destination: Path,
     journal: Journal,
     engine: Engine,
+    lanes: Lanes | None,
     cut: tuple[Sizes, int],
     report: Callable[[Event], None],
 ) -> Outcome:
@@ -104,15 +122,17 @@ def _work(
     sizes, workers = cut
     found = len(journal.finished)
     files = Files({file.name: str(plan.source / file.name) for file in plan.files})
-    acts = UnitWork(files, engine)
+    acts = UnitWork(files, engine) if lanes is None else DeviceWork(files, engine, lanes, sizes)
     try:
         pool = Pool(plan, Tasks(plan, acts, sizes), journal, work_folder(destination), report)
         report(Event("begin", pool.done, pool.total))
         pool.work(workers)
     finally:
         files.close()
+        if lanes is not None:
+            lanes.close()
     acts.bad.refuse()
     check_unchanged(plan)
     close(plan, destination, journal, lambda done, total: report(Event("close", done, total)))
     report(Event("end", pool.total, pool.total))
-    return Outcome(len(plan.shards) - found, found)
+    return Outcome(len(plan.shards) - found, found, pieces_on_cpu=acts.on_cpu)

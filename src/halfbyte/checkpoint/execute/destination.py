@@ -35,9 +35,9 @@ def check_destination(source: Path, destination: Path) -> None:
 
 
 @contextmanager
-def only_one(destination: Path) -> Iterator[None]:
+def only_one(destination: Path, disk: Disk) -> Iterator[None]:
     """Lock the destination against a second conversion. The lock is on the folder and ends with the process."""
-    destination.mkdir(parents=True, exist_ok=True)
+    disk.make_folders(destination)
     with _locked(destination):
         yield
 
@@ -46,11 +46,15 @@ def only_one(destination: Path) -> Iterator[None]:
 def _locked(folder: Path) -> Iterator[None]:
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(descriptor)
-        raise CheckpointError(f"another conversion into {folder} is running; wait for it or stop it") from error
-    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise CheckpointError(f"another conversion into {folder} is running; wait for it or stop it") from error
+        except OSError as error:
+            raise CheckpointError(
+                f"{folder} cannot be locked against a second conversion: {error.strerror}; give a directory on another "
+                "file system"
+            ) from error
         yield
     finally:
         os.close(descriptor)
@@ -121,9 +125,12 @@ def check_refusal(plan: Plan, destination: Path, overwrite: bool) -> Found:
 def open_destination(plan: Plan, destination: Path, overwrite: bool, disk: Disk) -> Journal | None:
     """The journal to work with, new or continued. None if the same conversion is finished already."""
     found = examine(plan, destination, overwrite, disk)
-    if found.finished:
-        return None
     work, journal = work_folder(destination), found.journal
+    if found.finished:
+        if work.exists():  # it was stopped while it removed this folder
+            disk.remove_tree(work)
+            disk.flush_folder(destination)
+        return None
     if found.continued:
         if journal.continues(plan):
             journal.finished = found.usable
@@ -133,9 +140,10 @@ def open_destination(plan: Plan, destination: Path, overwrite: bool, disk: Disk)
     if journal.first:
         remove_begun(journal, destination)
     if work.exists():
-        shutil.rmtree(work)  # of another plan, or created by a run that was stopped before it had a journal
-    work.mkdir()
-    disk.folder(destination)
+        disk.remove_tree(
+            work, last=JOURNAL
+        )  # of another plan, or created by a run that was stopped before it had a journal
+    disk.make_folders(work)
     return Journal.start(work / JOURNAL, disk, plan)
 
 

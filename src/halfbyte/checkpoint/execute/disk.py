@@ -1,48 +1,140 @@
-"""Durable writes: files are flushed to the disk, and so are the folders that name them."""
+"""Every operation of a conversion that changes a disk.
+
+Nothing else in this package creates, writes, renames or removes a file. Tests put another `Disk` in place of this one,
+which records the operations, stops at one of them, or replays them on a disk that loses what was not flushed.
+"""
 
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
-from typing import BinaryIO
+
+from halfbyte.errors import CheckpointError
 
 PIECE = 1 << 20
 """Bytes of a side file per copy step."""
 
 
 class Disk:
-    """Writes that the next step can rely on. Without `sync` they survive a crash of the process, not a power cut."""
+    """Single operations, each safe to use from several threads, and what is made of them.
+
+    What was flushed survives a power cut: a file's bytes with `flush`, names in a folder with `flush_folder`. Without
+    `sync` nothing is flushed, and only a crash of the process is survived.
+    """
 
     def __init__(self, sync: bool = True) -> None:
         self.sync = sync
 
-    def write(self, path: Path, data: bytes) -> None:
-        """Write a whole file."""
-        with path.open("wb") as file:
-            file.write(data)
-            self.flush(file)
-        self.folder(path.parent)
+    # Files, by descriptor
 
-    def copy(self, source: Path, path: Path) -> None:
-        """Copy a file's bytes and mode, whatever its size."""
-        with source.open("rb") as original, path.open("wb") as file:
-            shutil.copyfileobj(original, file, PIECE)
-            self.flush(file)
-        shutil.copymode(source, path)
-        self.folder(path.parent)
+    def create(self, path: Path) -> int:
+        """A new empty file, or an old one emptied, open for writing."""
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
 
-    def flush(self, file: BinaryIO) -> None:
-        file.flush()
+    def reopen(self, path: Path) -> int:
+        """A file that is there, open for writing."""
+        return os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+
+    def write_at(self, file: int, data: bytes | memoryview, offset: int) -> None:
+        """Write all of the data at a position."""
+        view = memoryview(data)
+        done = 0
+        while done < len(view):
+            done += os.pwrite(file, view[done:], offset + done)
+
+    def resize(self, file: int, size: int) -> None:
+        """Cut a file, or extend it with zeros that take no room yet."""
+        os.ftruncate(file, size)
+
+    def set_mode(self, file: int, mode: int) -> None:
+        os.fchmod(file, mode)
+
+    def flush(self, file: int) -> None:
+        """Bring a file's bytes, size and mode to the disk. Its name is not part of that."""
         if self.sync:
-            os.fsync(file.fileno())
+            os.fsync(file)
 
-    def folder(self, path: Path) -> None:
-        """Flush renames and new names in a folder."""
+    def close(self, file: int) -> None:
+        """Give up a descriptor. Changes nothing on the disk."""
+        os.close(file)
+
+    # Names
+
+    def rename(self, old: Path, new: Path) -> None:
+        """Give a file another name in one step; a file that has this name is replaced."""
+        os.replace(old, new)
+
+    def remove(self, path: Path) -> None:
+        os.unlink(path)
+
+    def make_folder(self, path: Path) -> None:
+        os.mkdir(path)
+
+    def remove_folder(self, path: Path) -> None:
+        """Remove an empty folder."""
+        os.rmdir(path)
+
+    def flush_folder(self, path: Path) -> None:
+        """Bring to the disk which names a folder holds, and what they stand for."""
         if not self.sync:
             return
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        folder = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            os.fsync(descriptor)
+            os.fsync(folder)
         finally:
-            os.close(descriptor)
+            os.close(folder)
+
+    # Made of the operations above
+
+    def write(self, path: Path, data: bytes, through: Path) -> None:
+        """A whole file, on the disk when this returns. It is written under the name `through`, then renamed."""
+        file = self.create(through)
+        try:
+            self.write_at(file, data, 0)
+            self.flush(file)
+        finally:
+            self.close(file)
+        self.rename(through, path)
+        self.flush_folder(path.parent)
+
+    def copy(self, source: Path, path: Path, through: Path) -> None:
+        """Likewise a copy of a file's bytes and mode, whatever its size."""
+        try:
+            opened = source.open("rb")
+        except OSError as error:
+            raise CheckpointError(f"{source} cannot be read: {error.strerror}") from error
+        with opened as original:
+            file = self.create(through)
+            try:
+                done = 0
+                while piece := original.read(PIECE):
+                    self.write_at(file, piece, done)
+                    done += len(piece)
+                self.set_mode(file, os.fstat(original.fileno()).st_mode & 0o7777)
+                self.flush(file)
+            finally:
+                self.close(file)
+        self.rename(through, path)
+        self.flush_folder(path.parent)
+
+    def make_folders(self, path: Path) -> None:
+        """A folder and those above it, as far as they are missing. On the disk when this returns."""
+        if path.is_dir():
+            return
+        if not os.path.lexists(path.parent):
+            self.make_folders(path.parent)
+        try:
+            self.make_folder(path)
+        except FileExistsError:  # another process was quicker, or it is a file
+            if not path.is_dir():
+                raise
+        self.flush_folder(path.parent)
+
+    def remove_tree(self, path: Path, last: str = "") -> None:
+        """A folder with all it holds; the file called `last` goes after all others."""
+        for entry in sorted(path.iterdir(), key=lambda entry: (entry.name == last, entry.name)):
+            if entry.is_dir() and not entry.is_symlink():
+                self.remove_tree(entry)
+            else:
+                self.remove(entry)
+        self.remove_folder(path)

@@ -1,4 +1,4 @@
-"""The numbers of a conversion: amax, codes and scales of chunks, on the CPU or a GPU. No files here.
+"""The numbers of a conversion: amax, codes and scales of chunks, on the CPU. No files here.
 
 Chunks of one matrix are quantized with the amax of the whole (and of all that share its scale), so that where a matrix
 is cut changes no bit.
@@ -12,10 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from halfbyte.arrays import like, to_numpy
 from halfbyte.backends.amax import largest_magnitude
 from halfbyte.checkpoint.execute.repair import usable_amax
-from halfbyte.checkpoint.execute.target_device import resolve_device
 from halfbyte.codec.bits import U8, dtype_name
 from halfbyte.contracts import Contract, NVFP4Rule
 from halfbyte.contracts.arithmetic import stored_scale, tensor_scale
@@ -44,10 +42,8 @@ class Engine:
         contract: Contract | None,
         method: str | Method | None,
         repairs: bool,
-        device: str = "cpu",
     ) -> None:
         self.format, self.contract, self.method, self.repairs = format, contract, method, repairs
-        self.device = resolve_device(device)
         self._resolved: Method = Amax()
         """The method as an instance; a name stands for one with its default options."""
         if format is not None and contract is not None:
@@ -55,9 +51,13 @@ class Engine:
 
     def amax(self, x: npt.NDArray[Any]) -> np.float32:
         """Largest magnitude of a chunk; NaN if there is one."""
-        if self.device != "cpu":
-            return np.float32(to_numpy(self._on_device(x).abs().amax().float()))
         return largest_magnitude(x, threads=1)
+
+    def widths(self, columns: int) -> tuple[int, int]:
+        """Bytes of codes and of scales per row of that many elements."""
+        if self.format is None:
+            raise UnsupportedError("this conversion decodes; it has no format to quantize to")
+        return columns // self.format.codes_per_byte, columns // self.format.block
 
     def usable_amax(self, amax: np.float32, module: str) -> np.float32:
         """The amax to quantize with, or an error for one that has no scale."""
@@ -67,13 +67,8 @@ class Engine:
         """Codes and scales of a chunk of rows, into the given arrays."""
         if self.format is None or self.contract is None:
             raise UnsupportedError("this conversion decodes; it has no format to quantize to")
-        if self.device == "cpu":
-            out = QuantizedTensor(self.format, x.shape, codes, scales, None, None, self.contract)
-            quantize(x, self.format, self.contract, self.method, global_amax=amax, threads=1, out=out)
-            return
-        q = quantize(self._on_device(x), self.format, self.contract, self.method, global_amax=amax)
-        np.copyto(codes, to_numpy(q.codes))
-        np.copyto(scales, to_numpy(q.scales))
+        out = QuantizedTensor(self.format, x.shape, codes, scales, None, None, self.contract)
+        quantize(x, self.format, self.contract, self.method, global_amax=amax, threads=1, out=out)
 
     def tensor_scales(self, amax: np.float32, dtype: npt.DTypeLike) -> TensorScales:
         """The scalars that a contract stores for an amax; `dtype`: of the weight, which some formulas ask for."""
@@ -92,8 +87,3 @@ class Engine:
             over="ignore", divide="ignore"
         ):  # an all-zero tensor under a contract that stores next to nothing
             return TensorScales(multiplier, np.float32(1) / multiplier)
-
-    def _on_device(self, x: npt.NDArray[Any]) -> Any:
-        import torch
-
-        return like(x, torch.empty(0, device=self.device))

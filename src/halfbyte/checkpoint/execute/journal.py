@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
+import threading
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from halfbyte.checkpoint.execute.disk import Disk
+from halfbyte.checkpoint.execute.hashes import TREE
 from halfbyte.checkpoint.io.side_files import WORK
 from halfbyte.checkpoint.plan.types import VERSION, Plan
 from halfbyte.errors import CheckpointError
@@ -38,7 +39,10 @@ class Journal:
         self.finished: dict[str, Finished] = {}
         self.first: dict[str, Any] = {}
         self._length = 0
-        """Bytes of complete lines. What a crash left after them is overwritten."""
+        """Bytes of complete lines."""
+        self._torn = False
+        """Whether a crash left bytes after them."""
+        self._lock = threading.Lock()
 
     @classmethod
     def load(cls, path: Path, disk: Disk) -> Journal:
@@ -46,19 +50,19 @@ class Journal:
         journal = cls(path, disk)
         if not path.is_file():
             return journal
-        for number, line in enumerate(path.read_bytes().splitlines(keepends=True)):
-            if not line.endswith(b"\n"):
-                break
+        data = path.read_bytes()
+        for line in data.split(b"\n")[:-1]:
             try:
-                record = json.loads(line)
-            except json.JSONDecodeError:
+                record = json.loads(line.decode())
+                if not journal.first:
+                    journal.first = dict(record)
+                elif journal.first.get("version") == VERSION:
+                    done = Finished(**record)
+                    journal.finished[done.name] = done
+            except (ValueError, TypeError):
                 break
-            journal._length += len(line)
-            if number == 0:
-                journal.first = record
-            else:
-                done = Finished(**record)
-                journal.finished[done.name] = done
+            journal._length += len(line) + 1
+        journal._torn = len(data) > journal._length
         return journal
 
     @classmethod
@@ -72,6 +76,7 @@ class Journal:
         """Begin anew with a plan and shards that are complete already. The old journal counts until this one does."""
         self.first = {
             "version": VERSION,
+            "hash": TREE,
             "fingerprint": plan.fingerprint,
             "choices": plan.choices,
             "files": [asdict(file) for file in plan.files],
@@ -80,22 +85,25 @@ class Journal:
         self.finished = dict(finished)
         records = [self.first, *(asdict(done) for done in self.finished.values())]
         lines = "".join(json.dumps(record) + "\n" for record in records).encode()
-        new = self.path.with_suffix(".new")
-        self.disk.write(new, lines)
-        os.replace(new, self.path)
-        self.disk.folder(self.path.parent)
-        self._length = len(lines)
+        self.disk.write(self.path, lines, through=self.path.with_suffix(".new"))
+        self._length, self._torn = len(lines), False
 
     def add(self, done: Finished) -> None:
-        """Record a shard; it counts once the line is on disk."""
+        """Record a shard; it counts once the line is on disk. Several threads may call this."""
         line = (json.dumps(asdict(done)) + "\n").encode()
-        with self.path.open("r+b") as file:
-            file.truncate(self._length)
-            file.seek(self._length)
-            file.write(line)
-            self.disk.flush(file)
-        self._length += len(line)
-        self.finished[done.name] = done
+        with self._lock:
+            file = self.disk.reopen(self.path)
+            try:
+                if self._torn:  # what is left of one line must not become a part of another
+                    self.disk.resize(file, self._length)
+                    self.disk.flush(file)
+                    self._torn = False
+                self.disk.write_at(file, line, self._length)
+                self.disk.flush(file)
+            finally:
+                self.disk.close(file)
+            self._length += len(line)
+            self.finished[done.name] = done
 
     def check(self, plan: Plan) -> None:
         """Raise unless the plan can go on from what the journal began; the error says what is different.
@@ -116,7 +124,7 @@ class Journal:
             for key, value in plan.choices.items()
             if choices.get(key) != value
         ]
-        if self.first.get("version") != VERSION:
+        if self.first.get("version") != VERSION or self.first.get("hash") != TREE:
             changed.append("another version of halfbyte wrote it")
         if changed:
             raise CheckpointError(

@@ -1,6 +1,6 @@
 """The manifest of a finished conversion: what was done, from which files, and a hash of each output tensor.
 
-Hashes are SHA-256, cut to 32 hex digits, taken while a tensor is written. So a tensor can be checked alone.
+Hashes are taken while a tensor is written. So a tensor can be checked alone.
 """
 
 from __future__ import annotations
@@ -8,12 +8,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from halfbyte.checkpoint.execute.hashes import TREE
 from halfbyte.checkpoint.execute.journal import Finished
 from halfbyte.checkpoint.io.index import MANIFEST, read_json
 from halfbyte.checkpoint.plan.types import VERSION, Plan
-
-DIGITS = 32
-"""Hex digits of a SHA-256 that are kept."""
 
 
 def manifest_of(plan: Plan, finished: dict[str, Finished]) -> dict[str, Any]:
@@ -24,7 +22,7 @@ def manifest_of(plan: Plan, finished: dict[str, Finished]) -> dict[str, Any]:
         **plan.choices,
         "source": [{"name": file.name, "size": file.size, "header": file.header} for file in plan.files],
         "files": sorted([*plan.json_files, *plan.side_files]),
-        "hash": f"sha256, first {DIGITS} hex digits, of each tensor's bytes",
+        "hash": TREE,
         "shards": {shard.name: {"size": shard.size, "tensors": finished[shard.name].tensors} for shard in plan.shards},
         "changed_blocks": {
             module: count for shard in plan.shards for module, count in finished[shard.name].changed_blocks.items()

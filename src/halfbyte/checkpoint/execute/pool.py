@@ -1,20 +1,27 @@
-"""Threads of a run: workers that take tasks in order, and one that finishes complete shards."""
+"""Threads of a run: workers that take tasks, and some that finish complete shards."""
 
 from __future__ import annotations
 
 import os
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from halfbyte.checkpoint.execute.hand_out import HandOut, Line
 from halfbyte.checkpoint.execute.journal import Journal
-from halfbyte.checkpoint.execute.tasks import Task, Tasks
+from halfbyte.checkpoint.execute.tasks import Tasks
 from halfbyte.checkpoint.execute.writer import ShardWriter, Stopped
-from halfbyte.checkpoint.io.buffers import Arena
 from halfbyte.checkpoint.plan.types import Plan, Shard
 from halfbyte.errors import CheckpointError
+
+WORKERS_PER_SHARD = 2
+"""Workers per shard that is written at the same time. Each worker alone is no faster, and a run that is stopped loses
+the shards in work."""
+
+CLOSERS = 4
+"""Threads at most that flush complete shards."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +37,7 @@ class Event:
 
 
 class Pool:
-    """Workers that take tasks in order, and a thread that syncs and renames finished shards."""
+    """Workers that take tasks, and threads that sync and rename finished shards."""
 
     def __init__(
         self,
@@ -46,33 +53,31 @@ class Pool:
         self.total = sum(shard_bytes(shard) for shard in plan.shards)
         self.done = sum(shard_bytes(shard) for shard in plan.shards if shard.name in journal.finished)
         self._lock = threading.Lock()
-        self._hand_out = threading.Lock()
         self._open: list[ShardWriter] = []
         self._whole: queue.Queue[ShardWriter | None] = queue.Queue()
         self._error: BaseException | None = None
         self._tell: queue.Queue[Event] = queue.Queue()
-        self._stream = self._all_tasks()
 
     def work(self, workers: int) -> None:
         """Run every task; raises the first error of any thread."""
-        threads = [threading.Thread(target=self._worker, name=f"convert-{i}", daemon=True) for i in range(workers)]
-        closer = threading.Thread(target=self._closer, name="convert-close", daemon=True)
-        for thread in (*threads, closer):
+        shards = -(-workers // WORKERS_PER_SHARD)
+        hand_out = HandOut(self._lines(), shards, self._whole.put)
+        threads = [threading.Thread(target=self._worker, args=(hand_out,), daemon=True) for _ in range(workers)]
+        closers = [threading.Thread(target=self._closer, daemon=True) for _ in range(min(shards, CLOSERS))]
+        for thread in (*threads, *closers):
             thread.start()
         try:
-            while any(thread.is_alive() for thread in threads):
-                next(thread for thread in threads if thread.is_alive()).join(0.1)
-                self._report()
-            self._whole.put(None)
-            while closer.is_alive():
-                closer.join(0.1)
-                self._report()
+            self._wait_for(threads)
+            for _ in closers:
+                self._whole.put(None)
+            self._wait_for(closers)
         except BaseException:
             self.stop.set()
             raise
         finally:
-            self._whole.put(None)
-            for thread in (*threads, closer):
+            for _ in closers:
+                self._whole.put(None)
+            for thread in (*threads, *closers):
                 thread.join()
             for writer in self._open:
                 writer.abandon()
@@ -80,50 +85,40 @@ class Pool:
             raise self._error
         self._report()
 
+    def _wait_for(self, threads: Sequence[threading.Thread]) -> None:
+        """Report until all of them have ended."""
+        while running := [thread for thread in threads if thread.is_alive()]:
+            running[0].join(0.1)
+            self._report()
+
     def _report(self) -> None:
         while not self._tell.empty():
             self.report(self._tell.get())
         self.report(Event("progress", self.done, self.total))
 
-    def _all_tasks(self) -> Iterator[Task]:
+    def _lines(self) -> Iterator[Line]:
+        """The shards that are to be written, each opened when it is asked for."""
         for shard in self.plan.shards:
             if shard.name in self.journal.finished:
                 continue
-            writer = ShardWriter(shard, self.work_folder, self.stop)
+            writer = ShardWriter(shard, self.work_folder, self.stop, self.journal.disk)
             with self._lock:
                 self._open.append(writer)
-                writer.pending = 1  # held until every task of the shard is handed out
-            for task in self.tasks.of_shard(shard, writer):
-                with self._lock:
-                    writer.pending += task.writer is not None
-                yield task
-            self._count_down(writer)
+            yield Line(writer, self.tasks.of_shard(shard, writer))
 
-    def _worker(self) -> None:
-        arena = Arena(self.tasks.sizes.arena)
+    def _worker(self, hand_out: HandOut) -> None:
         try:
-            while not self.stop.is_set():
-                with self._hand_out:
-                    task = next(self._stream, None)
-                if task is None:
-                    return
-                arena.release()
-                task.run(arena)
-                with self._lock:
-                    self.done += task.bytes
-                if task.writer is not None:
-                    self._count_down(task.writer)
+            with self.tasks.acts.arena(self.tasks.sizes.arena) as arena:
+                while not self.stop.is_set() and (task := hand_out.take()) is not None:
+                    arena.release()
+                    task.run(arena)
+                    with self._lock:
+                        self.done += task.bytes
+                    hand_out.finish(task)
         except Stopped:
             return
         except BaseException as error:
             self._fail(error)
-
-    def _count_down(self, writer: ShardWriter) -> None:
-        with self._lock:
-            writer.pending -= 1
-            whole = writer.pending == 0
-        if whole:
-            self._whole.put(writer)
 
     def _closer(self) -> None:
         try:
@@ -133,9 +128,9 @@ class Pool:
                 if writer.spoiled:
                     writer.discard()
                     continue
-                done = writer.finish(self.journal.disk.sync, self.plan.shard_fingerprint(writer.shard))
+                done = writer.finish(self.plan.shard_fingerprint(writer.shard))
                 check_unchanged(self.plan, writer.shard.name)
-                self.journal.disk.folder(self.work_folder)
+                self.journal.disk.flush_folder(self.work_folder)
                 self.journal.add(done)
                 self._tell.put(Event("shard", self.done, self.total, writer.shard.name))
         except BaseException as error:

@@ -1,39 +1,93 @@
-"""The device on which a conversion computes. It is checked before any work; torch is imported only if it can help."""
+"""The devices on which a conversion computes, checked before any work. torch is imported only if it can help."""
 
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 
+from halfbyte.backends import BACKENDS
+from halfbyte.backends.gpu import OLDEST, capability_of
+from halfbyte.checkpoint.execute.device.protocol import Device
+from halfbyte.checkpoint.execute.engine import Engine
+from halfbyte.checkpoint.io.views import NUMPY, SourceMatrix
+from halfbyte.checkpoint.plan.types import Plan
+from halfbyte.codec.bits import dtype_name
 from halfbyte.errors import InputError, UnsupportedError
+from halfbyte.request import resolve
+
+CPU = "cpu"
 
 
 def resolve_device(device: str) -> str:
-    """The device by its full name: cpu, or cuda:N if it exists. auto: CUDA if torch finds a device, else cpu."""
-    kind, _, index = device.partition(":")
-    if kind not in ("auto", "cpu", "cuda") or (index and (kind != "cuda" or not index.isdigit())):
-        raise InputError(f"unknown device {device!r}; known: auto, cpu, cuda, cuda:0, cuda:1, …")
-    if kind == "cpu":
-        return "cpu"
+    """The full name: cpu, or cuda:0,2 with the number of every device, each once. cuda stands for all of them."""
+    found = re.fullmatch(r"cpu|cuda(:\d+(,\d+)*)?", device)
+    if found is None:
+        raise InputError(f"unknown device {device!r}; known: auto, cpu, cuda (all of them), cuda:0, cuda:0,2, …")
+    if device == CPU:
+        return CPU
+    count = cuda_count()
+    if isinstance(count, str):
+        raise UnsupportedError(f"device {device}{count}; use --device cpu")
+    numbers = numbers_of(device) or tuple(range(count))
+    if max(numbers) >= count:
+        raise UnsupportedError(f"device {device}: this machine has {count} CUDA devices, counted from 0")
+    return f"cuda:{','.join(map(str, numbers))}"
+
+
+def numbers_of(device: str) -> tuple[int, ...]:
+    """The numbers in the name of CUDA devices."""
+    return tuple(sorted({int(number) for number in re.findall(r"\d+", device)}))
+
+
+def cuda_count() -> int | str:
+    """How many CUDA devices torch finds, or why there are none."""
     if importlib.util.find_spec("torch") is None:
-        if kind == "auto":
-            return "cpu"
-        raise UnsupportedError(f"device {device} needs torch with CUDA, and torch is not installed; use --device cpu")
-    if kind == "auto" and not _driver_present():
-        return "cpu"
+        return " needs torch with CUDA, and torch is not installed"
     import torch
 
     if not torch.cuda.is_available():
-        if kind == "auto":
-            return "cpu"
-        raise UnsupportedError(f"device {device}: torch finds no CUDA device here; use --device cpu")
-    count = torch.cuda.device_count()
-    number = int(index) if index else 0
-    if number >= count:
-        raise UnsupportedError(f"device {device}: this machine has {count} CUDA devices, counted from 0")
-    return f"cuda:{number}"
+        return ": torch finds no CUDA device here"
+    return torch.cuda.device_count()
 
 
-def _driver_present() -> bool:
+def driver_present() -> bool:
     """Whether an NVIDIA driver is present. Without one there is no need to import torch, which is slow and large."""
     return any(Path(path).exists() for path in ("/dev/nvidiactl", "/dev/dxg", "/dev/nvidia0"))
+
+
+def kernel_reason(plan: Plan) -> str | None:
+    """Why GPUs have no kernel for what a plan quantizes, or None. Asks no GPU."""
+    if plan.format is None:
+        return None
+    for dtype in sorted(
+        {_dtype(source) for unit in plan.units if unit.action == "quantize" for source in unit.sources}
+    ):
+        request = resolve(plan.format, plan.contract, plan.method, dtype=dtype, device="cuda")
+        reason = BACKENDS["gpu"].supports(request)
+        if reason is not None:
+            return reason
+    return None
+
+
+def _dtype(source: SourceMatrix) -> str:
+    """The dtype of a source's values: its own, or float32 if it is decoded."""
+    return dtype_name(NUMPY[source.weight.dtype]) if source.kind == "float" else "fp32"
+
+
+def open_devices(device: str, plan: Plan, engine: Engine) -> tuple[Device, ...]:
+    """The devices that a run uses; none for the CPU, and none if nothing is quantized."""
+    name = resolve_device(device)
+    if name == CPU or all(unit.action != "quantize" for unit in plan.units):
+        return ()
+    if (reason := kernel_reason(plan)) is not None:
+        raise UnsupportedError(f"device {device} cannot do this: {reason}; use --device cpu")
+    from halfbyte.checkpoint.execute.device.cuda import CudaDevice
+
+    for number in numbers_of(name):
+        if (found := capability_of(number)) < OLDEST:
+            raise UnsupportedError(
+                f"device cuda:{number} has compute capability {found[0]}.{found[1]}, and the kernels need "
+                f"{OLDEST[0]}.{OLDEST[1]}; use --device cpu"
+            )
+    return tuple(CudaDevice(number, engine) for number in numbers_of(name))

@@ -10,26 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from halfbyte.checkpoint.execute.unit import Group, Piece, UnitWork, pieces_of
+from halfbyte.checkpoint.execute.pieces import Piece, Sizes, piece_bytes, pieces_of
+from halfbyte.checkpoint.execute.unit import Group, UnitWork
 from halfbyte.checkpoint.execute.writer import ShardWriter
 from halfbyte.checkpoint.io.buffers import Arena
-from halfbyte.checkpoint.io.views import scratch_bytes
 from halfbyte.checkpoint.plan.types import Copy, Plan, Shard, Unit
-
-SLACK = 1 << 16
-"""Bytes of an arena that alignment may take."""
-
-Progress = Callable[[int], None]
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """How work is cut. Never changes an output byte."""
-
-    chunk: int
-    """Source bytes of a piece."""
-    arena: int
-    """Bytes that one worker may hold."""
 
 
 @dataclass
@@ -65,23 +50,6 @@ def jobs_of(shard: Shard) -> list[Job]:
     return result
 
 
-def piece_bytes(unit: Unit, piece: Piece) -> int:
-    return unit.sources[piece.source].row_bytes * (piece.stop - piece.start)
-
-
-def piece_memory(unit: Unit, piece: Piece) -> int:
-    """Arena bytes that reading, decoding and quantizing one piece takes beside its own raw bytes."""
-    source, rows = unit.sources[piece.source], piece.stop - piece.start
-    outputs = 0 if unit.action in ("decode", "gather", "relayout") else rows * source.columns * 5 // 8
-    scales = 0 if source.scale is None else rows * source.scale.columns * 4
-    return scratch_bytes(source, rows) + outputs + scales + SLACK
-
-
-def largest_piece(unit: Unit, chunk: int) -> int:
-    """Arena bytes of the unit's largest piece, raw bytes included."""
-    return max(piece_bytes(unit, piece) + piece_memory(unit, piece) for piece in pieces_of(unit, chunk))
-
-
 class Tasks:
     """Makes the tasks of a plan, shard after shard."""
 
@@ -104,8 +72,8 @@ class Tasks:
         held = 0
         for copy in copies:
             if copy.output.bytes > self.sizes.chunk:
-                for number, start in enumerate(range(0, copy.output.bytes, self.sizes.chunk)):
-                    yield self._copy_range(copy, start, number, writer)
+                for start in range(0, copy.output.bytes, self.sizes.chunk):
+                    yield self._copy_range(copy, start, writer)
                 continue
             batch.append(copy)
             held += copy.output.bytes
@@ -115,13 +83,13 @@ class Tasks:
         if batch:
             yield self._copy_batch(batch, held, writer)
 
-    def _copy_range(self, copy: Copy, start: int, number: int, writer: ShardWriter) -> Task:
+    def _copy_range(self, copy: Copy, start: int, writer: ShardWriter) -> Task:
         size = min(self.sizes.chunk, copy.output.bytes - start)
 
         def run(arena: Arena) -> None:
             raw = arena.take(size)
             self.acts.files.read(copy.file, copy.offset + start, raw)
-            writer.put(copy.output, raw, start, number)
+            writer.put(copy.output, raw, start)
 
         return Task(run, writer, size)
 
@@ -141,10 +109,8 @@ class Tasks:
         if group is not None:
             group.claimed = True
         members = self._members.get(job.group, []) if surveys else []
-        held = sum(unit.source_bytes for unit in job.units)
-        extra = max(largest_piece(unit, self.sizes.chunk) for unit in (*job.units, *members))
-        if held + extra + SLACK * len(job.units) <= self.sizes.arena and held <= 16 * self.sizes.chunk:
-            yield self._whole(job, members, group, writer, held)
+        if self.acts.holds(job.units, members, self.sizes):
+            yield self._whole(job, members, group, writer)
             return
         if group is not None and surveys:
             surveyed = [(unit, piece) for unit in members for piece in pieces_of(unit, self.sizes.chunk)]
@@ -156,31 +122,13 @@ class Tasks:
             for piece in cut:
                 yield self._write(unit, piece, group, writer, last=piece is cut[-1])
 
-    def _whole(self, job: Job, members: Sequence[Unit], group: Group | None, writer: ShardWriter, size: int) -> Task:
-        """Both passes by one worker; raw bytes are kept from the first to the second."""
+    def _whole(self, job: Job, members: Sequence[Unit], group: Group | None, writer: ShardWriter) -> Task:
+        """Both passes by one worker."""
 
         def run(arena: Arena) -> None:
-            acts = self.acts
-            held = {}
-            if group is not None and members:
-                mine = {unit.module for unit in job.units}
-                for unit in members:
-                    for piece in pieces_of(unit, self.sizes.chunk):
-                        mark = arena.mark()
-                        raw = acts.survey(unit, piece, group, arena)
-                        if unit.module in mine:
-                            held[unit.module, piece.number] = raw
-                        else:
-                            arena.release(mark)
-                acts.settle(members, group, self.sizes.chunk, arena)
-            elif group is not None:
-                group.wait(writer.stop)
-            for unit in job.units:
-                for piece in pieces_of(unit, self.sizes.chunk):
-                    acts.write(unit, piece, held.get((unit.module, piece.number)), group, writer, arena)
-                acts.forget(unit)
+            self.acts.whole(job.units, members, group, writer, self.sizes.chunk, arena)
 
-        return Task(run, writer, size)
+        return Task(run, writer, sum(unit.source_bytes for unit in job.units))
 
     def _survey(self, unit: Unit, piece: Piece, group: Group) -> Task:
         def run(arena: Arena) -> None:

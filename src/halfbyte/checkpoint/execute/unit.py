@@ -5,6 +5,7 @@ A worker owns an arena; nothing here keeps memory between pieces but what the ca
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,37 +20,16 @@ from halfbyte.casting.window import Exponents, join
 from halfbyte.checkpoint.execute.bad_values import BadModules
 from halfbyte.checkpoint.execute.cast import MXFP4_BLOCK, choose_scale, stored_scales
 from halfbyte.checkpoint.execute.engine import Engine, TensorScales
+from halfbyte.checkpoint.execute.pieces import SLACK, Piece, Sizes, largest_piece, pieces_of
 from halfbyte.checkpoint.execute.writer import ShardWriter, Stopped
 from halfbyte.checkpoint.io.bfloat16 import bf16
 from halfbyte.checkpoint.io.buffers import Arena
 from halfbyte.checkpoint.io.decode import Scales, decode_fp4, decode_rows, fp8_amax, read_block_scales, read_scales
 from halfbyte.checkpoint.io.files import Files
-from halfbyte.checkpoint.io.views import NUMPY, SourceMatrix, View, read_rows
+from halfbyte.checkpoint.io.views import NUMPY, SourceMatrix, View, read_rows, read_rows_amax
 from halfbyte.checkpoint.plan.types import Output, Unit
 from halfbyte.codec.bits import U8
 from halfbyte.errors import CheckpointError
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Rows of one source of a unit."""
-
-    number: int
-    """Of this piece within its unit, in the order of the output."""
-    source: int
-    start: int
-    stop: int
-
-
-def pieces_of(unit: Unit, chunk_bytes: int) -> Iterator[Piece]:
-    """A unit cut into pieces of about that many source bytes. Matrices that are stored transposed stay whole."""
-    number = 0
-    turned = any(output.part.transposed for output in unit.outputs)
-    for index, source in enumerate(unit.sources):
-        step = source.rows if turned else max(1, chunk_bytes // max(1, source.row_bytes))
-        for start in range(0, source.rows, step):
-            yield Piece(number, index, start, min(source.rows, start + step))
-            number += 1
 
 
 @dataclass
@@ -89,7 +69,53 @@ class UnitWork:
     def __init__(self, files: Files, engine: Engine) -> None:
         self.files, self.engine = files, engine
         self.bad = BadModules()
+        self.on_cpu = 0
+        """Pieces that were computed on the CPU because no other device had memory for them."""
         self._scales: dict[tuple[str, int], Scales] = {}
+
+    def arena(self, size: int) -> contextlib.AbstractContextManager[Arena]:
+        """The buffers of one worker."""
+        return contextlib.nullcontext(Arena(size))
+
+    def holds(self, units: Sequence[Unit], members: Sequence[Unit], sizes: Sizes) -> bool:
+        """Whether one worker can hold these units from the first pass to the second. `members`: all that it surveys."""
+        held = sum(unit.source_bytes for unit in units)
+        extra = max(largest_piece(unit, sizes.chunk) for unit in (*units, *members))
+        return held + extra + SLACK * len(units) <= sizes.arena and held <= 16 * sizes.chunk
+
+    def whole(
+        self,
+        units: Sequence[Unit],
+        members: Sequence[Unit],
+        group: Group | None,
+        writer: ShardWriter,
+        chunk: int,
+        arena: Arena,
+    ) -> None:
+        """Both passes by one worker. Raw bytes are kept from the first to the second if the arena has room for them.
+
+        members: those whose amax makes the scale of the group; empty if another worker finds it.
+        """
+        mine = {unit.module for unit in units}
+        extra = max(largest_piece(unit, chunk) for unit in (*units, *members))
+        keeps = sum(unit.source_bytes + SLACK for unit in units) + extra <= arena.left
+        held = {}
+        if group is not None and members:
+            for unit in members:
+                for piece in pieces_of(unit, chunk):
+                    mark = arena.mark()
+                    raw = self.survey(unit, piece, group, arena)
+                    if keeps and unit.module in mine:
+                        held[unit.module, piece.number] = raw
+                    else:
+                        arena.release(mark)
+            self.settle(members, group, chunk, arena)
+        elif group is not None:
+            group.wait(writer.stop)
+        for unit in units:
+            for piece in pieces_of(unit, chunk):
+                self.write(unit, piece, held.get((unit.module, piece.number)), group, writer, arena)
+            self.forget(unit)
 
     def scales_for(self, unit: Unit, index: int) -> Scales:
         """The small tensors of a source, read once; forgotten with `forget`."""
@@ -109,6 +135,10 @@ class UnitWork:
     def survey(self, unit: Unit, piece: Piece, group: Group, arena: Arena) -> npt.NDArray[Any]:
         """First pass: read a piece and add to the scale that its group shares. The bytes stay in the arena."""
         source = unit.sources[piece.source]
+        if source.kind == "float" and source.weight.contiguous:
+            raw, amax = read_rows_amax(self.files, source.weight, piece.start, piece.stop, arena)
+            self._take_in(unit, piece, group, amax, raw, arena)
+            return raw
         raw = self.read(unit, piece, arena)
         mark = arena.mark()
         if unit.action == "cast":
@@ -118,25 +148,31 @@ class UnitWork:
                 group.bad = True
             else:
                 group.add(np.float32(0), rows.exponents)
-        elif source.kind == "fp8":
-            amax = fp8_amax(source, raw, piece.start, self.scales_for(unit, piece.source))
-            self._add(unit, piece, group, amax, raw, arena)
         else:
-            values = self._values(unit, piece, raw, arena)
-            self._add(unit, piece, group, self.engine.amax(values), values, arena)
+            amax = self._amax(unit, piece, raw, arena)
+            arena.release(mark)
+            self._take_in(unit, piece, group, amax, raw, arena)
         arena.release(mark)
         return raw
 
-    def _add(
-        self, unit: Unit, piece: Piece, group: Group, amax: np.float32, found: npt.NDArray[Any], arena: Arena
+    def _take_in(
+        self, unit: Unit, piece: Piece, group: Group, amax: np.float32, raw: npt.NDArray[Any], arena: Arena
     ) -> None:
-        """Take in the amax of a piece; `found`: its values, or FP8 bytes that are decoded only if the amax is bad."""
+        """Add the amax of a piece to its group, or note the values that no scale fits."""
         if np.isfinite(amax):
             group.add(amax)
             return
-        values = self._values(unit, piece, found, arena) if found.dtype == np.uint8 else found
-        self.bad.add_values(unit, piece.source, piece.start, values)
+        mark = arena.mark()
+        self.bad.add_values(unit, piece.source, piece.start, self._values(unit, piece, raw, arena))
         group.bad = True
+        arena.release(mark)
+
+    def _amax(self, unit: Unit, piece: Piece, raw: npt.NDArray[Any], arena: Arena) -> np.float32:
+        """The largest magnitude of a piece that was read; NaN if there is one."""
+        source = unit.sources[piece.source]
+        if source.kind == "fp8":
+            return fp8_amax(source, raw, piece.start, self.scales_for(unit, piece.source))
+        return self.engine.amax(self._values(unit, piece, raw, arena))
 
     def settle(self, units: Sequence[Unit], group: Group, chunk: int, arena: Arena) -> None:
         """Between the passes: the tensor scale that `units` share, from all that was found."""
@@ -200,22 +236,25 @@ class UnitWork:
         mark = arena.mark()
         if raw is None:
             raw = self.read(unit, piece, arena)
-        source = unit.sources[piece.source]
-        first = sum(earlier.rows for earlier in unit.sources[: piece.source]) + piece.start
         if unit.action in ("decode", "gather"):
             values = raw if unit.action == "gather" else self._plain(unit, piece, raw, arena)
-            self._put(writer, unit.outputs[0], values, first, piece)
+            self._put(writer, unit, unit.outputs[0], values, piece)
         elif (blocks := self._blocks(unit, piece, raw, group, writer, arena)) is not None:
-            codes, scales = blocks
-            for output in unit.outputs:
-                match output.part.role:
-                    case "codes":
-                        self._put(writer, output, codes, first, piece)
-                    case "scales":
-                        self._put(writer, output, scales, first, piece)
-                    case _ if piece.number == 0:
-                        writer.put(output, self._scalar(unit, output, source, group))
+            self._put_blocks(writer, unit, piece, blocks, group)
         arena.release(mark)
+
+    def _put_blocks(
+        self, writer: ShardWriter, unit: Unit, piece: Piece, blocks: tuple[U8, U8], group: Group | None
+    ) -> None:
+        """Write the packed codes and scale bytes of a piece; the first piece brings the tensor's scalars along."""
+        for output in unit.outputs:
+            match output.part.role:
+                case "codes":
+                    self._put(writer, unit, output, blocks[0], piece)
+                case "scales":
+                    self._put(writer, unit, output, blocks[1], piece)
+                case _ if piece.number == 0:
+                    writer.put(output, self._scalar(unit, output, unit.sources[piece.source], group))
 
     def _blocks(
         self,
@@ -236,20 +275,19 @@ class UnitWork:
             written = write(self._rows(unit, piece, raw, arena), group.choice, threads=1)
             writer.count(unit.module, written.changed)
             return written.codes, written.scales
-        format = self.engine.format
-        if format is None:
-            raise CheckpointError(f"{unit.module} was planned without a format")
         values = self._values(unit, piece, raw, arena)
         if group is None and not np.isfinite(self.engine.amax(values)):
             self.bad.add_values(unit, piece.source, piece.start, values)
             writer.spoil()
             return None
-        width = source.columns // format.codes_per_byte
-        codes = arena.take(rows * width).reshape(rows, width)
-        blocks = source.columns // format.block
-        out = arena.take(rows * blocks).reshape(rows, blocks)
+        codes, out = self._outputs(rows, source.columns, arena)
         self.engine.quantize(values, None if group is None else group.amax, codes, out)
         return codes, out
+
+    def _outputs(self, rows: int, columns: int, arena: Arena) -> tuple[U8, U8]:
+        """Room for packed codes and scale bytes."""
+        width, blocks = self.engine.widths(columns)
+        return arena.take(rows * width).reshape(rows, width), arena.take(rows * blocks).reshape(rows, blocks)
 
     def _scalar(self, unit: Unit, output: Output, source: SourceMatrix, group: Group | None) -> npt.NDArray[np.float32]:
         """A tensor scale or an input scale, in the direction that the layout stores."""
@@ -274,10 +312,11 @@ class UnitWork:
             raise CheckpointError(f"{module} has no stored scale where one is needed")
         return np.float32(read_rows(self.files, view, 0, 1, Arena(256)).astype(np.float32)[0, 0])
 
-    def _put(self, writer: ShardWriter, output: Output, data: npt.NDArray[Any], first: int, piece: Piece) -> None:
+    def _put(self, writer: ShardWriter, unit: Unit, output: Output, data: npt.NDArray[Any], piece: Piece) -> None:
         """Rows at their place; a transposed tensor takes a whole matrix at a time."""
+        first = sum(earlier.rows for earlier in unit.sources[: piece.source]) + piece.start
         if output.part.transposed:
             data = np.ascontiguousarray(data.T)
-            writer.put(output, data, piece.source * data.nbytes, piece.number)
+            writer.put(output, data, piece.source * data.nbytes)
         else:
-            writer.put(output, data, first * (data.nbytes // len(data)), piece.number)
+            writer.put(output, data, first * (data.nbytes // len(data)))

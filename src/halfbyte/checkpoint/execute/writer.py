@@ -1,10 +1,8 @@
-"""One output file while it is written. Threads write at any position; hashes are updated in the order of the bytes."""
+"""One output file while it is written. Threads write at any position, in any order."""
 
 from __future__ import annotations
 
 import errno
-import hashlib
-import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -12,8 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from halfbyte.checkpoint.execute.disk import Disk
+from halfbyte.checkpoint.execute.hashes import TreeHash
 from halfbyte.checkpoint.execute.journal import Finished
-from halfbyte.checkpoint.execute.manifest import DIGITS
 from halfbyte.checkpoint.plan.types import Output, Shard
 from halfbyte.errors import CheckpointError
 
@@ -22,67 +21,34 @@ class Stopped(Exception):
     """Raised in a thread to end it, because another one failed or the user stopped the run."""
 
 
-class Digest:
-    """A hash of pieces that arrive from several threads. Each piece waits until the pieces before it are hashed."""
-
-    def __init__(self, stop: threading.Event, spoiled: threading.Event) -> None:
-        self._hash = hashlib.sha256()
-        self._next = 0
-        self.bytes = 0
-        """Bytes hashed so far."""
-        self._turn = threading.Condition()
-        self._stop, self._spoiled = stop, spoiled
-
-    def update(self, number: int, data: npt.NDArray[Any]) -> None:
-        """Add piece `number`, counted from 0. Pieces are handed out in order, so the wait is short and ends."""
-        with self._turn:
-            while self._next != number:
-                if self._stop.is_set():
-                    raise Stopped
-                if self._spoiled.is_set():  # an earlier piece may never come
-                    return
-                self._turn.wait(0.2)
-        self._hash.update(data.data)
-        with self._turn:
-            self.bytes += data.nbytes
-            self._next += 1
-            self._turn.notify_all()
-
-    def text(self) -> str:
-        return self._hash.hexdigest()[:DIGITS]
-
-
 class ShardWriter:
     """A shard under its temporary name. It is complete when all tasks that write to it are done."""
 
-    def __init__(self, shard: Shard, folder: Path, stop: threading.Event) -> None:
-        self.shard = shard
+    def __init__(self, shard: Shard, folder: Path, stop: threading.Event, disk: Disk) -> None:
+        self.shard, self.disk = shard, disk
         self.temporary = folder / f"{shard.name}.part"
         self.final = folder / shard.name
-        self.pending = 0
-        """Tasks that have not finished; the run counts them under its own lock."""
         self.stop = stop
         self._spoiled = threading.Event()
-        self._digests: dict[str, Digest] = {}
+        self._hashes: dict[str, TreeHash] = {}
         self._changed: dict[str, int] = {}
         self._lock = threading.Lock()
-        self._writing = threading.Lock()
-        self._descriptor = os.open(self.temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        self._descriptor = disk.create(self.temporary)
         try:
-            os.ftruncate(self._descriptor, shard.size)
+            disk.resize(self._descriptor, shard.size)
             self._write(shard.header, 0)
         except BaseException:
-            os.close(self._descriptor)
+            disk.close(self._descriptor)
             raise
 
-    def put(self, output: Output, data: npt.NDArray[Any], at: int = 0, piece: int = 0) -> None:
-        """Write contiguous bytes at a position within a tensor, as piece `piece`, which fixes the order of the hash."""
+    def put(self, output: Output, data: npt.NDArray[Any], at: int = 0) -> None:
+        """Write contiguous bytes at a position within a tensor. Each byte of a tensor is written once."""
         if self.spoiled:
             return
         flat = data.reshape(-1).view(np.uint8)
         if at < 0 or at + flat.size > output.bytes:
             raise CheckpointError(f"{output.part.name}: {flat.size} bytes at {at} leave the tensor's {output.bytes}")
-        self._digest(output.part.name).update(piece, flat)
+        self._hash(output).add(at, flat)
         self._write(flat.data, output.start + at)
 
     def spoil(self) -> None:
@@ -99,52 +65,45 @@ class ShardWriter:
             with self._lock:
                 self._changed[module] = self._changed.get(module, 0) + blocks
 
-    def _digest(self, name: str) -> Digest:
+    def _hash(self, output: Output) -> TreeHash:
         with self._lock:
-            if name not in self._digests:
-                self._digests[name] = Digest(self.stop, self._spoiled)
-            return self._digests[name]
+            found = self._hashes.get(output.part.name)
+            if found is None:
+                found = self._hashes[output.part.name] = TreeHash(output.bytes)
+            return found
 
     def _write(self, data: bytes | memoryview, offset: int) -> None:
-        view = memoryview(data)
-        done = 0
         try:
-            # One write at a time: the kernel serialises writes to a file anyway, and waiting threads would spin.
-            with self._writing:
-                while done < len(view):
-                    done += os.pwrite(self._descriptor, view[done:], offset + done)
+            self.disk.write_at(self._descriptor, data, offset)
         except OSError as error:
             raise disk_error(error, self.temporary) from error
 
-    def finish(self, sync: bool, fingerprint: str) -> Finished:
+    def finish(self, fingerprint: str) -> Finished:
         """Flush the file and give it its name in the work folder."""
         try:
-            if sync:
-                os.fsync(self._descriptor)
+            self.disk.flush(self._descriptor)
         except OSError as error:
             raise disk_error(error, self.temporary) from error
         finally:
-            os.close(self._descriptor)
+            self.disk.close(self._descriptor)
         tensors = {output.part.name: self._text(output) for output in self.shard.outputs}
-        os.replace(self.temporary, self.final)
+        self.disk.rename(self.temporary, self.final)
         return Finished(self.shard.name, self.shard.size, tensors, dict(sorted(self._changed.items())), fingerprint)
 
     def _text(self, output: Output) -> str:
-        digest = self._digest(output.part.name)
-        if digest.bytes != output.bytes:
-            raise CheckpointError(
-                f"{output.part.name} was planned with {output.bytes} bytes, and {digest.bytes} written"
-            )
-        return digest.text()
+        found = self._hash(output)
+        if found.done != output.bytes:
+            raise CheckpointError(f"{output.part.name} was planned with {output.bytes} bytes, and {found.done} written")
+        return found.text()
 
     def abandon(self) -> None:
         """Close without finishing; the temporary file is written anew by the next run."""
-        os.close(self._descriptor)
+        self.disk.close(self._descriptor)
 
     def discard(self) -> None:
         """Close and remove the temporary file."""
         self.abandon()
-        self.temporary.unlink()
+        self.disk.remove(self.temporary)
 
 
 def disk_error(error: OSError, path: Path) -> CheckpointError:

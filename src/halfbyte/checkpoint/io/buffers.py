@@ -14,11 +14,23 @@ ALIGNMENT = 64
 class Arena:
     """A stack of byte arrays in one allocation of fixed size. Pages that are never touched cost nothing."""
 
-    def __init__(self, size: int) -> None:
-        memory = np.empty(size + ALIGNMENT, np.uint8)
-        skip = -memory.ctypes.data % ALIGNMENT
-        self._memory: U8 = memory[skip : skip + size]
+    def __init__(self, size: int, memory: U8 | None = None) -> None:
+        """`memory`: aligned bytes to use, `size` of them, instead of an allocation."""
+        if memory is None:
+            fresh = np.empty(size + ALIGNMENT, np.uint8)
+            skip = -fresh.ctypes.data % ALIGNMENT
+            memory = fresh[skip : skip + size]
+        self._memory: U8 = memory
         self._used = 0
+
+    @property
+    def left(self) -> int:
+        """Bytes that can still be taken."""
+        return self._memory.size - self._used
+
+    def part(self, size: int) -> Arena:
+        """An arena in the next `size` bytes of this one."""
+        return Arena(size, self.take(size))
 
     def take(self, size: int) -> U8:
         """The next `size` bytes, uninitialised. They stay valid until the arena is released to an earlier mark."""

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from halfbyte.arrays import Array, is_torch
 from halfbyte.checkpoint.io.buffers import Arena
 from halfbyte.checkpoint.io.files import Files
-from halfbyte.checkpoint.io.views import SourceMatrix, read_rows
+from halfbyte.checkpoint.io.views import SLAB_ELEMENTS, SourceMatrix, read_rows
 from halfbyte.codec.bits import F32, U8
 from halfbyte.codec.element import decode
 from halfbyte.contracts import get_contract
@@ -43,6 +44,42 @@ def read_scales(files: Files, source: SourceMatrix) -> Scales:
     if view.dtype in ("F8_E8M0", "U8"):
         return Scales(grid=np.ldexp(np.float32(1), raw.astype(np.int32) - 127).astype(np.float32))
     return Scales(grid=raw.astype(np.float32))
+
+
+@dataclass(frozen=True, slots=True)
+class RowScales:
+    """The scales of some rows as a device takes them: float32 for FP8 and INT4, bytes for FP4."""
+
+    array: npt.NDArray[Any]
+    tall: int = 1
+    """Rows that share a scale."""
+    wide: int = 1
+    """Columns that share a scale."""
+    first: int = 0
+    """Position of the first row among those that share its scale."""
+    stored: np.float32 | None = None
+    """NVFP4: the tensor scale as it is stored."""
+
+
+def read_row_scales(
+    files: Files, source: SourceMatrix, start: int, stop: int, scales: Scales, arena: Arena
+) -> RowScales:
+    """The scales of rows start to stop of an encoded source, in the arena."""
+    if source.kind == "fp8":
+        grid = _grid(source, scales)
+        tall, wide = block_length(source.rows, grid.shape[0]), block_length(source.columns, grid.shape[1])
+        rows = grid[start // tall : (stop - 1) // tall + 1]
+        return RowScales(_copy(rows, arena), tall, wide, start % tall)
+    if source.kind == "int4":
+        found = read_block_scales(files, source, start, stop, arena)
+        return RowScales(_copy(found.astype(np.float32), arena), 1, source.columns // found.shape[1])
+    return RowScales(read_block_scales(files, source, start, stop, arena), stored=scales.stored)
+
+
+def _copy(array: F32, arena: Arena) -> F32:
+    out: F32 = arena.take(array.nbytes).view(np.float32).reshape(array.shape)
+    np.copyto(out, array)
+    return out
 
 
 def decode_rows(
@@ -94,25 +131,28 @@ def fp8_amax(source: SourceMatrix, raw: U8, start: int, scales: Scales) -> np.fl
     return np.float32(largest)
 
 
-SLAB = 64
-"""Rows per step, so that intermediate arrays stay in the cache."""
-
-
 def _slabs(source: SourceMatrix, start: int, stop: int, scales: Scales) -> Iterator[tuple[int, int, F32]]:
     """Ranges of rows with their scales: (1 or rows, 1 or columns), one row of scales where all share it."""
-    if scales.grid is None:
-        raise CheckpointError(f"{source.weight.tensor}: no scales were read")
-    grid = scales.grid
+    grid = _grid(source, scales)
     tall = block_length(source.rows, grid.shape[0])
     wide = block_length(source.columns, grid.shape[1])
-    across = np.repeat(grid, wide, axis=1)[:, : source.columns] if 1 < wide < source.columns else grid
+    most = max(1, SLAB_ELEMENTS // source.columns)
     row = start
     while row < stop:
         end_of_block = stop if tall == 1 else (row // tall + 1) * tall
-        last = min(stop, row + SLAB, end_of_block)
+        last = min(stop, row + most, end_of_block)
         first_scale = row // tall
-        yield row, last, across[first_scale : first_scale + (last - row if tall == 1 else 1)]
+        across = grid[first_scale : first_scale + (last - row if tall == 1 else 1)]
+        if 1 < wide < source.columns:
+            across = np.repeat(across, wide, axis=1)[:, : source.columns]
+        yield row, last, across
         row = last
+
+
+def _grid(source: SourceMatrix, scales: Scales) -> F32:
+    if scales.grid is None:
+        raise CheckpointError(f"{source.weight.tensor}: no scales were read")
+    return scales.grid
 
 
 def _decode_int4(source: SourceMatrix, raw: U8, start: int, arena: Arena, files: Files) -> F32:
@@ -121,11 +161,14 @@ def _decode_int4(source: SourceMatrix, raw: U8, start: int, arena: Arena, files:
         raise CheckpointError(f"{source.weight.tensor} has no scales")
     rows, groups = len(raw), source.scale.columns
     out: F32 = arena.take(rows * source.columns * 4).view(np.float32).reshape(rows, source.columns)
-    np.take(INT4_VALUES, raw & np.uint8(15), out=out[:, 0::2], mode="clip")
-    np.take(INT4_VALUES, raw >> np.uint8(4), out=out[:, 1::2], mode="clip")
-    scales = read_rows(files, source.scale, start, start + rows, arena).astype(np.float32)
-    grouped = out.reshape(rows, groups, -1)
-    np.multiply(grouped, scales[:, :, None], out=grouped)
+    scales = read_rows(files, source.scale, start, start + rows, arena)
+    step = max(1, SLAB_ELEMENTS // source.columns)
+    for first in range(0, rows, step):
+        codes, part = raw[first : first + step], out[first : first + step]
+        np.take(INT4_VALUES, codes & np.uint8(15), out=part[:, 0::2], mode="clip")
+        np.take(INT4_VALUES, codes >> np.uint8(4), out=part[:, 1::2], mode="clip")
+        grouped = part.reshape(len(part), groups, -1)
+        np.multiply(grouped, scales[first : first + step, :, None].astype(np.float32), out=grouped)
     return out
 
 
@@ -138,17 +181,29 @@ def read_block_scales(files: Files, source: SourceMatrix, start: int, stop: int,
 
 def decode_fp4(source: SourceMatrix, codes: U8, scales: U8, stored: Scales, dtype: str = "float32") -> npt.NDArray[Any]:
     """Values of FP4 rows, in float32 or rounded once from it."""
+    return np.asarray(dequantize(as_quantized(source, codes, scales, stored.stored), dtype, threads=1))
+
+
+def as_quantized(source: SourceMatrix, codes: Array, scales: Array, stored: np.float32 | None) -> QuantizedTensor:
+    """Rows of an FP4 source as a tensor that `dequantize` takes; arrays of numpy, or torch tensors on any device."""
     shape = (codes.shape[0], source.columns)
     if source.kind == "mxfp4":
         format = get_format("mxfp4")
-        q = QuantizedTensor(format, shape, codes, scales, None, None, get_contract("ocp", format))
-    else:
-        format = get_format("nvfp4")
-        contract = get_contract("compressed_tensors" if source.divides else "modelopt", format)
-        word = np.asarray(stored.stored, np.float32)
-        multiplier = np.asarray(np.float32(1) / word if source.divides else word, np.float32)
-        q = QuantizedTensor(format, shape, codes, scales, multiplier, word, contract)
-    return np.asarray(dequantize(q, dtype, threads=1))
+        return QuantizedTensor(format, shape, codes, scales, None, None, get_contract("ocp", format))
+    format = get_format("nvfp4")
+    contract = get_contract("compressed_tensors" if source.divides else "modelopt", format)
+    word = np.asarray(stored, np.float32)
+    multiplier = np.asarray(np.float32(1) / word if source.divides else word, np.float32)
+    return QuantizedTensor(format, shape, codes, scales, _scalar(multiplier, codes), _scalar(word, codes), contract)
+
+
+def _scalar(value: F32, codes: Array) -> Array:
+    """A number as the same kind of array as the codes. Filling a tensor does not wait for its device."""
+    if not is_torch(codes):
+        return value
+    import torch
+
+    return torch.full((), float(value), dtype=torch.float32, device=codes.device)
 
 
 INT4_VALUES: F32 = np.arange(16, dtype=np.float32) - np.float32(8)

@@ -5,7 +5,12 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Mapping
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from halfbyte.backends.amax import can_read, largest_magnitude, read_largest_magnitude
 from halfbyte.codec.bits import U8
 from halfbyte.errors import CheckpointError
 
@@ -27,10 +32,25 @@ class Files:
             while done < total:
                 got = os.preadv(descriptor, [view[done:]], offset + done)
                 if got == 0:
-                    raise CheckpointError(f"{file} ended at byte {offset + done}: it was cut since the plan was made")
+                    raise _cut(file, offset + done)
                 done += got
         except OSError as error:
             raise CheckpointError(f"{self._paths[file]} cannot be read at byte {offset + done}: {error}") from error
+
+    def read_amax(self, file: str, offset: int, into: npt.NDArray[Any]) -> np.float32:
+        """Like `read`, into an array of floats; returns their largest magnitude, NaN if there is one."""
+        if not can_read():
+            self.read(file, offset, into.reshape(-1).view(np.uint8))
+            return largest_magnitude(into, threads=1)
+        try:
+            amax, done, failed = read_largest_magnitude(self._open(file), offset, into)
+        except OSError as error:
+            done, failed = 0, error
+        if failed is not None:
+            raise CheckpointError(f"{self._paths[file]} cannot be read at byte {offset + done}: {failed}") from failed
+        if done < into.nbytes:
+            raise _cut(file, offset + done)
+        return amax
 
     def _open(self, file: str) -> int:
         with self._lock:
@@ -42,3 +62,7 @@ class Files:
         for descriptor in self._descriptors.values():
             os.close(descriptor)
         self._descriptors.clear()
+
+
+def _cut(file: str, at: int) -> CheckpointError:
+    return CheckpointError(f"{file} ended at byte {at}: it was cut since the plan was made")

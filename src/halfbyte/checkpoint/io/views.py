@@ -118,17 +118,33 @@ def read_rows(files: Files, view: View, start: int, stop: int, arena: Arena) -> 
     return out
 
 
+def read_rows_amax(
+    files: Files, view: View, start: int, stop: int, arena: Arena
+) -> tuple[npt.NDArray[Any], np.float32]:
+    """Rows of a contiguous view of floats, and their largest magnitude, found while they are in the cache."""
+    dtype, rows = NUMPY[view.dtype], stop - start
+    raw = arena.take(rows * view.columns * dtype.itemsize).view(dtype).reshape(rows, view.columns)
+    return raw, files.read_amax(view.file, view.offset + start * view.columns * dtype.itemsize, raw)
+
+
+SLAB_ELEMENTS = 1 << 17
+"""Elements of FP8 or INT4 that are decoded in one step, so that intermediate arrays stay in the cache; at least one row."""
+
+
 def scratch_bytes(source: SourceMatrix, rows: int) -> int:
-    """Bytes beyond the rows themselves that `read_rows` and `decode_rows` take from an arena for that many rows."""
-    view = source.weight
+    """Bytes beyond the rows themselves that reading and decoding take for that many rows: from an arena, or by numpy."""
+    view, elements = source.weight, rows * source.columns
     size = NUMPY[view.dtype].itemsize
     scratch = 0
     if view.column_stride != 1:
         scratch += max(4 << 20, ((rows - 1) * view.row_stride + 1) * size)
     elif view.row_stride != view.columns:
         scratch += ((rows - 1) * view.row_stride + view.columns) * size
-    if source.kind == "fp8":
-        scratch += rows * source.columns * 4
-    elif source.kind != "float":
-        scratch += rows * source.columns * 5
+    match source.kind:
+        case "float":
+            pass
+        case "fp8" | "int4":  # values; and, in steps, indices of the table of values, repeated scales, products
+            scratch += elements * 4 + 16 * min(elements, max(source.columns, SLAB_ELEMENTS))
+        case _:
+            scratch += elements * 5
     return scratch + 4096

@@ -3,15 +3,15 @@
 #pragma once
 #include "formulas.h"
 
-// How the scale bytes of a recipe are found. The order is that of ROUTES in backends/cpu/recipe.py.
+// Which kernel finds the scale bytes, named as in backends/cpu/choose.py.
 enum Route : int {
-    PLAIN = 0,             // by the contract's formula
-    FOUR_SIX = 1,          // 4over6 on blocks of 16, TransformerEngine's order of sums
-    FOUR_SIX_ORDERED = 2,  // 4over6 in another order
-    EXACT = 3,             // the exact search on blocks of 16
-    EXACT_GENERAL = 4,     // the exact search for any block and rounding
-    QWANTIZE = 5,          // qwantize's own search
-    MX_PLAIN = 6,
+    PLAIN_BLOCKS = 0,
+    FOUR_SIX_BLOCKS = 1,
+    FOUR_SIX_ORDERED = 2,
+    EXACT_BLOCKS = 3,
+    EXACT_GENERAL = 4,
+    QWANTIZE_SEARCH = 5,
+    MX_BLOCKS = 6,
     MX_EXACT = 7
 };
 
@@ -29,6 +29,7 @@ struct Recipe {
     int32_t error, metric;  // 4over6: numbers of the error formula and of what is added
     int32_t mx_element;     // MX: an MxElement
     int32_t zero_byte;      // MX search: the byte of an all-zero block, or -1
+    int32_t worth_tables;   // from so many blocks on, tables are built
     float smallest, for_zero, largest, top;
     float given;            // a factor that the caller gave; 0: none
     const Tables* tables;   // MX: the tables of the contract and the dtype

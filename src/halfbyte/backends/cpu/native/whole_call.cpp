@@ -23,8 +23,7 @@ int64_t hb_mx_search(int isa, const void* x, int64_t rows, int64_t columns, int 
 
 namespace {
 
-const int64_t WORTH_TABLES = 512;  // blocks: with fewer, building tables takes longer than they save
-const int64_t CHUNK = 65536;       // blocks per step of a kernel that lists blocks, which bounds the list
+const int64_t CHUNK = 65536;  // blocks per step of a kernel that lists blocks, which bounds the list
 
 // The tables of one tensor, kept for the next call with the same recipe and amax.
 struct Built {
@@ -112,7 +111,7 @@ struct Call {
     }
 
     bool plain() {
-        if (blocks() < WORTH_TABLES) return plain_blocks();
+        if (blocks() < recipe.worth_tables) return plain_blocks();
         const Built* kept = tables();
         if (!kept) return false;
         int64_t* irregular = listed(std::min(blocks(), CHUNK));
@@ -128,7 +127,7 @@ struct Call {
 
     // Codes for the bytes that a search chose.
     bool emit() {
-        if (blocks() < WORTH_TABLES) return codes_of_chosen(), true;
+        if (blocks() < recipe.worth_tables) return codes_of_chosen(), true;
         Built* kept = tables();
         if (!kept) return false;
         tables_of(isa)->emit(x, blocks(), recipe.block, recipe.dtype, &kept->tables, codes, scales);
@@ -144,7 +143,7 @@ struct Call {
     bool four_six() {
         if (largest >= 0.0f && !in_range(largest)) return false;
         const FourSixScale s = four_six_scale();
-        const Built* kept = blocks() < WORTH_TABLES ? nullptr : tables();
+        const Built* kept = blocks() < recipe.worth_tables ? nullptr : tables();
         const uint32_t most = hb_four_six(isa, x, rows, columns, recipe.dtype, recipe.error, recipe.metric, &s, 0,
                                           scales, kept ? &kept->tables : nullptr, codes);
         if (!in_range(as_float(most))) return false;
@@ -183,7 +182,7 @@ struct Call {
 
     bool exact() {
         if (!in_range(own_largest())) return false;
-        if (blocks() < WORTH_TABLES) {
+        if (blocks() < recipe.worth_tables) {
             SearchTables t;
             if (recipe.tie != TIE_EVEN) return general();
             if (!fill_search(&t)) return false;
@@ -283,12 +282,12 @@ struct Call {
 
     bool run() {
         switch (recipe.route) {
-            case PLAIN: return plain();
-            case FOUR_SIX: return four_six();
+            case PLAIN_BLOCKS: return plain();
+            case FOUR_SIX_BLOCKS: return four_six();
             case FOUR_SIX_ORDERED: return four_six_ordered();
-            case EXACT: return exact();
+            case EXACT_BLOCKS: return exact();
             case EXACT_GENERAL: return general();
-            case QWANTIZE: return qwantize();
+            case QWANTIZE_SEARCH: return qwantize();
             default: return false;
         }
     }
@@ -338,7 +337,7 @@ int64_t hb_sizeof_decode_recipe() { return sizeof(DecodeRecipe); }
 int hb_quantize(const Recipe* recipe, int isa, const void* x, int64_t rows, int64_t columns, float given,
                 uint8_t* codes, uint8_t* scales, float* stored, float* multiplier) {
     Call call{*recipe, isa, (const uint8_t*)x, rows, columns, codes, scales};
-    if (recipe->route >= MX_PLAIN) return !call.mx();
+    if (recipe->route >= MX_BLOCKS) return !call.mx();
     const float amax = given >= 0.0f ? given : call.own_largest();
     if (!numbers_of(*recipe, amax, &call.n)) return 1;
     *stored = call.n.stored;

@@ -1,0 +1,106 @@
+"""The hash of a tensor's bytes: a tree with leaves of fixed size, so that several threads can work on one tensor.
+
+The leaves are the SHA-256 digests of every 16 KiB of the tensor (the last one of what is left), and the hash is the
+SHA-256 of all leaves in order, cut to 32 hex digits. It does not depend on how the bytes were cut into pieces, nor on
+the order in which the pieces came.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from halfbyte.backends.sha256 import sha256_pieces
+from halfbyte.codec.bits import U8
+
+DIGITS = 32
+"""Hex digits of a SHA-256 that are kept."""
+LEAF = 1 << 14
+"""Bytes of a leaf."""
+DIGEST = 32
+"""Bytes of a SHA-256."""
+
+PLAIN = f"sha256, first {DIGITS} hex digits, of each tensor's bytes"
+"""What manifests called the hash before there was a tree. They are still verified."""
+TREE = f"sha256, first {DIGITS} hex digits, of the sha256 of every {LEAF} bytes of each tensor"
+
+
+class TreeHash:
+    """The hash of `size` bytes that arrive in any order, from any thread; each byte once."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.done = 0
+        """Bytes that have arrived."""
+        self._leaves = np.zeros((-(-size // LEAF), DIGEST), np.uint8)
+        self._begun: dict[int, tuple[bytearray, int]] = {}
+        """Leaf → its bytes and how many have arrived, for leaves of which pieces hold only a part."""
+        self._text: str | None = None
+        self._lock = threading.Lock()
+
+    def add(self, at: int, data: U8) -> None:
+        """Take in contiguous bytes that begin at byte `at` of the tensor."""
+        stop = at + data.size
+        first = -(-at // LEAF)  # the first leaf that begins in here, and the one after the last that ends in here
+        last = stop // LEAF if stop < self.size else len(self._leaves)
+        if first >= last:
+            self._add_part(at, data)
+        else:
+            begin, end = first * LEAF, min(last * LEAF, self.size)
+            whole = data[begin - at : end - at]
+            self._leaves[first:last] = sha256_pieces(whole, LEAF)
+            self._add_part(at, data[: begin - at])
+            self._add_part(end, data[end - at :])
+        with self._lock:
+            self.done += data.size
+            if self.done == self.size:
+                self._finish()
+
+    def _add_part(self, at: int, data: U8) -> None:
+        """Bytes of leaves that other pieces have a part of; they may touch two leaves."""
+        while data.size:
+            leaf, skip = divmod(at, LEAF)
+            length = min(LEAF, self.size - leaf * LEAF)
+            part = data[: length - skip]
+            with self._lock:
+                room, filled = self._begun.pop(leaf) if leaf in self._begun else (bytearray(length), 0)
+                room[skip : skip + part.size] = part.data
+                if filled + part.size < length:
+                    self._begun[leaf] = room, filled + part.size
+                else:
+                    self._leaves[leaf] = np.frombuffer(hashlib.sha256(room).digest(), np.uint8)
+            at, data = at + part.size, data[part.size :]
+
+    def _finish(self) -> None:
+        """Keep the hash alone: a shard has many tensors, and the leaves of all of them would take much memory."""
+        self._text = hashlib.sha256(self._leaves.data).hexdigest()[:DIGITS]
+        self._leaves = self._leaves[:0]
+
+    def text(self) -> str:
+        """The hash, once every byte has arrived."""
+        if self._text is None:
+            self._finish()
+        return str(self._text)
+
+
+class PlainHash:
+    """The hash of manifests before the tree. The bytes must come in order."""
+
+    def __init__(self, size: int) -> None:
+        self._hash = hashlib.sha256()
+
+    def add(self, at: int, data: U8) -> None:
+        self._hash.update(data.data)
+
+    def text(self) -> str:
+        return self._hash.hexdigest()[:DIGITS]
+
+
+def hash_named(manifest: Mapping[str, Any]) -> type[TreeHash] | type[PlainHash] | None:
+    """The hash that a manifest uses; None for one that this version does not know."""
+    known: dict[str, type[TreeHash] | type[PlainHash]] = {TREE: TreeHash, PLAIN: PlainHash}
+    return known.get(str(manifest.get("hash", PLAIN)))

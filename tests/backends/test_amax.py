@@ -1,0 +1,47 @@
+"""Reading a file together with the largest magnitude gives the bytes and the amax that two passes give."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from halfbyte.backends.amax import can_read, largest_magnitude, read_largest_magnitude
+from halfbyte.testing import assert_same_bits
+
+pytestmark = pytest.mark.skipif(not can_read(), reason="the compiled kernels are not installed")
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16, np.float32])
+@pytest.mark.parametrize("special", [0.0, np.inf, np.nan])
+def test_bytes_and_amax(tmp_path: Path, dtype: npt.DTypeLike, special: float) -> None:
+    values = (np.random.default_rng(0).standard_normal(400_000) * 3).astype(np.float32)
+    values[-1] = special
+    wanted = values.astype(dtype)
+    (tmp_path / "file").write_bytes(b"abc" + wanted.tobytes() + b"z" * 9)
+    into = np.empty_like(wanted)
+    file = os.open(tmp_path / "file", os.O_RDONLY)
+    try:
+        amax, done, failed = read_largest_magnitude(file, 3, into)
+    finally:
+        os.close(file)
+    assert (done, failed) == (wanted.nbytes, None)
+    assert_same_bits(into, wanted)
+    assert_same_bits(np.array([amax]), np.array([largest_magnitude(wanted)]))
+
+
+def test_a_file_that_ends_early_or_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(np.float32([1, -7, 2]).tobytes() + b"\0\0")
+    file = os.open(tmp_path / "file", os.O_RDONLY)
+    into = np.zeros(5, np.float32)
+    assert read_largest_magnitude(file, 0, into) == (7.0, 14, None)
+    os.close(file)
+    _, done, failed = read_largest_magnitude(file, 0, into)
+    assert done == 0
+    assert failed is not None
+    assert failed.errno == errno.EBADF

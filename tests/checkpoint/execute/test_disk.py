@@ -1,0 +1,140 @@
+"""The layer under all changes of the disk: what each operation asks of the system."""
+
+from __future__ import annotations
+
+import ast
+import os
+from pathlib import Path
+
+import pytest
+
+from halfbyte.checkpoint.execute import disk as module
+from halfbyte.checkpoint.execute.disk import Disk
+from halfbyte.errors import CheckpointError
+
+
+@pytest.fixture
+def flushed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of what was flushed."""
+    names: list[str] = []
+
+    def fsync(descriptor: int) -> None:
+        names.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    return names
+
+
+def test_flushes_reach_the_system(tmp_path: Path, flushed: list[str]) -> None:
+    file = Disk().create(tmp_path / "file")
+    Disk().flush(file)
+    Disk().flush_folder(tmp_path)
+    Disk(sync=False).flush(file)
+    Disk(sync=False).flush_folder(tmp_path)
+    Disk().close(file)
+    assert flushed == ["file", tmp_path.name]
+
+
+def test_whole_files_are_flushed_under_another_name_first(tmp_path: Path, flushed: list[str]) -> None:
+    (tmp_path / "final").mkdir()
+    Disk().write(tmp_path / "final" / "a", b"new", through=tmp_path / "temporary")
+    Disk().copy(tmp_path / "final" / "a", tmp_path / "final" / "b", through=tmp_path / "temporary")
+    assert flushed == ["temporary", "final"] * 2
+    assert {path.name: path.read_bytes() for path in (tmp_path / "final").iterdir()} == {"a": b"new", "b": b"new"}
+    assert not (tmp_path / "temporary").exists()
+
+
+def test_a_copy_has_the_mode_of_its_source(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("x")
+    (tmp_path / "a").chmod(0o751)
+    Disk(sync=False).copy(tmp_path / "a", tmp_path / "b", through=tmp_path / "c")
+    assert (tmp_path / "b").stat().st_mode & 0o7777 == 0o751
+
+
+def test_a_copy_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PIECE", 7)
+    (tmp_path / "a").write_bytes(bytes(range(100)))
+    Disk(sync=False).copy(tmp_path / "a", tmp_path / "b", through=tmp_path / "c")
+    assert (tmp_path / "b").read_bytes() == bytes(range(100))
+
+
+def test_a_system_that_writes_a_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As pwrite may; Linux stops at 2 GiB."""
+    pwrite = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda file, data, offset: pwrite(file, data[:3], offset))
+    disk = Disk(sync=False)
+    file = disk.create(tmp_path / "a")
+    disk.write_at(file, b"0123456789", 2)
+    disk.close(file)
+    assert (tmp_path / "a").read_bytes() == b"\0\x000123456789"
+
+
+def test_new_folders_are_flushed_into_those_above(tmp_path: Path, flushed: list[str]) -> None:
+    Disk().make_folders(tmp_path / "a" / "b")
+    Disk().make_folders(tmp_path / "a" / "b")
+    assert flushed == [tmp_path.name, "a"]
+
+
+def test_a_folder_that_another_process_makes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def make_folder(disk: Disk, path: Path) -> None:
+        os.mkdir(path)
+        os.mkdir(path)
+
+    monkeypatch.setattr(Disk, "make_folder", make_folder)
+    Disk().make_folders(tmp_path / "a")
+    assert (tmp_path / "a").is_dir()
+
+
+def test_a_tree_goes_with_one_file_last_and_links_are_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "x").write_text("x")
+    (tmp_path / "tree" / "z").mkdir(parents=True)
+    for name in ("a", "b", "z/c"):
+        (tmp_path / "tree" / name).write_text("x")
+    (tmp_path / "tree" / "link").symlink_to(tmp_path / "kept")
+    removed: list[str] = []
+
+    class Noting(Disk):
+        def remove(self, path: Path) -> None:
+            removed.append(path.name)
+            super().remove(path)
+
+    Noting().remove_tree(tmp_path / "tree", last="a")
+    assert removed[-1] == "a"
+    assert sorted(removed) == ["a", "b", "c", "link"]
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+    assert (tmp_path / "kept" / "x").exists()
+
+
+def test_a_side_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"gone.txt cannot be read: No such file"):
+        Disk().copy(tmp_path / "gone.txt", tmp_path / "b", through=tmp_path / "c")
+
+
+READING = {
+    *("os.open", "os.close", "os.stat", "os.preadv", "os.access", "os.strerror", "os.path.lexists", "os.cpu_count"),
+    *("os.sched_getaffinity", "shutil.disk_usage"),
+}
+"""Functions of os and shutil that change nothing, as os.open is used here."""
+METHODS = {
+    *("rename", "unlink", "mkdir", "rmdir", "write_bytes", "write_text", "touch", "chmod", "symlink_to", "hardlink_to"),
+    "tofile",
+}
+"""Methods of paths and arrays that change a disk. `open` and `replace` have other meanings, too."""
+
+
+def test_no_other_module_changes_the_disk() -> None:
+    """Else the recorder of the tests would not see it. A Disk is called `disk` everywhere."""
+    home = Path(module.__file__)
+    found = []
+    for path in sorted(home.parent.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())) if path != home else ():
+            if not isinstance(node, ast.Call):
+                continue
+            called = ast.unparse(node.func)
+            owner, _, name = called.rpartition(".")
+            of_system = called.startswith(("os.", "shutil.")) and called not in READING
+            to_write = name == "open" and any("w" in ast.unparse(given).lower() for given in node.args[-1:])
+            if of_system or to_write or called == "open" or (name in METHODS and not owner.endswith("disk")):
+                found.append(f"{path.name}: {ast.unparse(node)}")
+    assert found == []

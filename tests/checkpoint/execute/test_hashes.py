@@ -1,0 +1,82 @@
+"""The hash of a tensor does not depend on how its bytes were cut, nor on the order in which the pieces came."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+
+import numpy as np
+import pytest
+
+from halfbyte.checkpoint.execute.hashes import LEAF, PLAIN, TREE, PlainHash, TreeHash, hash_named
+from halfbyte.codec.bits import U8
+
+SIZES = (0, 1, LEAF - 1, LEAF, LEAF + 1, 2 * LEAF, 5 * LEAF + 77)
+
+
+def by_hand(data: U8) -> str:
+    leaves = [hashlib.sha256(data[at : at + LEAF]).digest() for at in range(0, data.size, LEAF)]
+    return hashlib.sha256(b"".join(leaves)).hexdigest()[:32]
+
+
+def some_bytes(size: int) -> U8:
+    return np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8)
+
+
+def cuts(size: int, count: int, seed: int) -> list[tuple[int, int]]:
+    """That many random ranges that cover all bytes, in a random order."""
+    generator = np.random.default_rng(seed)
+    edges = sorted({0, size, *(int(edge) for edge in generator.integers(0, size + 1, count))})
+    ranges = list(zip(edges[:-1], edges[1:], strict=True))
+    generator.shuffle(ranges)
+    return ranges
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("count", [0, 1, 2, 7, 40])
+def test_any_cut_in_any_order(size: int, count: int) -> None:
+    data = some_bytes(size)
+    for seed in range(5):
+        tree = TreeHash(size)
+        for start, stop in cuts(size, count, seed):
+            tree.add(start, data[start:stop])
+        assert tree.done == size
+        assert tree.text() == by_hand(data)
+
+
+def test_pieces_from_many_threads() -> None:
+    data = some_bytes(40 * LEAF + 5)
+    tree = TreeHash(data.size)
+    ranges = cuts(data.size, 200, 0)
+
+    def add(first: int) -> None:
+        for start, stop in ranges[first::8]:
+            tree.add(start, data[start:stop])
+
+    threads = [threading.Thread(target=add, args=(first,)) for first in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert tree.text() == by_hand(data)
+
+
+def test_one_changed_byte_changes_the_hash() -> None:
+    data = some_bytes(3 * LEAF + 9)
+    seen = {by_hand(data)}
+    for at in (0, LEAF, 2 * LEAF + 5, data.size - 1):
+        other = data.copy()
+        other[at] ^= 1
+        tree = TreeHash(other.size)
+        tree.add(0, other)
+        seen.add(tree.text())
+    assert len(seen) == 5
+
+
+def test_a_manifest_says_which_hash_it_has() -> None:
+    assert hash_named({"hash": TREE}) is TreeHash
+    assert hash_named({"hash": PLAIN}) is PlainHash
+    assert hash_named({"hash": "md5"}) is None
+    plain = PlainHash(5)
+    plain.add(0, some_bytes(5))
+    assert plain.text() == hashlib.sha256(some_bytes(5)).hexdigest()[:32]
