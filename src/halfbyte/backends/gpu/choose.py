@@ -56,6 +56,7 @@ class KernelKind(Enum):
     HESSIAN = "the least error through a Hessian"
     QWANTIZE = "qwantize's search over E4M3 scales"
     MX = "power-of-two scales"
+    MX_OPTIMAL = "the least squared error under power-of-two scales, E2M1 elements"
     MX_SEARCH = "an exact search over power-of-two scales"
     MX_QWANTIZE = "qwantize's search over power-of-two scales"
 
@@ -322,14 +323,14 @@ def _choose_mx(
     }
     if isinstance(asked, Method):
         known = type(asked) is Amax
-        constants["SHORT"] = _is_short_mx(rule, format, dtype)
         return (
-            ChosenKernel(KernelKind.MX, rule, constants)
+            ChosenKernel(KernelKind.MX, rule, constants, short=_is_short_mx(rule, format, dtype))
             if known
             else Reason(f"method {asked.name} has no GPU kernel here")
         )
     if rule.scale_search is None:
-        return ChosenKernel(KernelKind.MX_SEARCH, rule, constants)
+        short = asked == "optimal" and _is_short_mx(rule, format, dtype)
+        return ChosenKernel(KernelKind.MX_OPTIMAL if short else KernelKind.MX_SEARCH, rule, constants)
     if format.element != E2M1:
         return Reason("the kernel of qwantize's search has E2M1 elements")
     return qwantize_reason(rule, asked) or ChosenKernel(KernelKind.MX_QWANTIZE, rule, constants)

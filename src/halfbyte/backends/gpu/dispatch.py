@@ -174,6 +174,8 @@ def _triton_commands(launch: Launch) -> list[Command]:
             return [_plain(launch), *qwantize_commands(launch)]
         case KernelKind.MX:
             return [_mx(launch)]
+        case KernelKind.MX_OPTIMAL:
+            return [_mx_optimal(launch)]
         case KernelKind.MX_SEARCH:
             return [_mx(launch), *mx_search_commands(launch)]
         case KernelKind.MX_QWANTIZE:
@@ -199,13 +201,25 @@ def _plain(launch: Launch) -> Command:
 
 
 def _mx(launch: Launch) -> Command:
+    constants = {"SHORT": launch.kernel.short, **launch.kernel.constants}
+    return _with_mx_table(launch, "plain.quantize_mx", constants)
+
+
+def _mx_optimal(launch: Launch) -> Command:
+    left_out = ("WIDE", "NEAREST")
+    constants = {name: value for name, value in launch.kernel.constants.items() if name not in left_out}
+    return _with_mx_table(launch, "mx_search.quantize_mx_optimal", constants)
+
+
+def _with_mx_table(launch: Launch, kernel: str, more: Constants) -> Command:
+    """A kernel that takes the contract's table of bytes."""
     rule, request, source = launch.kernel.rule, launch.request, launch.source
     if not isinstance(rule, MXRule):
         raise TypeError("power-of-two scales need an MX rule")
     tables = mx_table_on(rule, request.format.element, request.dtype, str(launch.device))
     constants: Constants = {
         "B": LANES, "MAP": FLAT if source.map == FLAT else ROWS, "SWIZZLED": launch.swizzled,
-        "ASM": assembly(launch.device), "SHORT": False, **launch.kernel.constants,
+        "ASM": assembly(launch.device), **more,
     }  # fmt: skip
     arguments: Arguments = (X, *launch.outputs, *map(fixed, tables), *launch.sizes[:3])
-    return launch.command("plain.quantize_mx", ceil_div(source.blocks, LANES), arguments, constants)
+    return launch.command(kernel, ceil_div(source.blocks, LANES), arguments, constants)

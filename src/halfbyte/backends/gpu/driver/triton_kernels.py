@@ -47,6 +47,7 @@ ARGUMENTS = {
     "hessian.quantize_hessian": "wwbfff nnnnn",
     "descent.descend": "wwbff nnnn",
     "mx_search.improve_mx": "wwbff nnnn",
+    "mx_search.quantize_mx_optimal": "wwbbfw nnn",
     "qwantize.improve_as_qwantize": "wwbf nnnn",
     "hadamard.rotate": "pw nnnn",
     "decode.dequantize": "wbgfw nnnn",

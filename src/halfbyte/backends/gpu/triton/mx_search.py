@@ -19,8 +19,11 @@ from halfbyte.backends.gpu.triton.blocks import (
     largest,
     load_words,
     pack_codes,
+    place,
+    round_e2m1,
     round_e4m3,
     scale_place,
+    source,
     store_words,
     unpack,
 )
@@ -29,13 +32,17 @@ from halfbyte.backends.gpu.triton.numbers import (
     FLOAT32_MAX,
     FP32,
     HESSIAN,
+    UNIFORM,
     WEIGHTED,
 )
 from halfbyte.backends.gpu.triton.plain import (
     encode_e4m3,
     first_nearest,
     four_bytes,
+    mx_codes,
     round_element,
+    short_mx_codes,
+    start_of_mx,
 )
 from halfbyte.backends.gpu.triton.scales import round_to
 from halfbyte.backends.gpu.triton.search import (
@@ -143,6 +150,35 @@ def _sum(errors, quotients, weights_ptr, column, N: tl.constexpr, WIDE: tl.const
     return total, clipped
 
 
+@triton.jit
+def _least_squares(
+    x, scaled, unit, exponent, searched, weights_ptr, column, N: tl.constexpr, DTYPE: tl.constexpr,
+    OBJECTIVE: tl.constexpr, WIDE: tl.constexpr, NEAREST: tl.constexpr, ROUNDED: tl.constexpr, TIE: tl.constexpr,
+    SIGN: tl.constexpr, NAN_CODE: tl.constexpr, ZERO_INPUT: tl.constexpr,
+):  # fmt: skip
+    """The byte of the least squared or weighted error, and that error: Inf where there is none."""
+    most = largest(scaled, N)
+    tried = tl.minimum(tl.maximum(exponent + (120 if WIDE else 126), 0), 254)
+    best = tl.full(most.shape, float("inf"), tl.float32)
+    best_byte = tried
+    alive = searched
+    going = any_lane(alive)
+    while going:
+        errors, quotients = _differences(
+            x, scaled, tried, unit, N, DTYPE, WIDE, NEAREST, ROUNDED, TIE, SIGN, NAN_CODE, ZERO_INPUT
+        )
+        error, clipped = _sum(errors, quotients, weights_ptr, column, N, WIDE, OBJECTIVE)
+        half = power_of(tl.maximum(tried - 1, 0)) * unit
+        excluded = (tried > 0) & ((464.0 if WIDE else 7.0) * half >= most)
+        better = alive & (excluded == 0) & (error <= best) & (error <= FLOAT32_MAX)
+        best = tl.where(better, error, best)
+        best_byte = tl.where(better, tried, best_byte)
+        alive = alive & (tried > 0) & (clipped <= best)
+        tried = tl.maximum(tried - 1, 0)
+        going = any_lane(alive)
+    return best_byte, best
+
+
 @triton.jit(do_not_specialize=["bound_step", "rows", "columns", "row_quads"])
 def improve_mx(
     x_ptr, codes_ptr, scales_ptr, matrices_ptr, bounds_ptr, bound_step, rows, columns, row_quads,
@@ -158,7 +194,6 @@ def improve_mx(
     searched = exists & (v > 0) & (v <= FLOAT32_MAX)
     exponent = tl.where(searched, exponent_of(v), 0)
     scaled, unit = by_exponent(x, exponent, N)
-    most = largest(scaled, N)
     if OBJECTIVE == HESSIAN:
         above: tl.constexpr = 138 if WIDE else 130  # y is at most half of the smallest element
         reach: tl.constexpr = (448.0 if WIDE else 6.0) * (4.0 if N == 16 else 5.66)  # ‖q‖ of a whole block
@@ -170,18 +205,15 @@ def improve_mx(
             squares = squares + scaled[i] * scaled[i]
         length = tl.sqrt(squares) * 1.0001
         norm = tl.zeros(v.shape, tl.float32)
-    else:
-        above: tl.constexpr = 120 if WIDE else 126
-    tried = tl.minimum(tl.maximum(exponent + above, 0), 254)
-    best = tl.full(v.shape, float("inf"), tl.float32)
-    best_byte = tried
-    alive = searched
-    going = any_lane(alive)
-    while going:
-        errors, quotients = _differences(
-            x, scaled, tried, unit, N, DTYPE, WIDE, NEAREST, ROUNDED, TIE, SIGN, NAN_CODE, ZERO_INPUT
-        )
-        if OBJECTIVE == HESSIAN:
+        tried = tl.minimum(tl.maximum(exponent + above, 0), 254)
+        best = tl.full(v.shape, float("inf"), tl.float32)
+        best_byte = tried
+        alive = searched
+        going = any_lane(alive)
+        while going:
+            errors, quotients = _differences(
+                x, scaled, tried, unit, N, DTYPE, WIDE, NEAREST, ROUNDED, TIE, SIGN, NAN_CODE, ZERO_INPUT
+            )
             error = quadratic(errors, matrix_ptr, N)
             # The first scale leaves nothing but zeros, so that its error is that of x itself.
             squared = tl.maximum(error - slack * length * length, 0.0)
@@ -192,17 +224,15 @@ def improve_mx(
             least = tl.maximum(norm - (reach * root) * by_scale, 0.0)
             far = length + reach * by_scale
             hopeless = (root >= 0) & (least * least * 0.9999 > best + slack * far * far)
-        else:
-            error, clipped = _sum(errors, quotients, matrices_ptr, column, N, WIDE, OBJECTIVE)
-            half = power_of(tl.maximum(tried - 1, 0)) * unit
-            excluded = (tried > 0) & ((464.0 if WIDE else 7.0) * half >= most)
-            better = alive & (excluded == 0) & (error <= best) & (error <= FLOAT32_MAX)
-            best = tl.where(better, error, best)
-            hopeless = clipped > best
-        best_byte = tl.where(better, tried, best_byte)
-        alive = alive & (tried > 0) & (hopeless == 0)
-        tried = tl.maximum(tried - 1, 0)
-        going = any_lane(alive)
+            best_byte = tl.where(better, tried, best_byte)
+            alive = alive & (tried > 0) & (hopeless == 0)
+            tried = tl.maximum(tried - 1, 0)
+            going = any_lane(alive)
+    else:
+        best_byte, best = _least_squares(
+            x, scaled, unit, exponent, searched, matrices_ptr, column, N, DTYPE, OBJECTIVE, WIDE, NEAREST, ROUNDED,
+            TIE, SIGN, NAN_CODE, ZERO_INPUT,
+        )  # fmt: skip
     found = searched & (best <= FLOAT32_MAX)
     codes = ()
     for i in tl.static_range(N):
@@ -216,3 +246,83 @@ def improve_mx(
     else:
         store_words(codes_ptr + block * (N // 8), pack_codes(codes, N), found, N // 8)
     tl.store(scales_ptr + scale_place(block, row, column, columns, SWIZZLED), best_byte.to(tl.uint8), mask=found)
+
+
+# --- least squared error of E2M1, for usual blocks ---
+
+
+@triton.jit
+def _squares_under(scaled, N: tl.constexpr, DTYPE: tl.constexpr, INVERSE: tl.constexpr):
+    """Error of a block under the scale 2**k/INVERSE, by the reference's own sums.
+
+    q·s' is exact, and so is r·r of 16-bit elements: r has no more bits than the element. So fusing changes no bit.
+    """
+    total = tl.zeros(scaled[0].shape, tl.float32)
+    for i in tl.static_range(N):
+        q = round_e2m1(scaled[i] * INVERSE)
+        if INVERSE > 2.0:
+            q = tl.minimum(q, 6.0)
+        r = tl.fma(q, 1.0 / INVERSE, 0.0 - scaled[i])
+        if DTYPE == FP32:
+            total = total + r * r
+        else:
+            total = tl.fma(r, r, total)
+    return total
+
+
+@triton.jit(do_not_specialize=["blocks", "columns", "row_quads"])
+def quantize_mx_optimal(
+    x_ptr, codes_ptr, scales_ptr, bytes_ptr, constants_ptr, split_ptr, blocks, columns, row_quads,
+    B: tl.constexpr, N: tl.constexpr, DTYPE: tl.constexpr, MAP: tl.constexpr, SWIZZLED: tl.constexpr,
+    ROUNDED: tl.constexpr, TIE: tl.constexpr, SIGN: tl.constexpr, NAN_CODE: tl.constexpr, ZERO_INPUT: tl.constexpr,
+    ASM: tl.constexpr,
+):  # fmt: skip
+    """Codes and scale bytes of the least squared error: E2M1 elements whose codes have the short way (plain.py).
+
+    Only three scales can win, in units of 2**k, k = floor(log2 amax): 1/2 if the amax M exceeds 1.75, 1/4 and 1/8. The
+    proof of docs/methods.md excludes larger ones. For a smaller one, 2**-m/4 with m > 1, take 2**-m/4 as the unit: M is
+    at least 4·2**m and clipped to 6, which costs at least (4·2**m − 6)² more than under 1/4. The other elements gain at
+    most half a step of 1/4, squared, each: 31·4**(m−2) together. That is less: 31 against 100, 124 against 676 …
+
+    A program with a block for which numbers could under- or overflow, or with NaN or Inf, tries scale by scale.
+    """
+    W: tl.constexpr = N if DTYPE == FP32 else N // 2
+    block, first, row, column, group, exists = place(x_ptr, columns, row_quads, 1, blocks, B, W, MAP, 0)
+    words = load_words(source(x_ptr, group, MAP) + first, exists, W)
+    x = unpack(words, W, DTYPE)
+    v = largest(x, N)
+    byte, constant = start_of_mx(v, exists, bytes_ptr, constants_ptr, split_ptr, DTYPE)
+    byte = byte.to(tl.int32)
+    zero = v == 0
+    usual = (v >= 8.077935669463161e-28) & (v <= (4.0 if ROUNDED else 32768.0))  # 2**-90
+    usual = usual | (zero & (constant >= 1.0) & (constant <= FLOAT32_MAX)) | (exists == 0)
+    if tl.min(usual.to(tl.int32), axis=0) > 0:
+        power = bits_of(v) & 0x7F800000
+        unit = float_of(0x7F000000 - tl.maximum(power, 0x00800000))  # 2**-k
+        scaled = ()
+        for i in tl.static_range(N):
+            scaled = scaled + (tl.abs(x[i]) * unit,)
+        best = _squares_under(scaled, N, DTYPE, 4.0)
+        small = _squares_under(scaled, N, DTYPE, 8.0)
+        large = _squares_under(scaled, N, DTYPE, 2.0)
+        less = tl.where((v * unit > 1.75) & (large < best), 1, 2)  # the smaller scale of equals
+        best = tl.where(less == 1, large, best)
+        less = tl.where(small <= best, 3, less)
+        found = (power >> 23) - less
+        byte = tl.where(zero, byte, found)
+        constant = tl.where(zero, constant, float_of((254 - found) << 23))
+        out = short_mx_codes(words, x, constant, N, W, DTYPE, TIE, SIGN, ZERO_INPUT, ASM)
+    else:
+        searched = exists & (v > 0) & (v <= FLOAT32_MAX)
+        exponent = tl.where(searched, exponent_of(v), 0)
+        scaled, unit = by_exponent(x, exponent, N)
+        found, best = _least_squares(
+            x, scaled, unit, exponent, searched, constants_ptr, column, N, DTYPE, UNIFORM, False, False, ROUNDED, TIE,
+            SIGN, NAN_CODE, ZERO_INPUT,
+        )  # fmt: skip
+        better = searched & (best <= FLOAT32_MAX)
+        byte = tl.where(better, found, byte)
+        constant = tl.where(better, power_of(254 - found), constant)
+        out = mx_codes(x, constant, N, DTYPE, False, ROUNDED, TIE, SIGN, NAN_CODE, ZERO_INPUT)
+    store_words(codes_ptr + block * (N // 8), out, exists, N // 8)
+    tl.store(scales_ptr + scale_place(block, row, column, columns, SWIZZLED), byte.to(tl.uint8), mask=exists)

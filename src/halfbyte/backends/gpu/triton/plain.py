@@ -275,6 +275,22 @@ def short_mx_codes(
     return out
 
 
+@triton.jit
+def start_of_mx(v, exists, bytes_ptr, constants_ptr, split_ptr, DTYPE: tl.constexpr):
+    """Byte and element constant of a block amax, from the contract's table (mx_tables.py)."""
+    if DTYPE == BF16:
+        entry = bits_of(v) >> 16
+    elif DTYPE == FP16:
+        entry = v.to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32)
+    else:
+        entry = (bits_of(v) >> 16) * 2
+        entry = entry + (bits_of(v) >= tl.load(split_ptr + (bits_of(v) >> 16), mask=exists, other=0)).to(tl.int32)
+        entry = tl.where(bits_of(v) < 65536, 65536 + bits_of(v), entry)
+    byte = tl.load(bytes_ptr + entry, mask=exists, other=0)
+    constant = tl.load(constants_ptr + entry, mask=exists, other=0.0)
+    return byte, constant
+
+
 @triton.jit(do_not_specialize=["blocks", "columns", "row_quads"])
 def quantize_mx(
     x_ptr, codes_ptr, scales_ptr, bytes_ptr, constants_ptr, split_ptr, blocks, columns, row_quads,
@@ -293,16 +309,7 @@ def quantize_mx(
     words = load_words(source(x_ptr, group, MAP) + first, exists, W)
     x = unpack(words, W, DTYPE)
     v = largest(x, N)
-    if DTYPE == BF16:
-        entry = bits_of(v) >> 16
-    elif DTYPE == FP16:
-        entry = v.to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32)
-    else:
-        entry = (bits_of(v) >> 16) * 2
-        entry = entry + (bits_of(v) >= tl.load(split_ptr + (bits_of(v) >> 16), mask=exists, other=0)).to(tl.int32)
-        entry = tl.where(bits_of(v) < 65536, 65536 + bits_of(v), entry)
-    byte = tl.load(bytes_ptr + entry, mask=exists, other=0)
-    constant = tl.load(constants_ptr + entry, mask=exists, other=0.0)
+    byte, constant = start_of_mx(v, exists, bytes_ptr, constants_ptr, split_ptr, DTYPE)
     if WIDE:
         codes = ()
         for i in tl.static_range(N):
@@ -326,15 +333,15 @@ def quantize_mx(
             if tl.min((regular | (exists == 0)).to(tl.int32), axis=0) > 0:
                 out = short_mx_codes(words, x, constant, N, W, DTYPE, TIE, SIGN, ZERO_INPUT, ASM)
             else:
-                out = _mx_codes(x, constant, N, DTYPE, NEAREST, ROUNDED, TIE, SIGN, NAN_CODE, ZERO_INPUT)
+                out = mx_codes(x, constant, N, DTYPE, NEAREST, ROUNDED, TIE, SIGN, NAN_CODE, ZERO_INPUT)
         else:
-            out = _mx_codes(x, constant, N, DTYPE, NEAREST, ROUNDED, TIE, SIGN, NAN_CODE, ZERO_INPUT)
+            out = mx_codes(x, constant, N, DTYPE, NEAREST, ROUNDED, TIE, SIGN, NAN_CODE, ZERO_INPUT)
         store_words(codes_ptr + block * (N // 8), out, exists, N // 8)
     tl.store(scales_ptr + scale_place(block, row, column, columns, SWIZZLED), byte, mask=exists)
 
 
 @triton.jit
-def _mx_codes(
+def mx_codes(
     x, constant, N: tl.constexpr, DTYPE: tl.constexpr, NEAREST: tl.constexpr, ROUNDED: tl.constexpr, TIE: tl.constexpr,
     SIGN: tl.constexpr, NAN_CODE: tl.constexpr, ZERO_INPUT: tl.constexpr,
 ):  # fmt: skip
