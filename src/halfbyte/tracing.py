@@ -10,9 +10,9 @@ import dataclasses
 import functools
 import hashlib
 import importlib
+import os
 import sys
 import types
-import uuid
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -142,7 +142,7 @@ def _remembered(call: Traced) -> str:
     try:
         digest = hashlib.sha256("\n".join(_described(call)).encode()).hexdigest()
     except TypeError:  # a contract made by hand, with functions or classes of its own
-        digest = uuid.uuid4().hex
+        digest = os.urandom(16).hex()
     name = f"{request.format.name} {request.contract.name} {request.method.name} {digest}"
     CALLS.setdefault(name, call)
     return name

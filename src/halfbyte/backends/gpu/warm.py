@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
 
 from halfbyte.backends.gpu.choose import ChosenKernel, choose, choose_decoder
 from halfbyte.backends.gpu.constants import ASSEMBLY, FP4_ASSEMBLY
@@ -123,6 +121,9 @@ def _for_card(kernels: Iterable[Kernel], architecture: str) -> Iterator[TritonKe
 
 def build(calls: list[Usual], architecture: str, jobs: int) -> Iterator[tuple[Usual, int, float]]:
     """Compile what is not on disk yet. For each call: how many kernels were compiled, and seconds since the start."""
+    from concurrent.futures import ProcessPoolExecutor  # slow to import, and nobody else needs them
+    from multiprocessing import get_context
+
     begun = time.perf_counter()
     missing = [kernel for call in calls for kernel in call.kernels if not kernel.is_cached(architecture)]
     waiting = dict.fromkeys(missing)

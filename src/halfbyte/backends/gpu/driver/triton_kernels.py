@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib
-import importlib.metadata
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -106,6 +105,8 @@ def triton_kernel(name: str, constants: Mapping[str, Constant], warps: int, fuse
 
 @functools.cache
 def triton_version() -> str:
+    import importlib.metadata  # slow to import
+
     return importlib.metadata.version("triton")
 
 
