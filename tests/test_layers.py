@@ -40,6 +40,7 @@ LAYERS = [
     "layouts",
     "checkpoint",
     "load_check",
+    "online_batch",
     "online",
     "testing",
     "study",
@@ -122,6 +123,7 @@ OPEN_BACKENDS = {
     "halfbyte.backends",
     "halfbyte.backends.amax",
     "halfbyte.backends.blocks",
+    "halfbyte.backends.compare",
     "halfbyte.backends.device_reading",
     "halfbyte.backends.gpu",
     "halfbyte.backends.protocol",
@@ -306,6 +308,7 @@ GPU_ORDER = [
     "backend",
     "batch",
     "calls",
+    "warm",
 ]
 """The modules of backends/gpu, from left to right. `triton` takes its constants from `constants` alone."""
 

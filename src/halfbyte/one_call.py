@@ -22,8 +22,13 @@ if TYPE_CHECKING:
     import torch
 
 
-def quantize_at_once(x: Array, request: Request, whole: WholeCall, amax: float) -> QuantizedTensor | None:
-    """Quantize an array; None if the library does not serve it. amax: the one to use, or −1 for the tensor's own."""
+def quantize_at_once(
+    x: Array, request: Request, whole: WholeCall, amax: float, out: QuantizedTensor | None
+) -> QuantizedTensor | None:
+    """Quantize an array; None if the library does not serve it.
+
+    amax: the one to use, or −1 for the tensor's own. out: checked arrays for codes and scales, or None for new ones.
+    """
     shape = tuple(x.shape)
     if not shape or 0 in shape or shape[-1] % whole.block:
         return None
@@ -32,12 +37,12 @@ def quantize_at_once(x: Array, request: Request, whole: WholeCall, amax: float) 
     multiplier: Any = None
     stored: Any = None
     if type(x) is np.ndarray:
-        if not x.flags.carray and not (x.flags.c_contiguous and x.flags.aligned):
+        if not (x.flags.c_contiguous and x.flags.aligned):
             return None
         if not whole.serves(x.nbytes):
             return None
-        codes: Any = np.empty(codes_shape, np.uint8)
-        scales: Any = np.empty(scales_shape, np.uint8)
+        codes: Any = np.empty(codes_shape, np.uint8) if out is None else out.codes
+        scales: Any = np.empty(scales_shape, np.uint8) if out is None else out.scales
         if whole.has_numbers:
             multiplier = np.empty((), np.float32)
             stored = multiplier if whole.one_number else np.empty((), np.float32)
@@ -47,8 +52,8 @@ def quantize_at_once(x: Array, request: Request, whole: WholeCall, amax: float) 
         if not whole.serves(size * x.element_size()):
             return None
         torch = sys.modules["torch"]
-        codes = x.new_empty(codes_shape, dtype=torch.uint8)
-        scales = x.new_empty(scales_shape, dtype=torch.uint8)
+        codes = x.new_empty(codes_shape, dtype=torch.uint8) if out is None else out.codes
+        scales = x.new_empty(scales_shape, dtype=torch.uint8) if out is None else out.scales
         if whole.has_numbers:
             multiplier = x.new_empty((), dtype=torch.float32)
             stored = multiplier if whole.one_number else x.new_empty((), dtype=torch.float32)

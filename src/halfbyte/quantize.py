@@ -74,9 +74,12 @@ def quantize(
             return on_card
     kept = prepare(x, format, contract, method, block, tile, scaling, backend, threads)
     request, engine = kept.request, kept.engine
-    if kept.whole is not None and out is None:
+    room = None
+    if out is not None and not engine.takes_tensors:
+        room = _check_out(out, x, request.format, check_shape(request, tuple(x.shape)))
+    if kept.whole is not None:
         known = -1.0 if global_amax is None else _one_amax(global_amax, request)
-        made = None if known is None else quantize_at_once(x, request, kept.whole, known)
+        made = None if known is None else quantize_at_once(x, request, kept.whole, known, out)
         if made is not None:
             return made
     shape = check_shape(request, tuple(x.shape))
@@ -87,7 +90,6 @@ def quantize(
     matrix: npt.NDArray[Any] = array.reshape(-1, array.shape[-1])
     if request.contract.transform.columnwise:
         matrix = matrix.T
-    room = None if out is None else _check_out(out, x, request.format, shape)
     parts = engine.quantize(matrix, request, _check_global_amax(global_amax, request, shape), room)
     leading = shape[:-1]
     codes, scales = parts.codes, parts.scales
@@ -206,10 +208,10 @@ def _check_decoded(out: Array, q: QuantizedTensor, dtype: np.dtype[np.generic]) 
 
 def _one_amax(global_amax: object, request: Request) -> float | None:
     """The given amax if it is a plain number that needs no further checks, else None."""
-    if type(global_amax) is not float or not 0 <= global_amax <= FLOAT32_MAX:
+    if not isinstance(global_amax, float | np.float32) or not 0 <= global_amax <= FLOAT32_MAX:
         return None
     check_takes_amax(request)
-    return abs(global_amax)
+    return abs(float(global_amax))
 
 
 def _check_global_amax(global_amax: object, request: Request, shape: tuple[int, ...]) -> F32 | None:

@@ -59,7 +59,7 @@ def answers(invented: Invented, monkeypatch: pytest.MonkeyPatch) -> Iterator[str
     for isa in ISA_NAMES:
         monkeypatch.setenv("HALFBYTE_ISA", isa)
         try:
-            for taken in WAYS:
+            for taken in WAYS if isa == ISA_NAMES[-1] else ("by tables",):
                 with way(taken):
                     assert_same(invented.quantize("cpu"), expected)
         except hb.errors.BackendError:

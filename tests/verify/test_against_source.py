@@ -147,7 +147,6 @@ def test_fp8_that_was_rounded_from_bf16(tmp_path: Path, scales: tuple[int, ...],
 
 def test_places_beyond_the_first_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("halfbyte.verify.values.CHUNK", 1024)
-    monkeypatch.setattr("halfbyte.verify.measure.CACHED", 512)
     path = converted(tmp_path, "llama", "--to", "nvfp4", *MODELOPT)
     module = "model.layers.1.mlp.down_proj"
     problem = found(verify(damaged(path, f"{module}.weight", (100, 0), 2), tmp_path / "llama"))

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from halfbyte.checkpoint.execute.manifest import read_manifest
+from halfbyte.verify.parallel import in_order
 from halfbyte.verify.problems import Problem
 from halfbyte.verify.stored import Contents, StoredTensors
 from halfbyte.verify.values import oriented, pieces
@@ -24,10 +25,13 @@ def block_problems(path: Path, contents: Contents) -> Iterator[Problem]:
     """Counts of bad scale bytes, one problem per weight and kind of badness."""
     manifest = read_manifest(path) or {}
     zeros_expected = str(manifest.get("contract")).startswith(ZERO_SCALES)
-    for weight in contents.quantized.values():
-        parts = weight.parts
-        if weight.storage.format in ("nvfp4", "mxfp4") and {"codes", "scales"} <= set(parts):
-            yield from _weight(path, weight, zeros_expected)
+    coded = (
+        weight
+        for weight in contents.quantized.values()
+        if weight.storage.format in ("nvfp4", "mxfp4") and {"codes", "scales"} <= set(weight.parts)
+    )
+    for problems in in_order(lambda weight: list(_weight(path, weight, zeros_expected)), coded):
+        yield from problems
 
 
 def _weight(path: Path, weight: StoredTensors, zeros_expected: bool) -> Iterator[Problem]:

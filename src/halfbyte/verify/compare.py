@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -13,8 +13,9 @@ from halfbyte.verify.complete import cache_scales, completeness, split_biases
 from halfbyte.verify.diagnose import diagnose
 from halfbyte.verify.eights import fp8_problems
 from halfbyte.verify.measure import measure
+from halfbyte.verify.parallel import in_order
 from halfbyte.verify.places import damage_problems, is_off_by_a_factor, is_rounded_otherwise
-from halfbyte.verify.problems import Report, WeightError
+from halfbyte.verify.problems import Problem, Report, WeightError
 from halfbyte.verify.rounded import rounding_problems
 from halfbyte.verify.stored import Contents, read_contents
 from halfbyte.verify.structure import structure_problems
@@ -48,47 +49,84 @@ def compare(
         report.add("error", "source", problem.name, f"in the source: {problem.text}")
     theirs_stored = theirs_stored.without({problem.name for problem in damaged})
     ours, theirs = matrices(checkpoint, contents), matrices(source, theirs_stored)
-    total, done = len(theirs) + len(theirs_stored.plain), 0
+    total = len(theirs) + len(theirs_stored.plain)
     biases = split_biases(checkpoint, source)
     otherwise: list[str] = []
     report.extend(completeness(checkpoint, ours, list(contents.unreadable.values()), source, theirs, biases))
     _check_biases(checkpoint, source, biases, report)
     _check_cache_scales(checkpoint, source, report)
-    for name, matrix in theirs.items():
-        done += 1
+    judge = _Judge(checkpoint, source, ours, theirs, limit)
+    for done, found in enumerate(in_order(judge.weight, theirs.values()), 1):
         progress(Progress(done, total))
-        if name not in ours:
-            continue
-        mine = ours[name]
-        if mine.plain is not None and matrix.plain is not None and same_type(mine.plain, matrix.plain):
-            _equal(checkpoint, source, mine.plain, matrix.plain, report)
-        elif mine.shape != matrix.shape:
-            text = f"shape {list(mine.shape)}, but {list(matrix.shape)} in the source"
-            report.add("error", "shape", name, text)
-        else:
-            measured = measure(mine, matrix)
-            report.errors.append(measured.error)
-            if not measured.error.relative <= limit:
-                report.add("error", "values", name, _explain(measured.error, limit, mine, matrix, theirs))
-                if float(np.median(measured.row_errors)) <= limit:  # a few rows, not the weight
-                    report.extend(damage_problems(measured, mine, matrix))
-            elif mine.plain is not None:
-                report.extend(rounding_problems(checkpoint.path, mine, matrix))
-            elif mine.kind.startswith("fp8"):
-                report.extend(fp8_problems(mine, matrix, measured) if measured.error.relative else ())
-            else:
-                report.extend(damage_problems(measured, mine, matrix))
-                if is_rounded_otherwise(measured) and not is_off_by_a_factor(measured):
-                    otherwise.append(name)
+        report.extend(found.problems)
+        report.errors += found.errors
+        report.equal += found.equal
+        otherwise += found.otherwise
     if otherwise:
         report.add("warning", "rounding", otherwise[0], _otherwise(len(otherwise)))
     used = {tensor for matrix in theirs.values() for tensor in matrix.sources}
-    for name, tensor in theirs_stored.plain.items():
-        done += 1
+    rest = {name: tensor for name, tensor in theirs_stored.plain.items() if name not in used and name in contents.plain}
+    kept = in_order(lambda name: judge.kept(contents.plain[name], rest[name]), rest)
+    for done, found in enumerate(kept, total - len(rest) + 1):
         progress(Progress(done, total))
-        if name not in used and name in contents.plain:
-            _equal(checkpoint, source, contents.plain[name], tensor, report)
+        report.extend(found.problems)
+        report.equal += found.equal
     report.errors.sort(key=lambda error: (not math.isnan(error.relative), -error.relative, error.name))
+
+
+@dataclass
+class Found:
+    """What the comparison of one weight or tensor gave."""
+
+    problems: list[Problem] = field(default_factory=list)
+    errors: list[WeightError] = field(default_factory=list)
+    equal: int = 0
+    otherwise: list[str] = field(default_factory=list)
+    """The weight, if most of its codes are not the nearest."""
+
+
+@dataclass(frozen=True)
+class _Judge:
+    """Compares single weights and tensors. Several threads use it at once, so it changes nothing."""
+
+    checkpoint: Checkpoint
+    source: Checkpoint
+    ours: dict[str, Matrix]
+    theirs: dict[str, Matrix]
+    limit: float
+
+    def weight(self, theirs: Matrix) -> Found:
+        """A weight of the source against the same weight of the checkpoint."""
+        mine, found = self.ours.get(theirs.name), Found()
+        if mine is None:
+            return found
+        if mine.plain is not None and theirs.plain is not None and same_type(mine.plain, theirs.plain):
+            return self.kept(mine.plain, theirs.plain)
+        if mine.shape != theirs.shape:
+            text = f"shape {list(mine.shape)}, but {list(theirs.shape)} in the source"
+            found.problems.append(Problem("error", "shape", theirs.name, text))
+            return found
+        measured = measure(mine, theirs)
+        found.errors.append(measured.error)
+        if not measured.error.relative <= self.limit:
+            text = _explain(measured.error, self.limit, mine, theirs, self.theirs)
+            found.problems.append(Problem("error", "values", theirs.name, text))
+            if float(np.median(measured.row_errors)) <= self.limit:  # a few rows, not the weight
+                found.problems += damage_problems(measured, mine, theirs)
+        elif mine.plain is not None:
+            found.problems += rounding_problems(self.checkpoint.path, mine, theirs)
+        elif mine.kind.startswith("fp8"):
+            found.problems += fp8_problems(mine, theirs, measured) if measured.error.relative else ()
+        else:
+            found.problems += damage_problems(measured, mine, theirs)
+            if is_rounded_otherwise(measured) and not is_off_by_a_factor(measured):
+                found.otherwise.append(theirs.name)
+        return found
+
+    def kept(self, mine: Tensor, theirs: Tensor) -> Found:
+        """A tensor that was not quantized."""
+        problem = _difference(self.checkpoint, self.source, mine, theirs)
+        return Found(equal=1) if problem is None else Found([problem])
 
 
 def same_type(a: Tensor, b: Tensor) -> bool:
@@ -120,27 +158,25 @@ def _check_cache_scales(checkpoint: Checkpoint, source: Checkpoint, report: Repo
             report.add("error", "kept", mine.name, f"is not what {theirs.name} is in the source")
 
 
-def _equal(checkpoint: Checkpoint, source: Checkpoint, mine: Tensor, theirs: Tensor, report: Report) -> None:
-    """Plain tensors: the same bytes, or, in another dtype, the same values rounded once."""
+def _difference(checkpoint: Checkpoint, source: Checkpoint, mine: Tensor, theirs: Tensor) -> Problem | None:
+    """Plain tensors: None for the same bytes or, in another dtype, the same values rounded once."""
     if mine.info.shape != theirs.info.shape:
         text = f"shape {list(mine.info.shape)}, but {list(theirs.info.shape)} in the source"
-        report.add("error", "shape", mine.name, text)
-        return
+        return Problem("error", "shape", mine.name, text)
     at = 0
     for got, wanted in zip(pieces(checkpoint.path, mine), pieces(source.path, theirs), strict=True):
         if not same_type(mine, theirs):
             with np.errstate(over="ignore"):
                 wanted = wanted.astype(np.float32).astype(got.dtype)
-        if got.tobytes() != wanted.tobytes():
+        if not np.array_equal(got.view(np.uint8), wanted.view(np.uint8)):
             how = f"kept as {mine.info.dtype}"
             if not same_type(mine, theirs):
                 how = f"{theirs.info.dtype} rounded to {mine.info.dtype}"
             first = at * got.itemsize + _first_difference(got, wanted)
             text = f"{how}, but not as in the source: they differ from {_place(mine, first)} on"
-            report.add("error", "kept", mine.name, text)
-            return
+            return Problem("error", "kept", mine.name, text)
         at += got.size
-    report.equal += 1
+    return None
 
 
 def _first_difference(got: Raw, wanted: Raw) -> int:

@@ -6,19 +6,13 @@ import math
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from halfbyte.codec.bits import F32
 from halfbyte.formats import E4M3
-from halfbyte.verify.nearest import BlockSums, Encoded, block_sums
+from halfbyte.verify.nearest import F64, BlockSums, Encoded, Raw, block_sums
 from halfbyte.verify.problems import WeightError
 from halfbyte.verify.scale_rules import ScaleRules
 from halfbyte.verify.values import Matrix
-
-F64 = npt.NDArray[np.float64]
-
-CACHED = 1 << 16
-"""Elements whose codes are checked together, so that what is computed of them stays in the processor's cache."""
 
 
 @dataclass
@@ -54,13 +48,16 @@ def measure(mine: Matrix, theirs: Matrix) -> Measured:
     largest = 0.0
     codes = _Codes(mine) if mine.encoded is not None else None
     for start, stop in mine.chunks():
+        if codes is not None and mine.encoded is not None:
+            sums = codes.feed(start, mine.encoded(start, stop), (theirs.stored or theirs.read)(start, stop))
+            squares[start:stop], reference[start:stop] = sums.off.sum(axis=1), sums.squares.sum(axis=1)
+            largest = max(largest, sums.largest)
+            continue
         wanted = theirs.read(start, stop)
         with np.errstate(invalid="ignore", over="ignore"):  # NaN and Inf count as wrong below
             difference = mine.read(start, stop) - wanted
             squares[start:stop], reference[start:stop] = _square_sums(difference), _square_sums(wanted)
         largest = max(largest, float(np.abs(difference).max(initial=0.0)))
-        if codes is not None and mine.encoded is not None:
-            codes.feed(start, mine.encoded(start, stop), wanted)
     with np.errstate(invalid="ignore", divide="ignore"):
         row_errors = np.where(squares == 0, 0.0, np.sqrt(squares / reference))
     relative = _relative(float(squares.sum()), float(reference.sum()))
@@ -81,13 +78,8 @@ class _Codes:
         self.rows = mine.shape[0]
         self.has_tensor_scale = False
 
-    def feed(self, start: int, stored: Encoded, wanted: F32) -> None:
-        step = max(1, CACHED // wanted.shape[1])
-        for first in range(0, len(wanted), step):
-            part = slice(first, first + step)
-            self._feed(start + first, stored.rows(part), wanted[part])
-
-    def _feed(self, start: int, stored: Encoded, wanted: F32) -> None:
+    def feed(self, start: int, stored: Encoded, wanted: Raw) -> BlockSums:
+        """Take in the rows from `start` on. Returns what their blocks add up to."""
         sums = block_sums(stored, wanted)
         self.blocks = sums.wrong.shape[1]
         self.has_tensor_scale = stored.scale_format is E4M3
@@ -98,6 +90,7 @@ class _Codes:
         if sums.wrong.any():
             counts = sums.wrong.sum(axis=1)
             self.wrong |= {start + int(row): int(counts[row]) for row in np.flatnonzero(counts)}
+        return sums
 
     @np.errstate(all="ignore")
     def _add_to_factor(self, sums: BlockSums, stored: Encoded) -> None:
@@ -105,11 +98,13 @@ class _Codes:
         scales = stored.multiplier()[:, :, 0]
         product, power, squares = sums.product / scales, sums.power, sums.squares / (scales * scales)
         told = np.isfinite(product) & np.isfinite(squares)
-        product, power, squares = (part[told].astype(np.float64) for part in (product, power, squares))
-        self.product += float(product.sum())
-        self.power += float(power.sum())
-        self.squares += float(squares.sum())
-        self.spread += float(((product - power) ** 2).sum())
+        if not told.all():
+            product, power, squares = (np.where(told, part, 0) for part in (product, power, squares))
+        apart = product - power
+        self.product += float(product.sum(dtype=np.float64))
+        self.power += float(power.sum(dtype=np.float64))
+        self.squares += float(squares.sum(dtype=np.float64))
+        self.spread += float(np.einsum("rb,rb->", apart, apart, dtype=np.float64))
 
     def conclude(self, measured: Measured) -> None:
         measured.wrong_blocks, measured.blocks = self.wrong, self.blocks

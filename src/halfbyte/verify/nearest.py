@@ -12,11 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from halfbyte.backends.compare import compare_blocks
 from halfbyte.codec.bits import F32, U8
 from halfbyte.formats import E2M1
 from halfbyte.formats.spec import ElementFormat
 
 Bools = npt.NDArray[np.bool_]
+F64 = npt.NDArray[np.float64]
+Raw = npt.NDArray[np.generic]
 
 SLACK = 2.0**-7
 """How far beyond the middle between two codes a value may lie: the source and the quotient rounded to bfloat16."""
@@ -46,6 +49,10 @@ class Encoded:
             self.codes[picked], self.scale_bytes[picked], self.scales[picked], self.tensor_scale, self.scale_format
         )
 
+    def factors(self) -> F32:
+        """What each code of a block stands for a multiple of, as [rows, blocks]."""
+        return np.asarray(self.scales * np.float32(self.tensor_scale), np.float32)
+
     def multiplier(self) -> F32:
         """What each code of a block is multiplied by, as [rows, blocks, 1]; NaN where that is 0 or no number."""
         product = np.abs(self.scales) * np.float32(self.tensor_scale)
@@ -62,10 +69,14 @@ class BlockSums:
     """Sum of code times source."""
     power: F32
     """Sum of squared codes."""
-    squares: F32
+    squares: F64
     """Sum of the squared source."""
+    off: F64
+    """Sum of the squared differences between decoded values and the source."""
     wrong: Bools
     """Whether some code is not the nearest."""
+    largest: float = 0.0
+    """The largest difference of all, without NaN."""
 
 
 def _bounds() -> tuple[F32, F32]:
@@ -86,8 +97,8 @@ def _of_words(of_codes: F32) -> npt.NDArray[np.complex128]:
     return np.ascontiguousarray(numbers, np.float32).view(np.complex128)[:, 0]
 
 
-LOW, HIGH = (_of_words(bound) for bound in _bounds())
-VALUES = _of_words(E2M1.values)
+BY_CODE: F32 = np.stack([E2M1.values, *_bounds()]).astype(np.float32)
+VALUES, LOW, HIGH = (_of_words(table) for table in BY_CODE)
 
 
 def look_up(table: npt.NDArray[np.complex128], codes: U8) -> F32:
@@ -97,15 +108,25 @@ def look_up(table: npt.NDArray[np.complex128], codes: U8) -> F32:
 
 
 @np.errstate(invalid="ignore", over="ignore")
-def block_sums(stored: Encoded, source: F32) -> BlockSums:
-    """Every block of these rows. Blocks with a scale of 0 or NaN are not judged: other checks speak of those."""
+def block_sums(stored: Encoded, source: Raw) -> BlockSums:
+    """Every block of these rows. Blocks with a scale of 0 or NaN are not judged: other checks speak of those.
+
+    source: float32, or bfloat16 as it lies.
+    """
+    factors = stored.factors()
+    compared = compare_blocks(source, stored.codes, factors, BY_CODE)
+    if compared is not None:
+        return BlockSums(**compared._asdict())
+    wanted: F32 = np.asarray(source, np.float32)
     rows, blocks = stored.scales.shape
-    by_block = source.reshape(rows, blocks, stored.block)
+    by_block = wanted.reshape(rows, blocks, stored.block)
     values = look_up(VALUES, stored.codes).reshape(by_block.shape)
-    pairs = (values, by_block), (values, values), (by_block, by_block)
-    product, power, squares = (np.einsum("rbk,rbk->rb", *pair) for pair in pairs)
-    wrong = not_nearest(stored, source).reshape(rows, blocks, -1)
-    return BlockSums(_largest(by_block), product, power, squares, np.asarray(wrong.view(np.uint64).any(axis=2)))
+    product, power = (np.einsum("rbk,rbk->rb", *pair) for pair in ((values, by_block), (values, values)))
+    difference = values * factors[:, :, None] - by_block
+    squares, off = (np.einsum("rbk,rbk->rb", part, part, dtype=np.float64) for part in (by_block, difference))
+    wrong = np.asarray(not_nearest(stored, wanted).reshape(rows, blocks, -1).view(np.uint64).any(axis=2))
+    largest = float(np.fmax.reduce(np.abs(difference), axis=None, initial=0.0))
+    return BlockSums(_largest(by_block), product, power, squares, off, wrong, largest)
 
 
 @np.errstate(invalid="ignore", over="ignore")

@@ -8,7 +8,8 @@ import numpy as np
 
 from halfbyte.checkpoint.execute.hashes import hash_named
 from halfbyte.checkpoint.execute.manifest import read_manifest
-from halfbyte.checkpoint.io.index import MANIFEST, Checkpoint
+from halfbyte.checkpoint.io.index import MANIFEST, Checkpoint, Tensor
+from halfbyte.verify.parallel import in_order
 from halfbyte.verify.problems import Problem
 from halfbyte.verify.values import pieces
 
@@ -38,15 +39,19 @@ def recorded_problems(checkpoint: Checkpoint, headers_only: bool) -> Iterator[Pr
     if kind is None:
         yield Problem("error", "manifest", MANIFEST, f"has hashes that this version cannot check: {manifest['hash']}")
         return
-    for name, wanted in recorded.items():
-        tensor = checkpoint.tensors.get(name)
-        if tensor is None:
-            continue
+    present = [checkpoint.tensors[name] for name in recorded if name in checkpoint.tensors]
+    present.sort(key=lambda tensor: -tensor.info.bytes)  # the largest first, so that threads end together
+
+    def text_of(tensor: Tensor) -> tuple[str, str]:
         digest, at = kind(tensor.info.bytes), 0
         for piece in pieces(checkpoint.path, tensor):
             flat = piece.reshape(-1).view(np.uint8)
             digest.add(at, flat)
             at += flat.size
-        if digest.text() != wanted:
-            text = f"its bytes are not those that were written: SHA-256 {digest.text()[:8]}…, not {wanted[:8]}…"
+        return tensor.name, digest.text()
+
+    found = dict(in_order(text_of, present))
+    for name, wanted in recorded.items():
+        if name in found and found[name] != wanted:
+            text = f"its bytes are not those that were written: SHA-256 {found[name][:8]}…, not {wanted[:8]}…"
             yield Problem("error", "manifest", name, text)

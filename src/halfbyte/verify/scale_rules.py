@@ -6,12 +6,13 @@ but a few have the scale that one rule gives, the few are damaged. Where no rule
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from halfbyte.codec.bits import F32, U8
+from halfbyte.codec.bits import F32
 from halfbyte.formats import E2M1, E4M3
 from halfbyte.verify.nearest import BlockSums, Bools, Encoded
 
@@ -53,33 +54,61 @@ def _steps() -> tuple[F32, F32]:
 LOW, HIGH = _steps()
 
 
-def _rounds_to(wanted: F32, scale_bytes: U8, slack: float) -> Bools:
-    """Whether a number rounds to the stored scale, nearly enough."""
-    at = scale_bytes & np.uint8(0x7F)
-    return np.asarray((wanted >= LOW[at] * np.float32(1 - slack)) & (wanted <= HIGH[at] * np.float32(1 + slack)))
+@dataclass(frozen=True)
+class Judged:
+    """Rows of blocks with what every rule asks of them."""
+
+    sums: BlockSums
+    stored: Encoded
+    low: F32
+    """The smallest number that rounds to each stored scale; `high`: the largest."""
+    high: F32
+
+    @classmethod
+    def of(cls, sums: BlockSums, stored: Encoded) -> Judged:
+        at = (stored.scale_bytes & np.uint8(0x7F)).astype(np.intp)
+        return cls(sums, stored, LOW.take(at, mode="clip"), HIGH.take(at, mode="clip"))
+
+    def rounds_to(self, wanted: F32, slack: float) -> Bools:
+        """Whether a number rounds to the stored scale, nearly enough."""
+        fits = wanted >= self.low * np.float32(1 - slack)
+        fits &= wanted <= self.high * np.float32(1 + slack)
+        return fits
+
+    @functools.cached_property
+    def zero(self) -> Bools:
+        return np.asarray(self.sums.amax == 0)
+
+    @functools.cached_property
+    def to_six(self) -> F32:
+        """The scale that maps the largest magnitude to 6."""
+        return self.sums.amax / np.float32(E2M1.max * self.stored.tensor_scale)
+
+    @functools.cached_property
+    def to_four(self) -> F32:
+        return self.sums.amax / np.float32(4 * self.stored.tensor_scale)
 
 
-def _to_six(sums: BlockSums, stored: Encoded, slack: float) -> Bools:
-    wanted = sums.amax / np.float32(E2M1.max * stored.tensor_scale)
-    return np.asarray(_rounds_to(wanted, stored.scale_bytes, slack) | (sums.amax == 0))
+def _to_six(judged: Judged, slack: float) -> Bools:
+    return judged.rounds_to(judged.to_six, slack) | judged.zero
 
 
-def _to_four_or_six(sums: BlockSums, stored: Encoded, slack: float) -> Bools:
-    wanted = sums.amax / np.float32(4 * stored.tensor_scale)
-    return np.asarray(_to_six(sums, stored, slack) | _rounds_to(wanted, stored.scale_bytes, slack))
+def _to_four_or_six(judged: Judged, slack: float) -> Bools:
+    return _to_six(judged, slack) | judged.rounds_to(judged.to_four, slack)
 
 
-def _least_squares(sums: BlockSums, stored: Encoded, slack: float) -> Bools:
+def _least_squares(judged: Judged, slack: float) -> Bools:
     """Some writers take no scale that would clip a number beyond 7 steps: a smaller one that does is not asked for."""
+    sums, stored = judged.sums, judged.stored
     wanted = sums.product / (sums.power * np.float32(stored.tensor_scale))
     clips = (wanted < stored.scales) & (sums.amax > np.float32(CLIPPED * stored.tensor_scale) * wanted)
-    return np.asarray(_rounds_to(wanted, stored.scale_bytes, max(slack, 1e-3)) | clips)
+    return judged.rounds_to(wanted, max(slack, 1e-3)) | clips
 
 
 BY_AMAX = ("maps the largest magnitude to 6", "maps the largest magnitude to 6 or 4")
 """Rules that scales obey only under the right tensor scale."""
 
-RULES: dict[str, Callable[[BlockSums, Encoded, float], Bools]] = {
+RULES: dict[str, Callable[[Judged, float], Bools]] = {
     BY_AMAX[0]: _to_six,
     BY_AMAX[1]: _to_four_or_six,
     "has the least squared error for its codes": _least_squares,
@@ -108,21 +137,21 @@ class ScaleRules:
     def feed(self, start: int, sums: BlockSums, stored: Encoded) -> None:
         """The next rows, the first of which is row `start`. Blocks with a wrong code are found otherwise."""
         told = (sums.power > 0) & ~sums.wrong & (stored.scales >= SMALL)
-        self.judged += int(told.sum())
+        judged = Judged.of(sums, stored)
+        self.judged += int(np.count_nonzero(told))
         for rule in list(self.broken):
             obeys = RULES[rule]
             with np.errstate(all="ignore"):
-                breaks = told & ~obeys(sums, stored, EXACT)
-            places = _places(start, breaks)
-            if len(self.broken[rule]) + len(places) > self._most:
+                breaks = told & ~obeys(judged, EXACT)
+            if len(self.broken[rule]) + np.count_nonzero(breaks) > self._most:
                 del self.broken[rule]
                 continue
-            self.broken[rule] += places
+            self.broken[rule] += _places(start, breaks)
             if rule in self.near:
                 with np.errstate(all="ignore"):
-                    loosely = told & obeys(sums, stored, SIXTEEN_BITS)
-                    near = loosely & ~obeys(sums, stored, -SIXTEEN_BITS)
-                self.near[rule] += int(near.sum())
+                    loosely = told & obeys(judged, SIXTEEN_BITS)
+                    near = loosely & ~obeys(judged, -SIXTEEN_BITS)
+                self.near[rule] += int(np.count_nonzero(near))
                 self.narrowly[rule].update(_places(start, breaks & loosely))
 
     @property
@@ -143,4 +172,6 @@ class ScaleRules:
 
 def _places(start: int, blocks: Bools) -> list[tuple[int, int]]:
     """(row, block) of each that is marked."""
+    if not blocks.any():
+        return []
     return [(start + int(row), int(block)) for row, block in np.argwhere(blocks)]

@@ -6,6 +6,7 @@ that a checkpoint can be compared with a source that stores the same model in an
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,8 +48,8 @@ NUMPY: dict[str, npt.DTypeLike] = {
     "I64": np.int64,
     "BOOL": np.bool_,
 }
-CHUNK = 1 << 20
-"""Elements that are decoded at a time."""
+CHUNK = 1 << 18
+"""Elements that are decoded at a time: few enough that what is computed of them stays in the cache."""
 
 SMALL = 1 << 16
 """Bytes up to which a tensor is read rather than mapped."""
@@ -70,6 +71,8 @@ class Matrix:
     """The tensor itself, where the matrix is one tensor as it lies."""
     encoded: Callable[[int, int], Encoded] | None = None
     """encoded(start, stop): these rows as they are stored, for formats of 4-bit codes in blocks."""
+    stored: Callable[[int, int], Raw] | None = None
+    """stored(start, stop): these rows in the dtype of the file, where they lie one after another."""
     multipliers: Callable[[int, int], F32] | None = None
     """multipliers(start, stop): what the stored values of these rows were multiplied by, for FP8."""
 
@@ -89,8 +92,15 @@ def view(path: Path, tensor: Tensor) -> Raw:
         with open(f"{path}/{tensor.file}", "rb") as file:
             file.seek(info.start)
             return np.frombuffer(file.read(info.bytes), NUMPY[info.dtype]).reshape(info.shape)
-    raw = np.memmap(path / tensor.file, np.uint8, "r", info.start, (info.bytes,))
-    return np.asarray(raw).view(NUMPY[info.dtype]).reshape(info.shape)
+    return mapped(f"{path}/{tensor.file}", info.start, info.bytes).view(NUMPY[info.dtype]).reshape(info.shape)
+
+
+def mapped(file: str, start: int, size: int) -> npt.NDArray[np.uint8]:
+    """Bytes of a file, mapped as long as the array lives. np.memmap takes ten times as long to set up."""
+    skipped = start % mmap.ALLOCATIONGRANULARITY
+    with open(file, "rb", buffering=0) as opened:
+        pages = mmap.mmap(opened.fileno(), skipped + size, access=mmap.ACCESS_READ, offset=start - skipped)
+    return np.frombuffer(pages, np.uint8, size, skipped)
 
 
 def pieces(path: Path, tensor: Tensor) -> Iterator[Raw]:
@@ -99,7 +109,7 @@ def pieces(path: Path, tensor: Tensor) -> Iterator[Raw]:
     step = CHUNK * dtype.itemsize
     for start in range(tensor.info.start, tensor.info.stop, step):
         size = min(step, tensor.info.stop - start)
-        yield np.asarray(np.memmap(path / tensor.file, np.uint8, "r", start, (size,))).view(dtype)
+        yield mapped(f"{path}/{tensor.file}", start, size).view(dtype)
 
 
 def scalar(path: Path, tensor: Tensor) -> np.float32:
@@ -137,10 +147,14 @@ def _plain(path: Path, name: str, tensor: Tensor, model: Model) -> Iterator[Matr
         return
     if len(shape) == 2 and name.endswith(".weight"):
 
-        def read(start: int, stop: int) -> F32:
-            return _widen(view(path, tensor)[start:stop])
+        def stored(start: int, stop: int) -> Raw:
+            return view(path, tensor)[start:stop]
 
-        yield Matrix(name.removesuffix(".weight"), (shape[0], shape[1]), stored_as, (name,), read, tensor)
+        def read(start: int, stop: int) -> F32:
+            return _widen(stored(start, stop))
+
+        module, size = name.removesuffix(".weight"), (shape[0], shape[1])
+        yield Matrix(module, size, stored_as, (name,), read, tensor, stored=stored)
     elif len(shape) == 3 and is_stack(name):
         transposed = model.lies_transposed(name, shape)
         out, width = (shape[2], shape[1]) if transposed else (shape[1], shape[2])

@@ -105,6 +105,15 @@ void hb_decode_mxfp8(int isa, const uint8_t* codes, const uint8_t* scales, int64
                      void* out) {
     tables_of(isa)->decode_mxfp8(codes, scales, blocks, table, width, out);
 }
+// Compares blocks of 16 or 32 codes with bfloat16 or float32 values. `factors`: what the codes of each block are
+// multiplied by. `tables`: 3 x 16 numbers, of each code its value and the smallest and largest quotients that it is
+// nearest to. Returns the largest difference; NaN is left out.
+float hb_compare_blocks(int isa, const void* x, int dtype, const uint8_t* codes, const float* factors, int64_t blocks,
+                        int block, const float* tables, float* amax, float* product, float* power, double* squares,
+                        double* off, uint8_t* wrong) {
+    return tables_of(isa)->compare_blocks(x, dtype, codes, factors, blocks, block, tables, amax, product, power,
+                                          squares, off, wrong);
+}
 int64_t hb_cast(int isa, const uint8_t* codes, const uint8_t* scales, int64_t blocks, const uint8_t* table,
                 uint8_t* codes_out, uint8_t* scales_out) {
     return tables_of(isa)->cast(codes, scales, blocks, table, codes_out, scales_out);

@@ -13,6 +13,7 @@
 #include "codes/amax.inc"
 #include "codes/decode.inc"
 #include "codes/repack.inc"
+#include "codes/compare.inc"
 #include "lanes.inc"
 #include "searches/four_six.inc"
 #include "searches/nvfp4_exact.inc"
@@ -198,4 +199,4 @@ extern const Kernels HB_NAME;
 const Kernels HB_NAME = {plain,          emit,         direct<false>, direct<true>,   mxfp8,      amax,
                          decode,         decode_mxfp8, four_six,      four_six_tiles, search,     build_error_rows,
                          search_by_rows, hessian,      descend,       mx_search,      mxfp8_emit, cast_blocks,
-                         tile_amax,      LANES};
+                         tile_amax,      compare_blocks, LANES};
