@@ -23,7 +23,7 @@ def converted(tmp_path: Path) -> Path:
 
 
 def problems(folder: Path) -> list[str]:
-    return [f"{problem.where}: {problem.text}" for problem in recorded_problems(open_checkpoint(folder), False)]
+    return [f"{problem.name}: {problem.text}" for problem in recorded_problems(open_checkpoint(folder), False)]
 
 
 def rewrite(folder: Path, **changes: object) -> None:
