@@ -12,6 +12,7 @@
 #ifndef MARGIN_UNITS
 #define MARGIN_UNITS 96
 #endif
+#define BALANCED 1
 #include "four_six.cuh"
 
 constexpr float MARGIN = MARGIN_UNITS * 0.000003814697265625f;  // 2^-18
