@@ -38,13 +38,6 @@ __device__ __forceinline__ float float_of_bf16(u32 bits) { return __uint_as_floa
 #ifndef HALFBYTE_ON_CPU
 __device__ __forceinline__ u32 address_of(const void* shared) { return (u32)__cvta_generic_to_shared(shared); }
 
-// A counter in shared memory before it is raised by one. atomicAdd would first look for lanes that want the same.
-__device__ __forceinline__ u32 take_number(u32* counter) {
-    u32 out;
-    asm volatile("atom.shared.add.u32 %0, [%1], 1;" : "=r"(out) : "r"(address_of(counter)) : "memory");
-    return out;
-}
-
 __device__ __forceinline__ u32 word_at(u32 address) {
     u32 out;
     asm("ld.shared.u32 %0, [%1];" : "=r"(out) : "r"(address));
