@@ -123,7 +123,8 @@ static float TOP;
 static int PRE, ELEMENT, STATISTICS, FOR_ZERO_BYTE, TIE, SIGN, NAN_CODE, ZERO_INPUT, WRAPS;
 static uint32_t FIRST;
 static float LARGEST, SMALLEST, FOR_ZERO;
-constexpr int THREADS = 1, BUILD_THREADS = 1, BUILD_BLOCKS = 4, TABLE_BYTES = 96 << 10, SHARED_BYTES = sizeof(shared_memory) - 64;
+constexpr int THREADS = 1, BUILD_THREADS = 1, BUILD_BLOCKS = 4, TABLE_BYTES = 96 << 10,
+              SHARED_BYTES = sizeof(shared_memory) - 64;
 
 extern "C" void choose(int rows, int swizzled, int grouped, int listed, int kind, int squared, float top) {
     ROWS = rows;

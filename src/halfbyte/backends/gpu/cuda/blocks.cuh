@@ -123,7 +123,8 @@ struct Turns {
     u32 lane, turn, ahead;
     u32* left;
 
-    __device__ __forceinline__ Turns(u32 lane, u32* left) : lane(lane), turn(threadIdx.x / WARP * 2), ahead(0), left(left) {
+    __device__ __forceinline__ Turns(u32 lane, u32* left)
+        : lane(lane), turn(threadIdx.x / WARP * 2), ahead(0), left(left) {
         if (threadIdx.x == 0) *left = THREADS / WARP;
         __syncthreads();
         ask();

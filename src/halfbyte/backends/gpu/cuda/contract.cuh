@@ -107,9 +107,7 @@ __device__ __forceinline__ u32 code_down(float y) {
 __device__ __forceinline__ u32 code_of(float x, float y) {
     const bool nan = y != y;
     const float magnitude = nan ? 0.0f : fabsf(y);
-    u32 code = WRAPS         ? code_without_end(magnitude)
-               : TIE == DOWN ? code_down(magnitude)
-                             : round_e2m1(magnitude).code;
+    u32 code = WRAPS ? code_without_end(magnitude) : TIE == DOWN ? code_down(magnitude) : round_e2m1(magnitude).code;
     if (nan) code = NAN_CODE;
     if (ZERO_INPUT) {
         if (x == 0.0f || x != x) code = 0;

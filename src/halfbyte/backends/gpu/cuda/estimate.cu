@@ -34,7 +34,8 @@
 #endif
 #include "search.cuh"
 
-constexpr float MARGIN = MARGIN_UNITS * 0.00006103515625f, LEAST = MARGIN_UNITS * 0.0000019073486328125f;  // 2^-14, 2^-19
+constexpr float MARGIN = MARGIN_UNITS * 0.00006103515625f,
+                LEAST = MARGIN_UNITS * 0.0000019073486328125f;  // 2^-14, 2^-19
 constexpr float LARGE = 1e30f;
 
 struct Ratio {
@@ -114,8 +115,9 @@ struct Tensor {
 };
 
 __device__ __forceinline__ Tensor tensor_of(const Tables& t, const float* n) {
-    return {n[UNIT], n[PRESCALE] * n[PRESCALE_AGAIN], 0.2857141f / n[UNIT], t.bytes.zero == 0, t.bytes.usable != 0,
-            t.bytes.zero_byte};
+    return {
+        n[UNIT],          n[PRESCALE] * n[PRESCALE_AGAIN], 0.2857141f / n[UNIT], t.bytes.zero == 0, t.bytes.usable != 0,
+        t.bytes.zero_byte};
 }
 
 struct Best {
