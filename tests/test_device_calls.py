@@ -205,3 +205,21 @@ def test_a_method_with_arrays_is_not_kept_alive(driver: FakeDriver) -> None:
     gc.collect()
     assert (program(), alive()) == (None, None)
     assert len(programs._PROGRAMS_OF_METHODS) == before
+
+
+def test_threads_that_bind_a_program_at_once_get_the_same_words(driver: FakeDriver) -> None:
+    """Who comes second must not replace the words whose address the first one has."""
+    from halfbyte.backends.gpu.driver.run import bind
+
+    program = quantizer().calls.bound(4, 64, "own").program
+    first = bind(program, 0)
+    found = program.words
+
+    class Late(dict):  # type: ignore[type-arg]
+        """Another thread finishes after this one has looked."""
+
+        def get(self, key: object, default: object = None) -> None:
+            return None
+
+    object.__setattr__(program, "words", Late(found))
+    assert bind(program, 0) is first

@@ -7,6 +7,7 @@ comes back to its inference engines.
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
@@ -29,7 +30,7 @@ from halfbyte.models import Model, model_of
 from halfbyte.models.experts import expert_module, is_stack
 from halfbyte.models.names import layer_index
 from halfbyte.models.partners import share_scales
-from halfbyte.online_batch import BatchQuantizer, Modules, Named, batches
+from halfbyte.online_batch import Batches, Modules, Named, batches
 from halfbyte.quantize import quantize
 from halfbyte.types import QuantizedTensor
 
@@ -85,16 +86,18 @@ def quantize_named(params: Iterable[Named] | Mapping[str, Array], rules: Rules, 
     if any(len(x.shape) == 3 for _, x in pairs):
         model = model_of(config.as_json)
         pairs = [pair for given in pairs for pair in _unstack(given, model)]
-    sync = _decided(tuple(name for name, _ in pairs), [tuple(x.shape) for _, x in pairs], rules, config)
-    if sync.fresh and all(is_on_card(pairs[at][1]) for at in sync.fresh):
-        return _on_card(pairs, sync)
+    names, arrays = zip(*pairs, strict=True) if pairs else ((), ())
+    sync = _decided(names, [x.shape for x in arrays], rules, config)
+    if sync.fresh and all(map(is_on_card, map(arrays.__getitem__, sync.fresh))):
+        return _on_card(pairs, list(arrays), sync)
     for at in sync.fresh:
         _check_dtype(*pairs[at])
     amaxes = _shared_amaxes(pairs, sync.groups) if sync.format.has_global else {}
     engine = Engine(sync.format, sync.target.contract, sync.target.method, sync.target.repairs)
     result: list[Named] = []
+    quantized = set(sync.fresh)
     for at, (name, x) in enumerate(pairs):
-        if at in sync.fresh:
+        if at in quantized:
             result += _quantized(_module(name), x, amaxes.get(at), engine, sync.target, sync.activations)
         else:
             result.append((name, x))
@@ -129,13 +132,13 @@ class Sync:
     target: Target
     activations: Activations
     shapes: list[tuple[int, ...]]
-    fresh: frozenset[int]
+    fresh: tuple[int, ...]
     """The places of the pairs that are quantized."""
     groups: tuple[tuple[int, ...], ...]
     """Those that share a tensor-level scale, in the order of the pairs; every fresh pair is in one."""
     batches: list[Modules] | None
     """How a card quantizes them; None: one by one."""
-    quantizers: dict[object, list[BatchQuantizer]] = field(default_factory=dict)
+    quantizers: dict[object, Batches] = field(default_factory=dict)
     """By device and dtype."""
 
     @property
@@ -197,7 +200,7 @@ def _decide(names: tuple[str, ...], shapes: list[tuple[int, ...]], rules: Rules,
     groups.sort(key=min)
     modules = tuple(map(_module, names))
     return Sync(
-        target, activations, shapes, frozenset(mine.values()), tuple(groups),
+        target, activations, shapes, tuple(sorted(mine.values())), tuple(groups),
         batches(modules, shapes, groups, target, activations),
     )  # fmt: skip
 
@@ -253,41 +256,31 @@ def _reason(
 # --- on a card ---
 
 
-def _on_card(pairs: list[Named], sync: Sync) -> list[Named]:
-    """The results, without waiting for the device."""
-    tensors = [cast("torch.Tensor", x) for _, x in pairs]
-    first = tensors[min(sync.fresh)]
-    device, dtype = first.device, first.dtype
-    for wrong in {tensors[at].dtype for at in sync.fresh}:
-        if str(wrong).removeprefix("torch.") not in DTYPE_NAMES:
-            dtype_name(wrong)  # raises
-    addresses = [x.data_ptr() for x in tensors]
-    alike = all(
-        tensors[at].dtype is dtype
-        and tensors[at].device == device
-        and tensors[at].is_contiguous()
-        and not addresses[at] & 15
-        for at in sync.fresh
+def _on_card(pairs: list[Named], tensors: list[torch.Tensor], sync: Sync) -> list[Named]:
+    """The results, without waiting for the device. Everything here happens once per tensor: it must be short."""
+    import torch
+
+    fresh = [tensors[at] for at in sync.fresh]
+    dtypes, devices = {x.dtype for x in fresh}, {x.device for x in fresh}
+    for dtype in dtypes:
+        if str(dtype).removeprefix("torch.") not in DTYPE_NAMES:
+            dtype_name(dtype)  # raises
+    addresses = list(map(torch.Tensor.data_ptr, tensors))
+    together = (
+        sync.batches is not None
+        and len(dtypes) == len(devices) == 1
+        and all(map(torch.Tensor.is_contiguous, fresh))
+        and not functools.reduce(operator.or_, map(addresses.__getitem__, sync.fresh)) & 15
     )
-    made: dict[int, list[Named]] = {}
-    if sync.batches is None or not alike:
+    if sync.batches is None or not together:
         made = _one_by_one(tensors, pairs, sync)
-    else:
-        quantizers = sync.quantizers.get((device, dtype))
-        if quantizers is None:
-            quantizers = [BatchQuantizer(modules, sync.target, dtype, device) for modules in sync.batches]
-            sync.quantizers[device, dtype] = quantizers
-        for quantizer in quantizers:
-            at = quantizer.modules.at
-            made.update(zip(at, quantizer([tensors[i] for i in at], [addresses[i] for i in at]), strict=True))
-    result: list[Named] = []
-    for index, pair in enumerate(pairs):
-        found = made.get(index)
-        if found is None:
-            result.append(pair)
-        else:
-            result += found
-    return result
+        return [named for at, pair in enumerate(pairs) for named in made.get(at, [pair])]
+    (dtype,), (device,) = dtypes, devices
+    found = sync.quantizers.get((device, dtype))
+    if found is None:
+        found = Batches(sync.batches, len(pairs), sync.target, dtype, device)
+        sync.quantizers[device, dtype] = found
+    return found(pairs, tensors, addresses)
 
 
 def _one_by_one(tensors: list[torch.Tensor], pairs: list[Named], sync: Sync) -> dict[int, list[Named]]:
