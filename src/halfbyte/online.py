@@ -22,7 +22,6 @@ from halfbyte.checkpoint.plan.target import Target, activations_of, resolve_targ
 from halfbyte.checkpoint.plan.types import Options
 from halfbyte.codec.bits import F32, dtype_name, widen
 from halfbyte.contracts import NVFP4Rule
-from halfbyte.device_calls import is_on_card
 from halfbyte.errors import CheckpointError, InputError, UnsupportedError
 from halfbyte.formats import BlockFormat
 from halfbyte.layouts.description import Activations, LogicalWeight
@@ -83,13 +82,18 @@ def quantize_named(params: Iterable[Named], rules: Rules, config: Config) -> lis
     layers.0.mlp.up_proj.weight_scale_2 ()
     """
     pairs = list(params)
-    if any(len(x.shape) == 3 for _, x in pairs):
+    names, arrays = zip(*pairs, strict=True) if pairs else ((), ())
+    shapes = [x.shape for x in arrays]
+    if 3 in map(len, shapes):
         model = model_of(config.as_json)
         pairs = [pair for given in pairs for pair in _unstack(given, model)]
-    names, arrays = zip(*pairs, strict=True) if pairs else ((), ())
-    sync = _decided(names, [x.shape for x in arrays], rules, config)
-    if sync.fresh and all(map(is_on_card, map(arrays.__getitem__, sync.fresh))):
-        return _on_card(pairs, list(arrays), sync)
+        names, arrays = zip(*pairs, strict=True)
+        shapes = [x.shape for x in arrays]
+    sync = _decided(names, shapes, rules, config)
+    fresh = [arrays[at] for at in sync.fresh]
+    devices = {x.device for x in fresh}
+    if fresh and all(getattr(device, "type", device) == "cuda" for device in devices):  # numpy's devices are words
+        return _on_card(pairs, list(arrays), fresh, sync)
     for at in sync.fresh:
         dtype_name(to_dtype(pairs[at][1]))
     amaxes = _shared_amaxes(pairs, sync.groups) if sync.format.has_global else {}
@@ -219,11 +223,10 @@ def _reason(selector: Selector, module: str, width: int, block: int, rules: Rule
 # --- on a card ---
 
 
-def _on_card(pairs: list[Named], tensors: list[torch.Tensor], sync: Sync) -> list[Named]:
+def _on_card(pairs: list[Named], tensors: list[torch.Tensor], fresh: list[torch.Tensor], sync: Sync) -> list[Named]:
     """The results, without waiting for the device. Everything here happens once per tensor: it must be short."""
     import torch
 
-    fresh = [tensors[at] for at in sync.fresh]
     dtypes, devices = {x.dtype for x in fresh}, {x.device for x in fresh}
     for dtype in dtypes:
         if str(dtype).removeprefix("torch.") not in DTYPE_NAMES:
