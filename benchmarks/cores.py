@@ -29,8 +29,8 @@ COLOURS = {"cp": "#6b7280", "amax": "#c2410c", "optimal": "#15803d"}
 def measure(folder: Path, gigabytes: float, workers: Sequence[int], rounds: int) -> dict[str, Any]:
     """Source GB/s of `cp` and of both methods for each number of workers, and whether all wrote the same bytes.
 
-    Nothing waits for the disk. Every figure is the best of its rounds, and those of up to two workers of one round less,
-    because they take longest.
+    Nothing waits for the disk. Every figure is the best of its rounds; up to two workers have one round less, because
+    they take longest.
     """
     expert = sum(2 * rows * columns for _, rows, columns in PROJECTIONS)
     made = write_experts(folder / "source", SHARDS, max(1, round(gigabytes * 1e9 / SHARDS / expert)))
@@ -47,19 +47,15 @@ def measure(folder: Path, gigabytes: float, workers: Sequence[int], rounds: int)
             for method, plan in plans.items():
                 out = folder / "out"
                 shutil.rmtree(out, ignore_errors=True)
-                seconds[method] = _timed(lambda plan=plan, out=out: run(plan, out, Resources(count, sync=False)))  # type: ignore[misc]
+                began = time.perf_counter()
+                run(plan, out, Resources(count, sync=False))
+                seconds[method] = time.perf_counter() - began
                 shards = json.loads((out / "halfbyte.json").read_text())["shards"]
                 equal &= shards == first.setdefault(method, shards)
             for name, found in seconds.items():
                 best[name][count] = min(best[name][count], found)
     speed = {name: {count: made.bytes / s / 1e9 for count, s in row.items()} for name, row in best.items()}
     return {"bytes": made.bytes, "shards": SHARDS, "gb_s": speed, "equal": equal}
-
-
-def _timed(act: Any) -> float:
-    began = time.perf_counter()
-    act()
-    return time.perf_counter() - began
 
 
 def _cut(folder: Path, size: int, count: int) -> list[Path]:
@@ -84,7 +80,7 @@ def _copy(files: Sequence[Path], folder: Path, count: int) -> float:
     folder.mkdir()
     began = time.perf_counter()
     running = [subprocess.Popen(["cp", *map(str, files[number::count]), str(folder)]) for number in range(count)]
-    failed = any([process.wait() != 0 for process in running])
+    failed = sum(process.wait() != 0 for process in running)
     seconds = time.perf_counter() - began
     shutil.rmtree(folder)
     if failed:
@@ -106,7 +102,7 @@ def print_curve(console: Console, curve: dict[str, Any]) -> None:
     console.print(table)
     best = {name: max(row.values()) for name, row in speed.items()}
     console.print(
-        f"best amax {best['amax']:.1f} GB/s, {best['amax'] / speed['cp'][max(speed['cp'])]:.2f} × {max(speed['cp'])} cp; "
+        f"best amax {best['amax']:.1f} GB/s, {best['amax'] / speed['cp'][max(speed['cp'])]:.2f} × cp at its most; "
         f"bits {'equal for every number of workers' if curve['equal'] else 'DIFFER'}; {os.cpu_count()} processors"
     )
 

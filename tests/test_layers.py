@@ -41,6 +41,7 @@ LAYERS = [
     "checkpoint",
     "load_check",
     "online_batch",
+    "online_plan",
     "online",
     "testing",
     "study",
@@ -124,10 +125,12 @@ OPEN_BACKENDS = {
     "halfbyte.backends.amax",
     "halfbyte.backends.blocks",
     "halfbyte.backends.compare",
+    "halfbyte.backends.device_reading",
     "halfbyte.backends.gpu",
     "halfbyte.backends.protocol",
     "halfbyte.backends.sha256",
     "halfbyte.backends.threads",
+    "halfbyte.backends.writing",
 }
 """What other layers may import of the backends; the rest is their insides."""
 

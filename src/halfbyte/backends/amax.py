@@ -29,17 +29,18 @@ def can_read() -> bool:
     return load_library() is not None and sys.platform != "win32"
 
 
-def read_largest_magnitude(file: int, offset: int, into: npt.NDArray[Any]) -> tuple[np.float32, int, OSError | None]:
+def read_largest_magnitude(file: int, offset: int, into: npt.NDArray[Any]) -> tuple[np.float32, int]:
     """Fill a contiguous array from a position of an open file: the largest magnitude, as above, and the bytes read.
 
-    They are fewer than the array's if the file ends early, or after an error, which is returned.
+    They are fewer than the array's if the file ends early. Raises OSError.
     """
     library, isa = native()
     name = dtype_name(into.dtype)
-    done, error = ctypes.c_int64(), ctypes.c_int()
-    bits = library.hb_read_amax(
+    bits, error = ctypes.c_uint32(), ctypes.c_int()
+    done = library.hb_read_amax(
         isa, file, ctypes.c_int64(offset), pointer(into), ctypes.c_int64(into.nbytes), DTYPE_NUMBERS[name],
-        into.dtype.itemsize, ctypes.byref(done), ctypes.byref(error),
+        into.dtype.itemsize, ctypes.byref(bits), ctypes.byref(error),
     )  # fmt: skip
-    failed = OSError(error.value, os.strerror(error.value)) if error.value else None
-    return np.float32(magnitude_values(np.array([bits], np.int64), name)[0]), done.value, failed
+    if error.value:
+        raise OSError(error.value, os.strerror(error.value))
+    return np.float32(magnitude_values(np.array([bits.value], np.int64), name)[0]), done

@@ -6,6 +6,7 @@ that a checkpoint can be compared with a source that stores the same model in an
 
 from __future__ import annotations
 
+import functools
 import mmap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -48,7 +49,7 @@ NUMPY: dict[str, npt.DTypeLike] = {
     "I64": np.int64,
     "BOOL": np.bool_,
 }
-CHUNK = 1 << 18
+CHUNK = 1 << 21
 """Elements that are decoded at a time: few enough that what is computed of them stays in the cache."""
 
 SMALL = 1 << 16
@@ -125,7 +126,8 @@ def oriented(path: Path, weight: StoredTensors, role: Role) -> Raw:
         raise CheckpointError(f"{tensor.name}: {weight.storage.name} has no axes of its own")
     if "experts" not in axes:
         array, axes = array[None], ("experts", *axes)
-    array = np.moveaxis(array, axes.index("rows"), 1)
+    if axes.index("rows") != 1:
+        array = np.moveaxis(array, axes.index("rows"), 1)
     return array if array.ndim == 3 else array.reshape(*array.shape[:2], -1)
 
 
@@ -183,9 +185,13 @@ def _quantized(path: Path, weight: StoredTensors, model: Model) -> Iterator[Matr
         codes, scales = oriented(path, weight, "codes")[expert], oriented(path, weight, "scales")[expert]
         return _decode(path, weight, codes[picked], scales[picked])
 
+    @functools.cache
+    def tensor_scale() -> float:
+        return _tensor_scale(path, weight)
+
     def stored(expert: int, picked: slice) -> Encoded:
         codes, scales = oriented(path, weight, "codes")[expert], oriented(path, weight, "scales")[expert]
-        return _encoded(path, weight, codes[picked], scales[picked])
+        return _encoded(storage.format, codes[picked], scales[picked], tensor_scale())
 
     def multipliers(start: int, stop: int) -> F32:
         return _fp8_scales(path, parts["scales"], (out, width), slice(start, stop))
@@ -243,16 +249,20 @@ def _part_of(rows: Callable[[int, slice], T], expert: int, whole: slice) -> Call
     return read
 
 
-def _encoded(path: Path, weight: StoredTensors, codes: Raw, scales: Raw) -> Encoded:
+def _tensor_scale(path: Path, weight: StoredTensors) -> float:
+    """The number that codes and block scales are multiplied by; 1 in formats without one."""
+    storage = weight.storage
+    if not storage.has_tensor_scale:
+        return 1.0
+    number = float(scalar(path, weight.parts[storage.global_role]))
+    return number if not storage.divides else 1 / number if number else np.inf
+
+
+def _encoded(format: str, codes: Raw, scales: Raw, tensor_scale: float) -> Encoded:
     """Rows of a block format, undecoded but for the scales."""
-    storage, raw = weight.storage, np.ascontiguousarray(scales).view(np.uint8)
-    tensor_scale = 1.0
-    if storage.has_tensor_scale:
-        number = float(scalar(path, weight.parts[storage.global_role]))
-        tensor_scale = number if not storage.divides else 1 / number if number else np.inf
-    scale_format = get_format(storage.format).scale
+    raw, scale_format = np.ascontiguousarray(scales).view(np.uint8), get_format(format).scale
     packed = np.ascontiguousarray(codes).view(np.uint8)
-    return Encoded(packed, raw, scale_format.values[raw], tensor_scale, scale_format)
+    return Encoded(packed, raw, scale_format.values.take(raw.astype(np.intp), mode="clip"), tensor_scale, scale_format)
 
 
 def _decode(path: Path, weight: StoredTensors, codes: Raw, scales: Raw) -> F32:

@@ -21,7 +21,7 @@ from pathlib import Path
 from tests.checkpoint.execute.recorder import Operation
 
 SECTOR = 512
-EVERY = 5
+EVERY = 3
 """With up to this many unflushed changes of names, all combinations are tried."""
 
 Tree = Mapping[str, tuple[bytes, int] | None]

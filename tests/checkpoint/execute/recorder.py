@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
 
 from halfbyte.checkpoint.execute.disk import Disk
+from halfbyte.codec.bits import U8
 
 Kind = Literal[
     "create", "reopen", "write", "resize", "set mode", "flush",
@@ -42,12 +43,18 @@ class Recorder(Disk):
     """Carries out each operation, but no flush, and writes it down. Safe to use from several threads.
 
     With `kill_at`, that many operations are carried out. The next one is not, or by half if it is a write; it raises
-    `Killed`, and so does every later one of any thread: the disk stays as a killed process would leave it.
+    `Killed`, and so does every later one of any thread: the disk stays as a killed process would leave it. With
+    `kill_after`, the first operation that fits is the last one.
     """
 
-    def __init__(self, root: Path, kill_at: int | None = None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        kill_at: int | None = None,
+        kill_after: Callable[[Operation], bool] = lambda operation: False,
+    ) -> None:
         super().__init__(sync=True)
-        self.root, self.kill_at = root, kill_at
+        self.root, self.kill_at, self.kill_after = root, kill_at, kill_after
         self.operations: list[Operation] = []
         self.killed = False
         self._lock = threading.RLock()
@@ -65,10 +72,14 @@ class Recorder(Disk):
                 if half is not None:
                     half()
             if self.killed:
-                raise Killed
+                self._die()
             result = act()
             self.operations.append(operation)
+            self.killed = self.kill_after(operation)
             return result
+
+    def _die(self) -> None:
+        raise Killed
 
     def _opened(self, kind: Kind, path: Path, act: Callable[[], int]) -> int:
         with self._lock:
@@ -88,6 +99,10 @@ class Recorder(Disk):
         raw, write = bytes(data), super().write_at
         operation = Operation("write", path, handle=handle, offset=offset, data=raw)
         self._step(operation, lambda: write(file, raw, offset), lambda: write(file, raw[: len(raw) // 2], offset))
+
+    def write_parts(self, file: int, parts: Sequence[tuple[U8, int]]) -> None:
+        for data, offset in parts:
+            self.write_at(file, data.data, offset)
 
     def resize(self, file: int, size: int) -> None:
         path, handle = self._open[file]

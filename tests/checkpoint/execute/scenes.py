@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ MANY = Resources(workers=4, max_memory=1 << 26, sync=False, chunk=1000)
 INTO = "out"
 """The destination, in the folder that stands for a disk."""
 IN_WORK = f"{INTO}/{WORK}/"
+MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+"""Where disks are made, thousands of them: in memory if that can be."""
 
 
 @dataclass
@@ -33,8 +36,6 @@ class Scene:
     """One run of a plan on a disk that holds `before`, recorded."""
 
     plan: Plan
-    folder: Path
-    """For disks that the tests make."""
     before: Tree = field(default_factory=dict)
     overwrite: bool = False
     resources: Resources = ONE
@@ -62,12 +63,10 @@ class Scene:
     @contextmanager
     def disk(self, tree: Tree | None = None) -> Iterator[Path]:
         """A folder that holds the tree, for a while."""
-        root = self.folder / "disk"
-        write_tree(tree or {}, root)
-        try:
+        with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
+            root = Path(folder) / "disk"
+            write_tree(tree or {}, root)
             yield root
-        finally:
-            shutil.rmtree(root)
 
     def run(self, root: Path, overwrite: bool = False) -> Outcome:
         return run(self.plan, root / INTO, self.resources, overwrite)
@@ -89,9 +88,10 @@ class Scene:
 
     def left_by(self, last: Callable[[Operation], bool]) -> Tree:
         """What is on the disk if the process is killed right after that operation."""
-        at = next(i for i, operation in enumerate(self.operations) if last(operation))
         with self.disk(self.before) as root:
-            assert len(self.killed(root, at + 1)) == at + 1
+            recorder = Recorder(root, kill_after=last)
+            with on_disk(recorder), pytest.raises(Killed):
+                self.run(root, self.overwrite)
             return read_tree(root)
 
     def check_names(self, tree: Tree) -> None:
@@ -174,11 +174,11 @@ def change_weights(source: Path) -> None:
 
 
 def fresh(folder: Path) -> Scene:
-    return Scene(plan_of(small_source(folder / "source")), folder)
+    return Scene(plan_of(small_source(folder / "source")))
 
 
 def many_workers(folder: Path) -> Scene:
-    return Scene(plan_of(small_source(folder / "source")), folder, resources=MANY)
+    return Scene(plan_of(small_source(folder / "source")), resources=MANY)
 
 
 def one_shard(folder: Path) -> Scene:
@@ -186,7 +186,7 @@ def one_shard(folder: Path) -> Scene:
     source = small_source(folder / "source", shards=1)
     shutil.rmtree(source / "a")
     (source / "tokenizer.json").unlink()
-    return Scene(plan_of(source, layout="compressed-tensors"), folder)
+    return Scene(plan_of(source, layout="compressed-tensors"))
 
 
 def continued(folder: Path) -> Scene:
@@ -195,7 +195,7 @@ def continued(folder: Path) -> Scene:
     left = dict(first.left_by(lambda operation: operation.kind == "flush" and _is_journal(operation)))
     data, mode = left[IN_WORK + JOURNAL] or (b"", 0)
     left[IN_WORK + JOURNAL] = (data + data.splitlines()[-1][:700], mode)
-    return Scene(first.plan, folder, left, others=(first.whole,))
+    return Scene(first.plan, left, others=(first.whole,))
 
 
 def replaced(folder: Path) -> Scene:
@@ -207,37 +207,37 @@ def replaced(folder: Path) -> Scene:
     (source / "c").mkdir()
     (source / "c" / "left.json").write_text("{}")
     own = {f"{INTO}/c": None, f"{INTO}/c/mine.txt": (b"mine", 0o644)}
-    earlier = {**Scene(plan_of(source, activations="unit"), folder).whole, **own}
+    earlier = {**Scene(plan_of(source, activations="unit")).whole, **own}
     shutil.rmtree(source / "c")
     (source / "a" / "b" / "notes.json").rename(source / "notes.json")
     plan = plan_of(source, layout="compressed-tensors")
-    return Scene(plan, folder, earlier, overwrite=True, others=(earlier,), own=own)
+    return Scene(plan, earlier, overwrite=True, others=(earlier,), own=own)
 
 
 def made_again(folder: Path) -> Scene:
     """The same conversion of a source whose weights changed: every file has the name and the size of an earlier one."""
     source = small_source(folder / "source")
-    earlier = Scene(plan_of(source), folder).whole
+    earlier = Scene(plan_of(source)).whole
     change_weights(source)
-    return Scene(plan_of(source), folder, earlier, overwrite=True, others=(earlier,))
+    return Scene(plan_of(source), earlier, overwrite=True, others=(earlier,))
 
 
 def begun_anew(folder: Path) -> Scene:
     """--overwrite with other options, after a run that was killed while it gave files their names."""
     source = small_source(folder / "source")
-    first = Scene(plan_of(source), folder)
+    first = Scene(plan_of(source))
     left = first.left_by(lambda operation: operation.target == f"{INTO}/{CONFIG}")
     plan = plan_of(source, layout="compressed-tensors")
-    return Scene(plan, folder, left, overwrite=True, others=(first.whole,))
+    return Scene(plan, left, overwrite=True, others=(first.whole,))
 
 
 def _more_kept(folder: Path, last: Callable[[Operation], bool]) -> Scene:
     """More modules are kept than in a run that was killed after that operation; a file beside the shards is gone."""
     source = small_source(folder / "source")
-    first = Scene(plan_of(source), folder)
+    first = Scene(plan_of(source))
     left = first.left_by(last)
     (source / "tokenizer.json").unlink()
-    return Scene(plan_of(source, ("mlp.down_proj",)), folder, left, others=(first.whole,))
+    return Scene(plan_of(source, ("mlp.down_proj",)), left, others=(first.whole,))
 
 
 def more_kept_after_two_shards(folder: Path) -> Scene:

@@ -1,8 +1,6 @@
-"""The engine: chunks give the bits of the whole, on the CPU and through torch."""
+"""The engine: chunks give the bits of the whole."""
 
 from __future__ import annotations
-
-import importlib
 
 import ml_dtypes
 import numpy as np
@@ -19,20 +17,15 @@ from tests.checkpoint.toy import random
 NVFP4 = hb.get_format("nvfp4")
 
 
-def make(contract: str = "modelopt", method: str = "amax", through_torch: bool = False) -> Engine:
-    found = Engine(NVFP4, get_contract(contract, NVFP4), method, repairs=contract == "modelopt")
-    if through_torch:
-        importlib.import_module("torch")  # it is this test that needs it
-        found.device = "cpu:0"  # another name for the CPU: the road that a GPU takes
-    return found
+def make(contract: str = "modelopt", method: str = "amax") -> Engine:
+    return Engine(NVFP4, get_contract(contract, NVFP4), method, repairs=contract == "modelopt")
 
 
-@pytest.mark.parametrize("through_torch", [False, True])
 @pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16, np.float32])
 @pytest.mark.parametrize("method", ["amax", "four_six", "optimal"])
-def test_chunks_give_the_bits_of_the_whole(dtype: npt.DTypeLike, method: str, through_torch: bool) -> None:
+def test_chunks_give_the_bits_of_the_whole(dtype: npt.DTypeLike, method: str) -> None:
     x = random(0, 50, 64, dtype=dtype)
-    found = make(method=method, through_torch=through_torch)
+    found = make(method=method)
     amax = max(found.amax(x[start : start + 7]) for start in range(0, 50, 7))
     assert amax == np.abs(x.astype(np.float32)).max()
     q = hb.quantize(x, "nvfp4", "modelopt", method)
@@ -43,13 +36,12 @@ def test_chunks_give_the_bits_of_the_whole(dtype: npt.DTypeLike, method: str, th
     assert_same_bits(scales, q.scales)
 
 
-@pytest.mark.parametrize("through_torch", [False, True])
-def test_nan_and_inf_reach_the_amax(through_torch: bool) -> None:
+def test_nan_and_inf_reach_the_amax() -> None:
     x = random(0, 4, 64)
     x[1, 3] = np.inf
-    assert make(through_torch=through_torch).amax(x) == np.inf
+    assert make().amax(x) == np.inf
     x[2, 5] = np.nan
-    assert np.isnan(make(through_torch=through_torch).amax(x))
+    assert np.isnan(make().amax(x))
 
 
 def test_strided_chunks_have_an_amax_too() -> None:

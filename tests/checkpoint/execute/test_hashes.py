@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import threading
 
 import numpy as np
@@ -27,7 +28,7 @@ def cuts(size: int, count: int, seed: int) -> list[tuple[int, int]]:
     """That many random ranges that cover all bytes, in a random order."""
     generator = np.random.default_rng(seed)
     edges = sorted({0, size, *(int(edge) for edge in generator.integers(0, size + 1, count))})
-    ranges = list(zip(edges[:-1], edges[1:], strict=True))
+    ranges = list(itertools.pairwise(edges))
     generator.shuffle(ranges)
     return ranges
 

@@ -80,7 +80,7 @@ def test_files_of_the_replaced_conversion_are_no_shards_of_the_new(tmp_path: Pat
 def test_a_conversion_that_was_stopped_after_its_last_step_is_finished(
     tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def remove_tree(disk: Disk, path: Path, last: str = "") -> None:
+    def remove_tree(disk: Disk, path: Path) -> None:
         raise Stop
 
     with monkeypatch.context() as patch:

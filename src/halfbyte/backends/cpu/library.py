@@ -52,15 +52,24 @@ def load_library() -> ctypes.CDLL | None:
             size.restype = ctypes.c_int64
         if size is None or size() != ctypes.sizeof(structure):
             raise ImportError(f"{path} was built from other sources than this package; reinstall halfbyte")
-    for name in ("hb_plain", "hb_mxfp8", "hb_mx_search", "hb_cast", "hb_plain_tiles", "hb_general"):
+    for name in (
+        "hb_plain",
+        "hb_mxfp8",
+        "hb_mx_search",
+        "hb_cast",
+        "hb_plain_tiles",
+        "hb_general",
+        "hb_read_amax",
+        "hb_read_to_device",
+    ):
         getattr(library, name).restype = ctypes.c_int64
-    library.hb_amax.restype = library.hb_read_amax.restype = library.hb_four_six.restype = ctypes.c_uint32
+    library.hb_amax.restype = library.hb_four_six.restype = ctypes.c_uint32
     address: Any = ctypes.c_void_p
     count: Any = ctypes.c_int64
     library.hb_quantize.argtypes = [address, ctypes.c_int, address, count, count, ctypes.c_float] + [address] * 4
     library.hb_dequantize.argtypes = [address, ctypes.c_int, address, address, count, address, address]
     library.hb_build_flags.restype = ctypes.c_char_p
-    library.hb_multiply_add.restype = library.hb_compare_blocks.restype = ctypes.c_float
+    library.hb_multiply_add.restype = library.hb_compare_rows.restype = ctypes.c_float
     return library
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from halfbyte.checkpoint.execute.disk import Disk
-from halfbyte.checkpoint.execute.journal import JOURNAL, Finished, Journal, work_folder
+from halfbyte.checkpoint.execute.journal import Finished, Journal, work_folder
 from halfbyte.checkpoint.execute.manifest import manifest_of, read_manifest
 from halfbyte.checkpoint.io.index import CONFIG, MANIFEST
 from halfbyte.checkpoint.io.side_files import WORK
@@ -31,13 +31,12 @@ def close(
     work, disk = work_folder(destination), journal.disk
     total = len(plan.shards) + len(plan.side_files) + len(plan.json_files) + 1
     done = itertools.count(1)
-    waiting = [shard.name for shard in plan.shards if (work / shard.name).exists()]
-    if waiting and (destination / MANIFEST).exists():
+    if (destination / MANIFEST).exists() and any((work / shard.name).exists() for shard in plan.shards):
         disk.make_folders(work / REPLACED)
         disk.rename(destination / MANIFEST, work / REPLACED / MANIFEST)
     _remove_replaced(work, destination, disk)
     for shard in plan.shards:
-        if shard.name in waiting:
+        if (work / shard.name).exists():
             disk.rename(work / shard.name, destination / shard.name)
         elif not (destination / shard.name).is_file():
             raise CheckpointError(f"{destination / shard.name} was removed; the same command makes it again")
@@ -56,7 +55,7 @@ def close(
         data = (json.dumps(content, indent=indent, ensure_ascii=False) + "\n").encode()
         disk.write(destination / name, data, through=work / name)
         report(next(done), total)
-    disk.remove_tree(work, last=JOURNAL)
+    disk.remove_tree(work)
     disk.flush_folder(destination)
 
 

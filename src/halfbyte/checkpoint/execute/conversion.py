@@ -9,8 +9,7 @@ from pathlib import Path
 from halfbyte.backends.threads import thread_count
 from halfbyte.checkpoint.execute.closing import close
 from halfbyte.checkpoint.execute.destination import check_destination, only_one, open_destination
-from halfbyte.checkpoint.execute.device.lanes import Lanes, lane_sizes
-from halfbyte.checkpoint.execute.device.sizes import device_sizes
+from halfbyte.checkpoint.execute.device.sizes import DevicePlan, Limits, plan_devices
 from halfbyte.checkpoint.execute.device.work import DeviceWork
 from halfbyte.checkpoint.execute.disk import Disk
 from halfbyte.checkpoint.execute.engine import Engine
@@ -27,6 +26,9 @@ from halfbyte.errors import InputError
 
 CHUNK = 32 << 20
 """Source bytes per piece: enough to make the fixed cost of a call negligible."""
+
+PARTS = (4, 8, 16)
+"""A piece has at most one of so many parts of a worker's memory; the first that leaves room for what is made of it."""
 
 DEFAULT_MEMORY = 2 << 30
 
@@ -68,10 +70,11 @@ def sizes_for(plan: Plan, resources: Resources) -> tuple[Sizes, int]:
     units = plan.units
     while True:
         arena = resources.max_memory * 9 // 10 // workers
-        chunk = max(1, min(resources.chunk, arena // 16))
-        needed = max((largest_piece(unit, chunk) for unit in units), default=0) + SLACK
-        if needed <= arena:
-            return Sizes(chunk, arena), workers
+        for part in PARTS:
+            chunk = max(1, min(resources.chunk, arena // part))
+            needed = max((largest_piece(unit, chunk) for unit in units), default=0) + SLACK
+            if needed <= arena:
+                return Sizes(chunk, arena), workers
         if workers == 1:
             raise InputError(
                 f"--max-memory {resources.max_memory:,} is too little: a piece of the largest tensor needs {needed:,}"
@@ -93,10 +96,10 @@ def run(
     resources = resources or Resources()
     sizes, workers = sizes_for(plan, resources)
     engine = Engine(plan.format, plan.contract, plan.method, plan.repairs)
-    lanes = None
-    if devices := open_devices(resources.device, plan, engine):
-        lanes = Lanes(devices, *lane_sizes(devices, workers, resources.max_gpu_memory))
-        sizes = device_sizes(engine, plan.units, sizes, lanes.size)
+    found = open_devices(resources.device, plan, engine)
+    limits = Limits(resources.max_memory * 9 // 10, resources.max_gpu_memory, resources.chunk)
+    devices = plan_devices(found, engine, plan.units, workers, limits) if found else None
+    sizes = sizes if devices is None else devices.sizes
     check_destination(plan.source, destination)
     disk = Disk(resources.sync)
     try:
@@ -104,7 +107,7 @@ def run(
             journal = open_destination(plan, destination, overwrite, disk)
             if journal is None:
                 return Outcome(0, len(plan.shards), finished_before=True)
-            return _work(plan, destination, journal, engine, lanes, (sizes, workers), report)
+            return _work(plan, destination, journal, engine, devices, (sizes, workers), report)
     except OSError as error:
         raise disk_error(error, destination) from error
 
@@ -114,7 +117,7 @@ def _work(
     destination: Path,
     journal: Journal,
     engine: Engine,
-    lanes: Lanes | None,
+    devices: DevicePlan | None,
     cut: tuple[Sizes, int],
     report: Callable[[Event], None],
 ) -> Outcome:
@@ -122,15 +125,15 @@ def _work(
     sizes, workers = cut
     found = len(journal.finished)
     files = Files({file.name: str(plan.source / file.name) for file in plan.files})
-    acts = UnitWork(files, engine) if lanes is None else DeviceWork(files, engine, lanes, sizes)
+    acts = UnitWork(files, engine) if devices is None else DeviceWork(files, engine, devices)
     try:
         pool = Pool(plan, Tasks(plan, acts, sizes), journal, work_folder(destination), report)
         report(Event("begin", pool.done, pool.total))
         pool.work(workers)
     finally:
         files.close()
-        if lanes is not None:
-            lanes.close()
+        if devices is not None:
+            devices.lanes.close()
     acts.bad.refuse()
     check_unchanged(plan)
     close(plan, destination, journal, lambda done, total: report(Event("close", done, total)))

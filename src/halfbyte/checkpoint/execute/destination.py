@@ -140,9 +140,7 @@ def open_destination(plan: Plan, destination: Path, overwrite: bool, disk: Disk)
     if journal.first:
         remove_begun(journal, destination)
     if work.exists():
-        disk.remove_tree(
-            work, last=JOURNAL
-        )  # of another plan, or created by a run that was stopped before it had a journal
+        disk.remove_tree(work)  # of another plan, or created by a run that was stopped before it had a journal
     disk.make_folders(work)
     return Journal.start(work / JOURNAL, disk, plan)
 
@@ -199,7 +197,7 @@ def _check_space(plan: Plan, destination: Path, usable: dict[str, Finished]) -> 
     needed += sum((plan.source / name).stat().st_size for name in plan.side_files)
     work = work_folder(destination)
     if work.is_dir():  # what is written anew or removed gives its room back
-        stale = [path for path in work.iterdir() if path.is_file() and path.name not in usable]
+        stale = [path for path in work.iterdir() if path.is_file() and path.name not in (*usable, JOURNAL)]
         needed -= sum(path.stat().st_blocks * 512 for path in stale)
     free = shutil.disk_usage(_existing(destination)).free
     if needed > free:

@@ -7,8 +7,11 @@ which records the operations, stops at one of them, or replays them on a disk th
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
+from halfbyte.backends.writing import write_all, write_parts
+from halfbyte.codec.bits import U8
 from halfbyte.errors import CheckpointError
 
 PIECE = 1 << 20
@@ -37,10 +40,11 @@ class Disk:
 
     def write_at(self, file: int, data: bytes | memoryview, offset: int) -> None:
         """Write all of the data at a position."""
-        view = memoryview(data)
-        done = 0
-        while done < len(view):
-            done += os.pwrite(file, view[done:], offset + done)
+        write_all(file, data, offset)
+
+    def write_parts(self, file: int, parts: Sequence[tuple[U8, int]]) -> None:
+        """Write several arrays, each at its position, one after the other."""
+        write_parts(file, parts)
 
     def resize(self, file: int, size: int) -> None:
         """Cut a file, or extend it with zeros that take no room yet."""
@@ -130,9 +134,9 @@ class Disk:
                 raise
         self.flush_folder(path.parent)
 
-    def remove_tree(self, path: Path, last: str = "") -> None:
-        """A folder with all it holds; the file called `last` goes after all others."""
-        for entry in sorted(path.iterdir(), key=lambda entry: (entry.name == last, entry.name)):
+    def remove_tree(self, path: Path) -> None:
+        """A folder with all it holds."""
+        for entry in path.iterdir():
             if entry.is_dir() and not entry.is_symlink():
                 self.remove_tree(entry)
             else:

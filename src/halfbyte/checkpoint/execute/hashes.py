@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,8 @@ DIGITS = 32
 """Hex digits of a SHA-256 that are kept."""
 LEAF = 1 << 14
 """Bytes of a leaf."""
+HELD_BYTES = 2047
+"""hashlib gives up the interpreter for more bytes than this. To get it back takes longer than to hash them."""
 DIGEST = 32
 """Bytes of a SHA-256."""
 
@@ -44,15 +46,21 @@ class TreeHash:
 
     def add(self, at: int, data: U8) -> None:
         """Take in contiguous bytes that begin at byte `at` of the tensor."""
-        stop = at + data.size
-        first = -(-at // LEAF)  # the first leaf that begins in here, and the one after the last that ends in here
-        last = stop // LEAF if stop < self.size else len(self._leaves)
-        if first >= last:
+        add_all([(self, at, data)])
+
+    def leaves_in(self, at: int, size: int) -> tuple[int, int]:
+        """The first leaf that begins in a range of bytes, and the one after the last that ends in it."""
+        first, stop = -(-at // LEAF), at + size
+        return first, max(first, stop // LEAF if stop < self.size else -(-stop // LEAF))
+
+    def put(self, at: int, data: U8, digests: U8) -> None:
+        """Take in bytes of which the digests of all whole leaves are given."""
+        first, last = self.leaves_in(at, data.size)
+        if first == last:
             self._add_part(at, data)
         else:
             begin, end = first * LEAF, min(last * LEAF, self.size)
-            whole = data[begin - at : end - at]
-            self._leaves[first:last] = sha256_pieces(whole, LEAF)
+            self._leaves[first:last] = digests
             self._add_part(at, data[: begin - at])
             self._add_part(end, data[end - at :])
         with self._lock:
@@ -77,7 +85,10 @@ class TreeHash:
 
     def _finish(self) -> None:
         """Keep the hash alone: a shard has many tensors, and the leaves of all of them would take much memory."""
-        self._text = hashlib.sha256(self._leaves.data).hexdigest()[:DIGITS]
+        root, leaves = hashlib.sha256(), self._leaves.reshape(-1).data
+        for start in range(0, len(leaves), HELD_BYTES):
+            root.update(leaves[start : start + HELD_BYTES])
+        self._text = root.hexdigest()[:DIGITS]
         self._leaves = self._leaves[:0]
 
     def text(self) -> str:
@@ -85,6 +96,16 @@ class TreeHash:
         if self._text is None:
             self._finish()
         return str(self._text)
+
+
+def add_all(parts: Sequence[tuple[TreeHash, int, U8]]) -> None:
+    """Take in bytes of several tensors: (hash, first byte, data). All are hashed in one compiled call."""
+    wholes = []
+    for tree, at, data in parts:
+        first, last = tree.leaves_in(at, data.size)
+        wholes.append(data[first * LEAF - at : min(last * LEAF, tree.size) - at] if first < last else data[:0])
+    for (tree, at, data), digests in zip(parts, sha256_pieces(wholes, LEAF), strict=True):
+        tree.put(at, data, digests)
 
 
 class PlainHash:

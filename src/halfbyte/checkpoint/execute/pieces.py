@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from halfbyte.checkpoint.io.decode import decoding_memory
 from halfbyte.checkpoint.io.views import scratch_bytes
-from halfbyte.checkpoint.plan.types import Unit
+from halfbyte.checkpoint.plan.types import Action, Unit
 
 SLACK = 1 << 16
 """Bytes of an arena that alignment may take."""
+OUTPUT: dict[Action, float] = {"quantize": 1.25, "cast": 1.25, "decode": 2, "relayout": 0, "gather": 0}
+"""Bytes per element of what is made from a piece, with what is needed to make it."""
 
 
 @dataclass(frozen=True)
@@ -49,13 +52,16 @@ def piece_bytes(unit: Unit, piece: Piece) -> int:
 
 
 def piece_memory(unit: Unit, piece: Piece) -> int:
-    """Bytes that reading, decoding and quantizing one piece takes beside its own raw bytes: from an arena, or by numpy."""
+    """Bytes that reading, decoding and quantizing one piece takes beside its own raw bytes.
+
+    An arena has room for all of them. Those that are allocated elsewhere leave as much of it untouched.
+    """
     source, rows = unit.sources[piece.source], piece.stop - piece.start
-    elements = rows * source.columns
-    # Quantized: codes, scales and a list of blocks that no table describes. Decoded: BF16.
-    outputs = {"gather": 0, "relayout": 0, "decode": elements * 2}.get(unit.action, elements * 5 // 4)
+    outputs = int(rows * source.columns * OUTPUT[unit.action])
     scales = 0 if source.scale is None else rows * source.scale.columns * 4
-    return scratch_bytes(source, rows) + outputs + scales + SLACK
+    direct = unit.action == "decode" and source.kind in ("mxfp4", "nvfp4")  # codes become BF16 without float32 between
+    values = decoding_memory(source, rows) if unit.action in ("quantize", "decode") and not direct else 0
+    return scratch_bytes(source, rows) + values + outputs + scales + SLACK
 
 
 def largest_piece(unit: Unit, chunk: int) -> int:

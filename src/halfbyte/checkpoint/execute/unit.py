@@ -112,8 +112,8 @@ class UnitWork:
             self.settle(members, group, chunk, arena)
         elif group is not None:
             group.wait(writer.stop)
-        for unit in units:
-            for piece in pieces_of(unit, chunk):
+        for unit in reversed(units):  # what was read last may still be in the cache
+            for piece in reversed(list(pieces_of(unit, chunk))):
                 self.write(unit, piece, held.get((unit.module, piece.number)), group, writer, arena)
             self.forget(unit)
 
@@ -238,7 +238,7 @@ class UnitWork:
             raw = self.read(unit, piece, arena)
         if unit.action in ("decode", "gather"):
             values = raw if unit.action == "gather" else self._plain(unit, piece, raw, arena)
-            self._put(writer, unit, unit.outputs[0], values, piece)
+            writer.put_all([self._place(unit, unit.outputs[0], values, piece)])
         elif (blocks := self._blocks(unit, piece, raw, group, writer, arena)) is not None:
             self._put_blocks(writer, unit, piece, blocks, group)
         arena.release(mark)
@@ -247,14 +247,16 @@ class UnitWork:
         self, writer: ShardWriter, unit: Unit, piece: Piece, blocks: tuple[U8, U8], group: Group | None
     ) -> None:
         """Write the packed codes and scale bytes of a piece; the first piece brings the tensor's scalars along."""
+        parts = []
         for output in unit.outputs:
             match output.part.role:
                 case "codes":
-                    self._put(writer, unit, output, blocks[0], piece)
+                    parts.append(self._place(unit, output, blocks[0], piece))
                 case "scales":
-                    self._put(writer, unit, output, blocks[1], piece)
+                    parts.append(self._place(unit, output, blocks[1], piece))
                 case _ if piece.number == 0:
-                    writer.put(output, self._scalar(unit, output, unit.sources[piece.source], group))
+                    parts.append((output, self._scalar(unit, output, unit.sources[piece.source], group), 0))
+        writer.put_all(parts)
 
     def _blocks(
         self,
@@ -312,11 +314,12 @@ class UnitWork:
             raise CheckpointError(f"{module} has no stored scale where one is needed")
         return np.float32(read_rows(self.files, view, 0, 1, Arena(256)).astype(np.float32)[0, 0])
 
-    def _put(self, writer: ShardWriter, unit: Unit, output: Output, data: npt.NDArray[Any], piece: Piece) -> None:
-        """Rows at their place; a transposed tensor takes a whole matrix at a time."""
+    def _place(
+        self, unit: Unit, output: Output, data: npt.NDArray[Any], piece: Piece
+    ) -> tuple[Output, npt.NDArray[Any], int]:
+        """Rows with their position in the tensor; a transposed tensor takes a whole matrix at a time."""
         first = sum(earlier.rows for earlier in unit.sources[: piece.source]) + piece.start
         if output.part.transposed:
             data = np.ascontiguousarray(data.T)
-            writer.put(output, data, piece.source * data.nbytes)
-        else:
-            writer.put(output, data, first * (data.nbytes // len(data)))
+            return output, data, piece.source * data.nbytes
+        return output, data, first * (data.nbytes // len(data))

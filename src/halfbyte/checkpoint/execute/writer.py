@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from halfbyte.checkpoint.execute.disk import Disk
-from halfbyte.checkpoint.execute.hashes import TreeHash
+from halfbyte.checkpoint.execute.hashes import TreeHash, add_all
 from halfbyte.checkpoint.execute.journal import Finished
 from halfbyte.checkpoint.plan.types import Output, Shard
 from halfbyte.errors import CheckpointError
@@ -36,20 +37,33 @@ class ShardWriter:
         self._descriptor = disk.create(self.temporary)
         try:
             disk.resize(self._descriptor, shard.size)
-            self._write(shard.header, 0)
+            disk.write_at(self._descriptor, shard.header, 0)
+        except OSError as error:
+            disk.close(self._descriptor)
+            raise disk_error(error, self.temporary) from error
         except BaseException:
             disk.close(self._descriptor)
             raise
 
     def put(self, output: Output, data: npt.NDArray[Any], at: int = 0) -> None:
         """Write contiguous bytes at a position within a tensor. Each byte of a tensor is written once."""
+        self.put_all([(output, data, at)])
+
+    def put_all(self, parts: Sequence[tuple[Output, npt.NDArray[Any], int]]) -> None:
+        """Likewise for several tensors: (output, data, position)."""
         if self.spoiled:
             return
-        flat = data.reshape(-1).view(np.uint8)
-        if at < 0 or at + flat.size > output.bytes:
-            raise CheckpointError(f"{output.part.name}: {flat.size} bytes at {at} leave the tensor's {output.bytes}")
-        self._hash(output).add(at, flat)
-        self._write(flat.data, output.start + at)
+        flat = [(output, data.reshape(-1).view(np.uint8), at) for output, data, at in parts]
+        for output, data, at in flat:
+            if at < 0 or at + data.size > output.bytes:
+                raise CheckpointError(
+                    f"{output.part.name}: {data.size} bytes at {at} leave the tensor's {output.bytes}"
+                )
+        add_all([(self._hash(output), at, data) for output, data, at in flat])
+        try:
+            self.disk.write_parts(self._descriptor, [(data, output.start + at) for output, data, at in flat])
+        except OSError as error:
+            raise disk_error(error, self.temporary) from error
 
     def spoil(self) -> None:
         """Give the shard up: a module of it cannot be written. What else it should hold is no longer written."""
@@ -71,12 +85,6 @@ class ShardWriter:
             if found is None:
                 found = self._hashes[output.part.name] = TreeHash(output.bytes)
             return found
-
-    def _write(self, data: bytes | memoryview, offset: int) -> None:
-        try:
-            self.disk.write_at(self._descriptor, data, offset)
-        except OSError as error:
-            raise disk_error(error, self.temporary) from error
 
     def finish(self, fingerprint: str) -> Finished:
         """Flush the file and give it its name in the work folder."""

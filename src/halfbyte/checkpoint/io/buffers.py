@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import mmap
+
 import numpy as np
 
 from halfbyte.codec.bits import U8
 from halfbyte.errors import CheckpointError
+
+HUGE_PAGE = 2 << 20
 
 ALIGNMENT = 64
 """Bytes of a cache line, to which the kernels' loads are aligned."""
@@ -46,3 +51,11 @@ class Arena:
     def release(self, mark: int = 0) -> None:
         """Give back all that was taken after the mark."""
         self._used = mark
+
+
+def page_memory(size: int) -> U8:
+    """Fresh pages, large ones if the system has them."""
+    pages = mmap.mmap(-1, size + -size % HUGE_PAGE)
+    with contextlib.suppress(OSError, AttributeError):
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(pages, np.uint8)

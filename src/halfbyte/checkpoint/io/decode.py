@@ -12,7 +12,7 @@ import numpy.typing as npt
 from halfbyte.arrays import Array, is_torch
 from halfbyte.checkpoint.io.buffers import Arena
 from halfbyte.checkpoint.io.files import Files
-from halfbyte.checkpoint.io.views import SLAB_ELEMENTS, SourceMatrix, read_rows
+from halfbyte.checkpoint.io.views import SourceMatrix, read_rows
 from halfbyte.codec.bits import F32, U8
 from halfbyte.codec.element import decode
 from halfbyte.contracts import get_contract
@@ -131,21 +131,37 @@ def fp8_amax(source: SourceMatrix, raw: U8, start: int, scales: Scales) -> np.fl
     return np.float32(largest)
 
 
+SLAB = 1 << 17
+"""Elements of FP8 and INT4 that are decoded in one step, unless a row has more."""
+TEMPORARY = 15
+"""Bytes per element of such a step, at most: the scale, indices of the look-up, products."""
+
+
+def slab_rows(columns: int) -> int:
+    """Rows that are decoded in one step, so that temporary arrays stay small."""
+    return max(1, min(64, SLAB // max(1, columns)))
+
+
+def decoding_memory(source: SourceMatrix, rows: int) -> int:
+    """Bytes that `decode_rows` takes for that many rows: their values, and what it needs to find them."""
+    if source.kind == "float":
+        return 0
+    steps = min(rows, slab_rows(source.columns)) * source.columns if source.kind in ("fp8", "int4") else 0
+    return rows * source.columns * 4 + steps * TEMPORARY
+
+
 def _slabs(source: SourceMatrix, start: int, stop: int, scales: Scales) -> Iterator[tuple[int, int, F32]]:
     """Ranges of rows with their scales: (1 or rows, 1 or columns), one row of scales where all share it."""
     grid = _grid(source, scales)
     tall = block_length(source.rows, grid.shape[0])
     wide = block_length(source.columns, grid.shape[1])
-    most = max(1, SLAB_ELEMENTS // source.columns)
     row = start
     while row < stop:
         end_of_block = stop if tall == 1 else (row // tall + 1) * tall
-        last = min(stop, row + most, end_of_block)
+        last = min(stop, row + slab_rows(source.columns), end_of_block)
         first_scale = row // tall
-        across = grid[first_scale : first_scale + (last - row if tall == 1 else 1)]
-        if 1 < wide < source.columns:
-            across = np.repeat(across, wide, axis=1)[:, : source.columns]
-        yield row, last, across
+        found = grid[first_scale : first_scale + (last - row if tall == 1 else 1)]
+        yield row, last, np.repeat(found, wide, axis=1)[:, : source.columns] if 1 < wide < source.columns else found
         row = last
 
 
@@ -162,13 +178,12 @@ def _decode_int4(source: SourceMatrix, raw: U8, start: int, arena: Arena, files:
     rows, groups = len(raw), source.scale.columns
     out: F32 = arena.take(rows * source.columns * 4).view(np.float32).reshape(rows, source.columns)
     scales = read_rows(files, source.scale, start, start + rows, arena)
-    step = max(1, SLAB_ELEMENTS // source.columns)
+    step = slab_rows(source.columns)
     for first in range(0, rows, step):
-        codes, part = raw[first : first + step], out[first : first + step]
-        np.take(INT4_VALUES, codes & np.uint8(15), out=part[:, 0::2], mode="clip")
-        np.take(INT4_VALUES, codes >> np.uint8(4), out=part[:, 1::2], mode="clip")
+        part = out[first : first + step]
+        np.take(INT4_PAIRS, raw[first : first + step], out=part.view(np.uint64), mode="clip")
         grouped = part.reshape(len(part), groups, -1)
-        np.multiply(grouped, scales[first : first + step, :, None].astype(np.float32), out=grouped)
+        np.multiply(grouped, scales[first : first + step].astype(np.float32)[:, :, None], out=grouped)
     return out
 
 
@@ -206,8 +221,8 @@ def _scalar(value: F32, codes: Array) -> Array:
     return torch.full((), float(value), dtype=torch.float32, device=codes.device)
 
 
-INT4_VALUES: F32 = np.arange(16, dtype=np.float32) - np.float32(8)
-"""The value of every code of offset-binary INT4."""
+INT4_PAIRS = (np.stack(np.divmod(np.arange(256), 16)[::-1], axis=-1) - 8).astype(np.float32).view(np.uint64)[:, 0]
+"""The two values of every byte of offset-binary INT4, the low nibble's in the low half."""
 
 E4M3_VALUES: F32 = decode(np.arange(256, dtype=np.uint8), E4M3)
 """The value of every E4M3 byte."""

@@ -1,10 +1,13 @@
-"""The source files of a run, read from any thread. Plain reads, no mapped pages: those would count as memory."""
+"""The source files of a run, read from any thread.
+
+Plain reads, no mapped pages: those would count as memory, and mapping does not scale beyond a few threads.
+"""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -25,32 +28,31 @@ class Files:
 
     def read(self, file: str, offset: int, into: U8) -> None:
         """Fill a contiguous byte array from a position. A file that ends early has changed since the plan."""
-        done, total = 0, into.nbytes
-        view = into.data
-        try:
-            descriptor = self._open(file)
-            while done < total:
-                got = os.preadv(descriptor, [view[done:]], offset + done)
-                if got == 0:
-                    raise _cut(file, offset + done)
-                done += got
-        except OSError as error:
-            raise CheckpointError(f"{self._paths[file]} cannot be read at byte {offset + done}: {error}") from error
+        self.read_by(file, offset, into.nbytes, lambda descriptor: read_all(descriptor, offset, into))
 
     def read_amax(self, file: str, offset: int, into: npt.NDArray[Any]) -> np.float32:
         """Like `read`, into an array of floats; returns their largest magnitude, NaN if there is one."""
         if not can_read():
             self.read(file, offset, into.reshape(-1).view(np.uint8))
             return largest_magnitude(into, threads=1)
+        found: list[np.float32] = []
+
+        def read(descriptor: int) -> int:
+            amax, done = read_largest_magnitude(descriptor, offset, into)
+            found.append(amax)
+            return done
+
+        self.read_by(file, offset, into.nbytes, read)
+        return found[0]
+
+    def read_by(self, file: str, offset: int, size: int, reader: Callable[[int], int]) -> None:
+        """Let `reader` read `size` bytes at a position of an open file. It returns how many the file had."""
         try:
-            amax, done, failed = read_largest_magnitude(self._open(file), offset, into)
+            done = reader(self._open(file))
         except OSError as error:
-            done, failed = 0, error
-        if failed is not None:
-            raise CheckpointError(f"{self._paths[file]} cannot be read at byte {offset + done}: {failed}") from failed
-        if done < into.nbytes:
+            raise CheckpointError(f"{self._paths[file]} cannot be read at byte {offset}: {error}") from error
+        if done < size:
             raise _cut(file, offset + done)
-        return amax
 
     def _open(self, file: str) -> int:
         with self._lock:
@@ -62,6 +64,14 @@ class Files:
         for descriptor in self._descriptors.values():
             os.close(descriptor)
         self._descriptors.clear()
+
+
+def read_all(descriptor: int, offset: int, into: U8) -> int:
+    """Fill a contiguous byte array from a position of an open file. Returns the bytes read: fewer if the file ends."""
+    done, view = 0, into.data
+    while done < into.nbytes and (got := os.preadv(descriptor, [view[done:]], offset + done)):
+        done += got
+    return done
 
 
 def _cut(file: str, at: int) -> CheckpointError:

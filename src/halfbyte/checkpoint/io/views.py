@@ -54,6 +54,10 @@ class View:
     def contiguous(self) -> bool:
         return self.column_stride == 1 and self.row_stride == self.columns
 
+    def place(self, row: int) -> int:
+        """The byte of the file where a row begins."""
+        return self.offset + row * self.row_stride * NUMPY[self.dtype].itemsize
+
 
 @dataclass(frozen=True, slots=True)
 class SourceMatrix:
@@ -89,7 +93,7 @@ def read_rows(files: Files, view: View, start: int, stop: int, arena: Arena) -> 
     """Rows start to stop as a contiguous (rows, columns) array of the dtype's numpy form."""
     dtype = NUMPY[view.dtype]
     size, rows = dtype.itemsize, stop - start
-    first = view.offset + start * view.row_stride * size
+    first = view.place(start)
     if view.contiguous:
         raw = arena.take(rows * view.columns * size)
         files.read(view.file, first, raw)
@@ -124,27 +128,19 @@ def read_rows_amax(
     """Rows of a contiguous view of floats, and their largest magnitude, found while they are in the cache."""
     dtype, rows = NUMPY[view.dtype], stop - start
     raw = arena.take(rows * view.columns * dtype.itemsize).view(dtype).reshape(rows, view.columns)
-    return raw, files.read_amax(view.file, view.offset + start * view.columns * dtype.itemsize, raw)
+    return raw, files.read_amax(view.file, view.place(start), raw)
 
 
-SLAB_ELEMENTS = 1 << 17
-"""Elements of FP8 or INT4 that are decoded in one step, so that intermediate arrays stay in the cache; at least one row."""
+def read_scratch(view: View, rows: int) -> int:
+    """Bytes beyond the rows themselves that `read_rows` takes from an arena."""
+    size = NUMPY[view.dtype].itemsize
+    if view.column_stride != 1:
+        return max(4 << 20, ((rows - 1) * view.row_stride + 1) * size)
+    if view.row_stride != view.columns:
+        return ((rows - 1) * view.row_stride + view.columns) * size
+    return 0
 
 
 def scratch_bytes(source: SourceMatrix, rows: int) -> int:
-    """Bytes beyond the rows themselves that reading and decoding take for that many rows: from an arena, or by numpy."""
-    view, elements = source.weight, rows * source.columns
-    size = NUMPY[view.dtype].itemsize
-    scratch = 0
-    if view.column_stride != 1:
-        scratch += max(4 << 20, ((rows - 1) * view.row_stride + 1) * size)
-    elif view.row_stride != view.columns:
-        scratch += ((rows - 1) * view.row_stride + view.columns) * size
-    match source.kind:
-        case "float":
-            pass
-        case "fp8" | "int4":  # values; and, in steps, indices of the table of values, repeated scales, products
-            scratch += elements * 4 + 16 * min(elements, max(source.columns, SLAB_ELEMENTS))
-        case _:
-            scratch += elements * 5
-    return scratch + 4096
+    """Likewise for a source, with what alignment takes."""
+    return read_scratch(source.weight, rows) + 4096

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from halfbyte.checkpoint.execute.device.protocol import DeviceMemoryError, Encoded, Matrix
 from halfbyte.checkpoint.execute.engine import Engine
+from halfbyte.checkpoint.io.files import read_all
 from halfbyte.codec.bits import U8
 
 GARBAGE = 0xA5
@@ -37,8 +38,9 @@ class FakeDevice:
         self.calls: dict[str, int] = {}
         self.failures: dict[str, set[int]] = {}
         """Kind of kernel → its calls, counted from 0, that run out of memory."""
+        self.breaks_at: int | None = None
+        """The call of "quantize" from which on everything fails, as after an error of the hardware."""
         self.broken = False
-        """Whether everything fails, as after an error of the hardware."""
         self._random = random.Random(seed)
         self._lock = threading.Lock()
 
@@ -82,6 +84,7 @@ class FakeDevice:
         with self._lock:
             number = self.calls.get(kind, 0)
             self.calls[kind] = number + 1
+            self.broken |= kind == "quantize" and number == self.breaks_at
         if number in self.failures.get(kind, ()):
             raise DeviceMemoryError(f"{self.name} has no memory for {kind} {number}")
 
@@ -111,6 +114,9 @@ class FakeStream:
         self._queue: queue.Queue[Callable[[], None] | None] = queue.Queue()
         self._error: BaseException | None = None
         self._user: int | None = None
+        self._fills = 0
+        self._staging = np.empty(64, np.uint8)
+        device.pin(self._staging)
         threading.Thread(target=_work, args=(self._queue, device), daemon=True).start()
         weakref.finalize(self, self._queue.put, None)
 
@@ -137,6 +143,16 @@ class FakeStream:
         assert host.flags.c_contiguous
         self._device.check_pinned(host)
         self._add(lambda: np.copyto(memory, host.reshape(-1).view(np.uint8)))
+
+    def fill(self, file: int, offset: int, memory: U8, dtype: np.dtype[Any] | None) -> tuple[int, np.float32 | None]:
+        """Reads now, copies later. Every other call finds the amax."""
+        self._fills += 1
+        read = np.empty(memory.size, np.uint8)
+        done = read_all(file, offset, read)
+        self._add(lambda: np.copyto(memory, read))
+        if dtype is None or self._fills % 2:
+            return done, None
+        return done, self._device.engine.amax(read.view(dtype))
 
     def download(self, memory: U8, host: npt.NDArray[Any]) -> None:
         assert host.nbytes == memory.nbytes
@@ -170,6 +186,9 @@ class FakeStream:
             self._device.engine.quantize(_values(matrix), given, codes.reshape(rows, -1), scales.reshape(rows, -1))
 
         self._add(run)
+
+    def close(self) -> None:
+        self._device.unpin(self._staging)
 
     def record(self) -> FakeEvent:
         event = FakeEvent()

@@ -1,6 +1,8 @@
-// SHA-256 of many pieces of equal length, two at a time, with the processor's SHA instructions.
+// SHA-256 of many pieces of equal length: sixteen at a time with AVX-512, the rest two at a time with the processor's SHA
+// instructions.
 //
-// Each round waits for the round before it, so one message leaves half of the unit idle. Two messages fill it.
+// Each round of a message waits for the round before it. One message leaves half of the SHA unit idle, and two fill it.
+// AVX-512 holds one message per lane, and is half as fast again.
 #include <cstdint>
 #include <cstring>
 
@@ -94,6 +96,78 @@ __attribute__((target("sha,sse4.1"))) void hash_pieces(const uint8_t* data, int6
     for (int n = 0; n < N; ++n) write_digest(states[n], digests + 32 * n);
 }
 
+// One word of each of sixteen messages.
+typedef uint32_t Words __attribute__((vector_size(64)));
+
+#define HB_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq")))
+
+HB_AVX512 inline Words turn(Words x, int bits) { return (x >> bits) | (x << (32 - bits)); }
+
+// The next block of each message, transposed: word i of all messages in words[i].
+HB_AVX512 inline void load_blocks(const uint8_t* data, int64_t stride, Words* words) {
+    const __m512i to_big_endian =
+        _mm512_broadcast_i32x4(_mm_set_epi64x(0x0c0d0e0f08090a0b, 0x0405060700010203));
+    __m512i r[16], t[16];
+    for (int i = 0; i < 16; ++i) r[i] = _mm512_shuffle_epi8(_mm512_loadu_si512(data + i * stride), to_big_endian);
+    for (int i = 0; i < 16; i += 2) {
+        t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
+        t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4) {
+        r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
+        r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
+        r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
+        r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
+    }
+    for (int i = 0; i < 4; ++i)
+        for (int half = 0; half < 16; half += 8) {
+            t[half + i] = _mm512_shuffle_i32x4(r[half + i], r[half + i + 4], 0x88);
+            t[half + i + 4] = _mm512_shuffle_i32x4(r[half + i], r[half + i + 4], 0xdd);
+        }
+    for (int i = 0; i < 8; ++i) {
+        words[i] = (Words)_mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
+        words[i + 8] = (Words)_mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
+    }
+}
+
+HB_AVX512 inline void take_blocks(Words* state, Words* w) {
+    Words a = state[0], b = state[1], c = state[2], d = state[3], e = state[4], f = state[5], g = state[6], h = state[7];
+#pragma GCC unroll 64
+    for (int t = 0; t < 64; ++t) {
+        if (t >= 16) {
+            const Words p = w[(t - 15) & 15], q = w[(t - 2) & 15];
+            w[t & 15] += w[(t - 7) & 15] + (turn(p, 7) ^ turn(p, 18) ^ (p >> 3)) + (turn(q, 17) ^ turn(q, 19) ^ (q >> 10));
+        }
+        const Words one = h + (turn(e, 6) ^ turn(e, 11) ^ turn(e, 25)) + ((e & f) ^ (~e & g)) + w[t & 15] + ROUNDS[t];
+        const Words two = (turn(a, 2) ^ turn(a, 13) ^ turn(a, 22)) + ((a & b) | (c & (a | b)));
+        h = g, g = f, f = e, e = d + one, d = c, c = b, b = a, a = one + two;
+    }
+    const Words sums[8] = {a, b, c, d, e, f, g, h};
+    for (int i = 0; i < 8; ++i) state[i] += sums[i];
+}
+
+// Digests of sixteen pieces of `bytes` bytes that follow each other.
+HB_AVX512 void hash_sixteen(const uint8_t* data, int64_t bytes, uint8_t* digests) {
+    const uint32_t initial[8] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
+                                 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
+    Words state[8], words[16];
+    for (int i = 0; i < 8; ++i) state[i] = Words{} + initial[i];
+    for (int64_t done = 0; done < bytes; done += 64) {
+        load_blocks(data + done, bytes, words);
+        take_blocks(state, words);
+    }
+    for (Words& word : words) word = Words{};
+    words[0] += 0x80000000u;
+    words[14] += (uint32_t)((uint64_t)bytes * 8 >> 32);
+    words[15] += (uint32_t)((uint64_t)bytes * 8);
+    take_blocks(state, words);
+    for (int n = 0; n < 16; ++n)
+        for (int i = 0; i < 8; ++i) {
+            const uint32_t swapped = __builtin_bswap32(state[i][n]);
+            std::memcpy(digests + 32 * n + 4 * i, &swapped, 4);
+        }
+}
+
 bool has_sha() {
     unsigned a = 0, b = 0, c = 0, d = 0;
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(b >> 29 & 1)) return false;
@@ -105,18 +179,25 @@ bool has_sha() {
 
 extern "C" {
 
-// SHA-256 of `count` pieces of `bytes` bytes that follow each other, 32 bytes each. `bytes` is a multiple of 64.
-// Returns 0, with nothing done, if this machine has no SHA instructions.
-int hb_sha256_pieces(const uint8_t* data, int64_t count, int64_t bytes, uint8_t* digests) {
+// SHA-256 of pieces of `bytes` bytes, 32 bytes each. Each of `arrays` arrays holds `counts[i]` pieces that follow each
+// other; `bytes` is a multiple of 64. isa: 2 allows AVX-512. Returns 0, with nothing done, if this machine has no SHA
+// instructions.
+int hb_sha256_pieces(int isa, int arrays, const uint8_t* const* data, const int64_t* counts, int64_t bytes,
+                     uint8_t* const* digests) {
 #if defined(HB_X86)
     static const bool available = has_sha();
     if (!available) return 0;
-    int64_t piece = 0;
-    for (; piece + 2 <= count; piece += 2) hash_pieces<2>(data + piece * bytes, bytes, digests + piece * 32);
-    if (piece < count) hash_pieces<1>(data + piece * bytes, bytes, digests + piece * 32);
+    for (int i = 0; i < arrays; ++i) {
+        const uint8_t* at = data[i];
+        uint8_t* out = digests[i];
+        int64_t left = counts[i];
+        for (; isa == 2 && left >= 16; left -= 16, at += 16 * bytes, out += 16 * 32) hash_sixteen(at, bytes, out);
+        for (; left >= 2; left -= 2, at += 2 * bytes, out += 2 * 32) hash_pieces<2>(at, bytes, out);
+        if (left) hash_pieces<1>(at, bytes, out);
+    }
     return 1;
 #else
-    (void)data, (void)count, (void)bytes, (void)digests;
+    (void)isa, (void)arrays, (void)data, (void)counts, (void)bytes, (void)digests;
     return 0;
 #endif
 }

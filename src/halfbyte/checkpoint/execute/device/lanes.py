@@ -134,4 +134,6 @@ class Lanes:
     def close(self) -> None:
         """Give the memory back. No lane is borrowed any more."""
         for lanes in self._free.values():
+            for lane in lanes:
+                lane.stream.close()
             lanes.clear()

@@ -57,6 +57,14 @@ class Stream(Protocol):
     def upload(self, host: npt.NDArray[Any], memory: Memory) -> None:
         """Copy a contiguous array to the device. It must not change until that is done."""
 
+    def fill(
+        self, file: int, offset: int, memory: Memory, dtype: np.dtype[Any] | None
+    ) -> tuple[int, np.float32 | None]:
+        """Read an open file straight into memory of the device.
+
+        Returns the bytes that the file had, and the largest magnitude if a dtype is given and it was found on the way.
+        """
+
     def download(self, memory: Memory, host: npt.NDArray[Any]) -> None:
         """Copy to a contiguous array on the host."""
 
@@ -71,6 +79,9 @@ class Stream(Protocol):
 
     def record(self) -> Event:
         """The point after all that was queued so far."""
+
+    def close(self) -> None:
+        """Give back what the stream holds on the host. Nothing is queued any more."""
 
 
 class Device(Protocol):

@@ -24,8 +24,10 @@ def decode(source: SourceMatrix, raw: torch.Tensor, scales: torch.Tensor, rows: 
         _multiply(out, scales.view(torch.float32).view(rows.array.shape), rows)
     elif source.kind == "int4":
         pairs, codes = out.view(height, -1, 2), raw.view(height, -1)
-        torch.bitwise_and(codes, 15, out=pairs[:, :, 0])
-        torch.bitwise_right_shift(codes, 4, out=pairs[:, :, 1])
+        low, high = pairs[:, :, 0], pairs[:, :, 1]
+        low.copy_(codes)  # in float32, where whole numbers are exact and no other memory is needed
+        high.copy_(low).div_(16).floor_()
+        low.sub_(high, alpha=16)
         out.sub_(8)
         _multiply(out, scales.view(torch.float32).view(rows.array.shape), rows)
     else:

@@ -1,0 +1,59 @@
+// Reading a file and finding the largest magnitude in the same pass, while the bytes are in the cache; and writing
+// several parts of a file in one call.
+#include <cstdint>
+
+#if !defined(_WIN32)
+#include <cerrno>
+#include <unistd.h>
+#endif
+
+extern "C" {
+
+uint32_t hb_amax(int isa, const void* x, int64_t n, int dtype);  // exports.cpp
+
+// Fills `into` with `bytes` bytes of a file from `offset` on; elements have `size` bytes. Returns the number of bytes
+// read, which is less if the file ended or could not be read; then `error` is the system's number for it, or 0. `most`
+// becomes the bits of the largest magnitude of what was read.
+int64_t hb_read_amax(int isa, int file, int64_t offset, uint8_t* into, int64_t bytes, int dtype, int size,
+                     uint32_t* most, int* error) {
+    int64_t done = 0, seen = 0;
+    *most = 0;
+    *error = 0;
+#if !defined(_WIN32)
+    const int64_t STEP = 1 << 18;  // a part of a second-level cache
+    while (done < bytes) {
+        const int64_t wanted = bytes - done < STEP ? bytes - done : STEP;
+        const ssize_t got = pread(file, into + done, (size_t)wanted, (off_t)(offset + done));
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) *error = errno;
+        if (got <= 0) break;
+        done += got;
+        const int64_t whole = done / size * size;  // a read may end within an element
+        const uint32_t found = hb_amax(isa, into + seen, (whole - seen) / size, dtype);
+        *most = found > *most ? found : *most;
+        seen = whole;
+    }
+#else
+    (void)isa, (void)file, (void)offset, (void)into, (void)bytes, (void)dtype, (void)size;
+#endif
+    return done;
+}
+
+// Writes parts of a file one after the other. Returns the system's number for an error, or 0.
+int hb_write_parts(int file, int count, const uint8_t* const* data, const int64_t* sizes, const int64_t* offsets) {
+#if !defined(_WIN32)
+    for (int part = 0; part < count; ++part)
+        for (int64_t done = 0; done < sizes[part];) {
+            const ssize_t got =
+                pwrite(file, data[part] + done, (size_t)(sizes[part] - done), (off_t)(offsets[part] + done));
+            if (got < 0 && errno == EINTR) continue;
+            if (got < 0) return errno;
+            done += got;
+        }
+#else
+    (void)file, (void)count, (void)data, (void)sizes, (void)offsets;
+#endif
+    return 0;
+}
+
+}  // extern "C"

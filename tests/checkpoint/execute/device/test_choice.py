@@ -1,0 +1,85 @@
+"""What `--device auto` takes, and what it says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from halfbyte.backends import BACKENDS
+from halfbyte.checkpoint import Options, Plan, make_plan
+from halfbyte.checkpoint.execute.device import choice
+from halfbyte.checkpoint.execute.device.choice import START, choose_device, cpu_seconds
+from tests.backends.gpu.card import convert_checks
+from tests.checkpoint.toy import llama, write_checkpoint
+
+
+def relayout(folder: Path) -> Plan:
+    """NVFP4 to another layout: nothing is computed."""
+    make, config = convert_checks.SOURCES["nvfp4"]
+    convert_checks.write(folder, make(), config)
+    return make_plan(folder, Options(layout="compressed-tensors"))
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Plan:
+    return make_plan(write_checkpoint(tmp_path / "s", llama()), Options())
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver, two devices and every kernel."""
+    monkeypatch.setattr(choice, "driver_present", lambda: True)
+    monkeypatch.setattr(choice, "cuda_count", lambda: 2)
+    monkeypatch.setattr(type(BACKENDS["gpu"]), "supports", lambda self, request: None)
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize(
+    ("seconds", "workers", "device", "reason"),
+    [
+        (4 * START - 1, 4, "cpu", f"4 workers compute this in about 5.8 s, and a GPU needs {START:.0f} s to start"),
+        (4 * START + 40, 4, "cuda", "this saves 4 workers about 16 s of computing each"),
+        (4 * START + 40, 16, "cpu", "16 workers compute this in about 4.0 s"),
+    ],
+)
+def test_the_faster_one(plan: Plan, seconds: float, workers: int, device: str, reason: str) -> None:
+    found = choose_device(plan, workers, lambda plan: seconds)
+    assert found.device == device
+    assert reason in found.reason
+
+
+@pytest.mark.usefixtures("gpu")
+def test_reasons_against_a_gpu(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is found before anything slower is asked."""
+
+    def never() -> int:
+        raise AssertionError("torch was asked")
+
+    def forever(plan: Plan) -> float:
+        return 1e9
+
+    monkeypatch.setattr(choice, "cuda_count", lambda: ": torch finds no CUDA device here")
+    assert (
+        choose_device(plan, 2, forever).reason
+        == "torch cannot use a GPU (device cuda: torch finds no CUDA device here)"
+    )
+    monkeypatch.setattr(choice, "cuda_count", never)
+    monkeypatch.setattr(type(BACKENDS["gpu"]), "supports", lambda self, request: "no kernel for that")
+    assert choose_device(plan, 2, forever).reason == "GPUs cannot do this: no kernel for that"
+    monkeypatch.setattr(choice, "driver_present", lambda: False)
+    assert choose_device(plan, 2, forever).reason == "there is no NVIDIA driver"
+    nothing = relayout(tmp_path / "t")
+    assert choose_device(nothing, 2, forever).reason == "nothing is quantized"
+
+
+def test_the_estimate_grows_with_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "_seconds_each", lambda engine, dtype: {"BF16": 1.0, "F32": 4.0}[dtype])
+    tensors = llama(layers=1)
+    plan = make_plan(write_checkpoint(tmp_path / "s", tensors), Options())
+    elements = sum(x.size for name, x in tensors.items() if "_proj.weight" in name)
+    assert cpu_seconds(plan) == elements
+
+
+def test_the_timing_is_a_time(plan: Plan) -> None:
+    assert 0 < cpu_seconds(plan) < 60

@@ -1,0 +1,81 @@
+"""Modules that share a tensor scale lie in several shards, and many workers convert them at once."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import halfbyte as hb
+from halfbyte.checkpoint import Options, Resources, make_plan, run
+from halfbyte.checkpoint.execute.journal import JOURNAL
+from halfbyte.testing import assert_same_bits
+from tests.checkpoint.execute.recorder import Recorder
+from tests.checkpoint.execute.scenes import on_disk
+from tests.checkpoint.toy import all_bytes, llama, read_checkpoint, write_checkpoint
+
+SHARDS = 5
+WORKERS = (1, 2, 3, 8, 16)
+CHUNKS = (200, 5_000, 1 << 20)
+"""Bytes of a piece: less than a row, some rows, more than all partners."""
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("source"), llama(layers=3), {"num_hidden_layers": 3}, shards=SHARDS)
+
+
+def resources(workers: int, chunk: int) -> Resources:
+    return Resources(workers=workers, max_memory=1 << 27, sync=False, chunk=chunk)
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("chunk", CHUNKS)
+def test_the_bytes_are_those_of_partners_quantized_together(
+    tmp_path: Path, source: Path, workers: int, chunk: int
+) -> None:
+    plan = make_plan(source, Options(method="amax"))
+    run(plan, tmp_path / "d", resources(workers, chunk))
+    made, tensors = read_checkpoint(tmp_path / "d"), read_checkpoint(source)
+    spread = 0
+    for group in plan.groups:
+        shared = max(np.abs(tensors[f"{module}.weight"].astype(np.float32)).max() for module in group)
+        spread += len({shard.name for shard in plan.shards for unit in shard.units if unit.module in group}) > 1
+        for module in group:
+            q = hb.quantize(tensors[f"{module}.weight"], "nvfp4", "modelopt", "amax", global_amax=shared)
+            assert_same_bits(made[f"{module}.weight"], q.codes)
+            assert_same_bits(made[f"{module}.weight_scale"], q.scales)
+    assert spread == 6
+
+
+@pytest.mark.parametrize("chunk", CHUNKS[1:])
+def test_any_shards_may_be_done_already(tmp_path: Path, source: Path, chunk: int) -> None:
+    """Then their partners are surveyed by others. Every choice of shards, with many workers."""
+    plan = make_plan(source, Options(method="amax"))
+    whole, work = tmp_path / "whole", tmp_path / "d" / ".halfbyte"
+    run(plan, whole, resources(1, chunk))
+    recorder = Recorder(tmp_path)
+    with on_disk(recorder):
+        run(plan, tmp_path / "d", resources(1, chunk))
+    shutil.rmtree(tmp_path / "d")
+    written = {operation.path: operation.data for operation in recorder.operations if operation.kind == "write"}
+    first = written["d/.halfbyte/journal.new"]
+    lines = {
+        json.loads(operation.data)["name"]: operation.data
+        for operation in recorder.operations
+        if operation.kind == "write" and operation.path == f"d/.halfbyte/{JOURNAL}"
+    }
+    names = [shard.name for shard in plan.shards]
+    for done in itertools.chain.from_iterable(itertools.combinations(range(SHARDS), count) for count in range(SHARDS)):
+        work.mkdir(parents=True)
+        for i in done:
+            shutil.copy(whole / names[i], work / names[i])
+        (work / JOURNAL).write_bytes(first + b"".join(lines[names[i]] for i in done))
+        outcome = run(plan, tmp_path / "d", resources(8, chunk))
+        assert outcome.shards_found == len(done)
+        assert all_bytes(tmp_path / "d") == all_bytes(whole)
+        shutil.rmtree(tmp_path / "d")

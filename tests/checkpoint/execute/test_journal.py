@@ -1,0 +1,96 @@
+"""The journal: lines that a crash tore, several threads, another version."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+
+from halfbyte.checkpoint.execute.disk import Disk
+from halfbyte.checkpoint.execute.journal import Finished, Journal
+from halfbyte.errors import CheckpointError
+from tests.checkpoint.execute.recorder import Recorder
+from tests.checkpoint.execute.scenes import plan_of, small_source
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Journal:
+    """With two shards."""
+    started = Journal.start(tmp_path / "journal.jsonl", Disk(sync=False), plan_of(small_source(tmp_path / "source")))
+    for name in ("one", "two"):
+        started.add(Finished(name, 5, {"x": "0123"}))
+    return started
+
+
+def shards(path: Path) -> list[str]:
+    return list(Journal.load(path, Disk(sync=False)).finished)
+
+
+def test_cut_anywhere(journal: Journal) -> None:
+    """A line counts when its last byte is there, and one that was cut is no part of the next."""
+    data = journal.path.read_bytes()
+    ends = [i + 1 for i, byte in enumerate(data) if byte == ord("\n")]
+    for size in sorted(
+        {*range(0, len(data), 7), *(end + more for end in ends for more in (-1, 0, 1))} - {len(data) + 1}
+    ):
+        journal.path.write_bytes(data[:size])
+        loaded = Journal.load(journal.path, Disk(sync=False))
+        whole = sum(1 for end in ends if end <= size)
+        assert (bool(loaded.first), len(loaded.finished)) == (whole > 0, max(0, whole - 1))
+        if whole:
+            loaded.add(Finished("three", 5))
+            assert shards(journal.path) == [*["one", "two"][: whole - 1], "three"]
+
+
+@pytest.mark.parametrize(
+    "torn", [b"\0" * 40, b"\0" * 39 + b"\n", b"[]\n", b"7\n", b'{"name": 1}\n', b"\xff\xfe\n", b"\n"]
+)
+def test_what_else_a_crash_may_leave(journal: Journal, torn: bytes) -> None:
+    """Zeros where the size came to the disk before the bytes; whatever was there before."""
+    before = journal.path.read_bytes()
+    journal.path.write_bytes(before + torn)
+    loaded = Journal.load(journal.path, Disk(sync=False))
+    assert list(loaded.finished) == ["one", "two"]
+    loaded.add(Finished("three", 5))
+    assert shards(journal.path) == ["one", "two", "three"]
+
+
+def test_a_torn_line_is_gone_from_the_disk_before_the_next_is_written(journal: Journal) -> None:
+    """Else sectors of both could make a line that no one wrote."""
+    with journal.path.open("ab") as file:
+        file.write(b'{"name": "thr')
+    recorder = Recorder(journal.path.parent)
+    loaded = Journal.load(journal.path, recorder)
+    loaded.add(Finished("three", 5))
+    loaded.add(Finished("four", 5))
+    kinds = [operation.kind for operation in recorder.operations]
+    assert kinds == ["reopen", "resize", "flush", "write", "flush", "reopen", "write", "flush"]
+
+
+def test_several_threads(tmp_path: Path, journal: Journal) -> None:
+    class Slow(Disk):
+        """Others run while one writes."""
+
+        def write_at(self, file: int, data: bytes | memoryview, offset: int) -> None:
+            threading.Event().wait(0.002)
+            super().write_at(file, data, offset)
+
+    journal.disk = Slow(sync=False)
+    names = [f"shard {i}" for i in range(16)]
+    threads = [threading.Thread(target=journal.add, args=(Finished(name, 5),)) for name in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(shards(journal.path)) == sorted(["one", "two", *names])
+
+
+def test_of_another_version(journal: Journal, tmp_path: Path) -> None:
+    """Its lines may look otherwise. The error says what it is."""
+    first, *lines = journal.path.read_text().splitlines()
+    other = json.dumps({**json.loads(first), "version": 99})
+    journal.path.write_text("\n".join([other, *(line.replace("size", "length") for line in lines), ""]))
+    with pytest.raises(CheckpointError, match="another version of halfbyte wrote it"):
+        Journal.load(journal.path, Disk()).check(plan_of(tmp_path / "source"))
