@@ -31,7 +31,7 @@
 #include "search.cuh"
 
 #ifndef SHORT_BLOCKS
-#define SHORT_BLOCKS 40  // of the building kernel
+#define SHORT_BLOCKS 16  // of the building kernel
 #endif
 
 constexpr int ROW_COUNT = 656;  // M is at most 3.95·s, codes are 0 below 0.25·s/2: 4.99 octaves, plus 0.09
