@@ -6,58 +6,44 @@ comes back to its inference engines.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import cast
+import functools
+import operator
+import sys
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from halfbyte.arrays import Array, is_torch, like, to_numpy
+from halfbyte.arrays import DTYPE_NAMES, Array, is_torch, like, to_numpy
 from halfbyte.checkpoint.execute.engine import Engine
-from halfbyte.checkpoint.plan.select import Rules, Selector, matches
-from halfbyte.checkpoint.plan.target import Target, activations_of, resolve_target
-from halfbyte.checkpoint.plan.types import Options
+from halfbyte.checkpoint.execute.repair import LARGEST_PRODUCT, SMALLEST_AMAX
+from halfbyte.checkpoint.plan.select import Rules
+from halfbyte.checkpoint.plan.target import Target
 from halfbyte.codec.bits import F32, dtype_name, widen
-from halfbyte.errors import InputError, UnsupportedError
+from halfbyte.contracts import NVFP4Rule
+from halfbyte.errors import CheckpointError, InputError, UnsupportedError
 from halfbyte.layouts.description import Activations, LogicalWeight
 from halfbyte.models import Model, model_of
 from halfbyte.models.experts import expert_module, is_stack
-from halfbyte.models.names import layer_index
-from halfbyte.models.partners import share_scales
+from halfbyte.online_batch import Batches, Named
+from halfbyte.online_plan import Config, Sync, decided, module_of
 from halfbyte.quantize import quantize
 from halfbyte.types import QuantizedTensor
 
-Named = tuple[str, Array]
+if TYPE_CHECKING:
+    import torch
 
 
-@dataclass(frozen=True)
-class Config:
-    """What the engines expect: target and model. Take the options that the checkpoint was converted with."""
-
-    options: Options = Options()
-    model_type: str = ""
-    num_hidden_layers: int | None = None
-    tie_word_embeddings: bool = False
-    trainer_name: str = ""
-    """The trainer's own name of this group (Megatron's, say): patterns match it as well, and its layer number counts
-    where the names handed over have none."""
-
-    @property
-    def as_json(self) -> dict[str, object]:
-        """The same in the words of a config.json."""
-        return {
-            "model_type": self.model_type,
-            "num_hidden_layers": self.num_hidden_layers,
-            "tie_word_embeddings": self.tie_word_embeddings,
-        }
+__all__ = ["Config", "Named", "check", "quantize_named"]
 
 
-def quantize_named(params: Iterable[Named], rules: Rules, config: Config) -> list[Named]:
+def quantize_named(params: Iterable[Named] | Mapping[str, Array], rules: Rules, config: Config) -> list[Named]:
     """Quantize the (name, tensor) pairs of one parameter group; names are those of the checkpoint.
 
     Returned are the tensors of the layout under its names; what the rules keep comes back as it came. Tensors stay on
     their device and of their kind (numpy or torch). A module whose partner (gate and up, q k v, w1 w3) is not among the
-    pairs is an error: their shared scale could not be the checkpoint's. NaN and Inf are refused.
+    pairs is an error: their shared scale could not be the checkpoint's. NaN and Inf are refused, except on a card,
+    where nothing waits for the device: `check` looks for them afterwards.
 
     >>> gate = np.ones((32, 64), np.float32)
     >>> pairs = [("layers.0.mlp.gate_proj.weight", gate), ("layers.0.mlp.up_proj.weight", 2 * gate)]
@@ -70,47 +56,171 @@ def quantize_named(params: Iterable[Named], rules: Rules, config: Config) -> lis
     layers.0.mlp.up_proj.weight_scale (32, 4)
     layers.0.mlp.up_proj.weight_scale_2 ()
     """
-    model = model_of(config.as_json)
-    target = resolve_target(config.options, model.family)
-    format = target.format
-    if format is None:
-        raise UnsupportedError("weight sync quantizes; there is nothing to do for bf16")
-    kind, activations = activations_of(config.options, target, sources_have=False)
-    if kind == "file":
-        raise UnsupportedError(
-            "weight sync knows activations none and unit; calibrated scales do not change with weights"
-        )
-    selector = Selector(rules, model)
-    pairs = [pair for given in params for pair in _unstack(given, model)]
-    weights = {name.removesuffix(".weight"): x for name, x in pairs if name.endswith(".weight") and len(x.shape) == 2}
-    reasons = {module: _reason(selector, module, x, format.block, rules, config) for module, x in weights.items()}
-    fresh = {module for module, reason in reasons.items() if reason is None}
-    groups, partners = share_scales(
-        list(weights), fresh.__contains__, model.family.optional, True, model.fused, model.lacks
-    )
-    amaxes = _shared_amaxes(weights, [group for group in groups if format.has_global])
-    engine = Engine(format, target.contract, target.method, target.repairs)
+    pairs = _named(params)
+    names, arrays = zip(*pairs, strict=True) if pairs else ((), ())
+    shapes = [x.shape for x in arrays]
+    if 3 in map(len, shapes):
+        model = model_of(config.as_json)
+        pairs = [pair for given in pairs for pair in _unstack(given, model)]
+        names, arrays = zip(*pairs, strict=True)
+        shapes = [x.shape for x in arrays]
+    sync = decided(names, shapes, rules, config)
+    fresh = [arrays[at] for at in sync.fresh]
+    devices = {x.device for x in fresh}
+    if fresh and all(getattr(device, "type", device) == "cuda" for device in devices):  # numpy's devices are words
+        return _on_card(pairs, list(arrays), fresh, sync)
+    for at in sync.fresh:
+        _check_dtype(*pairs[at])
+    amaxes = _shared_amaxes(pairs, sync.groups) if sync.format.has_global else {}
+    engine = Engine(sync.format, sync.target.contract, sync.target.method, sync.target.repairs)
     result: list[Named] = []
-    for name, x in pairs:
-        module = name.removesuffix(".weight")
-        if module in fresh and module not in partners and name.endswith(".weight"):
-            result += _quantized(module, x, amaxes.get(module), engine, target, activations)
+    quantized = set(sync.fresh)
+    for at, (name, x) in enumerate(pairs):
+        if at in quantized:
+            result += _quantized(module_of(name), x, amaxes.get(at), engine, sync.target, sync.activations)
         else:
             result.append((name, x))
     return result
 
 
-def _reason(selector: Selector, module: str, x: Array, block: int, rules: Rules, config: Config) -> str | None:
-    """Why a parameter is kept; the trainer's name stands in where the checkpoint's has no layer number."""
-    dtype_name(to_dtype(x))
-    reason = selector.reason(module, int(x.shape[-1]), block)
-    if reason is None and config.trainer_name:
-        for pattern in rules.keep:
-            if matches(config.trainer_name, pattern):
-                return f"--keep {pattern}"
-        if layer_index(module) is None:
-            return selector.layer_reason(layer_index(config.trainer_name))
-    return reason
+def check(named: Iterable[Named]) -> None:
+    """Wait for the device, and raise if a tensor-level scale among the results is NaN, Inf or 0.
+
+    On a card `quantize_named` waits for nothing, so it cannot refuse NaN and Inf: they give such scales.
+    """
+    scalars = [(name, x) for name, x in named if is_torch(x) and str(x.dtype) == "torch.float32" and x.numel() == 1]
+    if not scalars:
+        return
+    import torch
+
+    values = torch.stack([x.reshape(()) for _, x in scalars]).tolist()
+    for (name, _), value in zip(scalars, values, strict=True):
+        if not 0 < value < float("inf"):
+            raise CheckpointError(
+                f"{name} is {value}: its weight holds NaN or Inf; repair the weight, or keep the module unquantized"
+            )
+
+
+# --- what is given ---
+
+
+def _named(params: object) -> list[Named]:
+    """The (name, tensor) pairs, checked. A mapping of names to tensors serves too."""
+    if isinstance(params, Mapping):
+        params = params.items()
+    if not isinstance(params, Iterable):
+        raise InputError(f"quantize_named takes (name, tensor) pairs, not {type(params).__name__}")
+    params = list(params)
+    if _are_usual(params):
+        return params
+    pairs: dict[str, Array] = {}
+    for number, pair in enumerate(params):
+        if not (isinstance(pair, tuple | list) and len(pair) == 2 and isinstance(pair[0], str)):
+            raise InputError(f"quantize_named takes (name, tensor) pairs; number {number} is no such pair")
+        name, x = pair
+        if isinstance(x, np.generic):
+            x = np.asarray(x)
+        if not (isinstance(x, np.ndarray) or is_torch(x)):
+            raise InputError(f"{name} must be a numpy array or a torch tensor, not {type(x).__name__}")
+        if name in pairs:
+            raise InputError(f"{name} is given twice")
+        pairs[name] = x
+    return list(pairs.items())
+
+
+def _are_usual(params: list[Any]) -> bool:
+    """Whether these are different names with arrays or ordinary tensors. Many of them are asked about at once."""
+    if set(map(type, params)) != {tuple} or set(map(len, params)) != {2}:
+        return False
+    names, arrays = zip(*params, strict=True)
+    kinds = {np.ndarray}
+    if (torch := sys.modules.get("torch")) is not None:
+        kinds |= {torch.Tensor, torch.nn.Parameter}
+    return set(map(type, names)) == {str} and len(set(names)) == len(names) and set(map(type, arrays)) <= kinds
+
+
+def _check_dtype(name: str, x: Array) -> None:
+    try:
+        dtype_name(to_dtype(x))
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from error
+
+
+# --- on a card ---
+
+
+def _on_card(pairs: list[Named], tensors: list[torch.Tensor], fresh: list[torch.Tensor], sync: Sync) -> list[Named]:
+    """The results, without waiting for the device. Everything here happens once per tensor: it must be short."""
+    import torch
+
+    dtypes, devices = {x.dtype for x in fresh}, {x.device for x in fresh}
+    for dtype in dtypes:
+        if str(dtype).removeprefix("torch.") not in DTYPE_NAMES:
+            dtype_name(dtype)  # raises
+    addresses = list(map(torch.Tensor.data_ptr, tensors))
+    together = (
+        sync.batches is not None
+        and len(dtypes) == len(devices) == 1
+        and all(map(torch.Tensor.is_contiguous, fresh))
+        and not functools.reduce(operator.or_, map(addresses.__getitem__, sync.fresh)) & 15
+    )
+    if sync.batches is None or not together:
+        made = _one_by_one(tensors, pairs, sync)
+        return [named for at, pair in enumerate(pairs) for named in made.get(at, [pair])]
+    (dtype,), (device,) = dtypes, devices
+    found = sync.quantizers.get((device, dtype))
+    if found is None:
+        found = Batches(sync.batches, len(pairs), sync.target, dtype, device)
+        sync.quantizers[device, dtype] = found
+    return found(pairs, tensors, addresses)
+
+
+def _one_by_one(tensors: list[torch.Tensor], pairs: list[Named], sync: Sync) -> dict[int, list[Named]]:
+    """The same for formats, dtypes and memory that a batch cannot take: partners share an amax on the device."""
+    made: dict[int, list[Named]] = {}
+    for group in sync.groups:
+        amax = None
+        if sync.format.has_global:
+            found = [tensors[at].detach().abs().amax().float() for at in group]
+            amax = functools.reduce(lambda one, other: one.maximum(other), found)  # NaN stays
+            if sync.target.repairs:
+                raised = amax.clamp_min(float(SMALLEST_AMAX))
+                amax = raised.where(amax != 0, raised.new_full((), float(LARGEST_PRODUCT)))
+        for at in group:
+            made[at] = _from_amax(module_of(pairs[at][0]), tensors[at].detach().contiguous(), amax, sync)
+    return made
+
+
+def _from_amax(module: str, x: torch.Tensor, amax: torch.Tensor | None, sync: Sync) -> list[Named]:
+    """The tensors of one module, for an amax on the device."""
+    import torch
+
+    target, format = sync.target, sync.format
+    q = quantize(x, format, target.contract, target.method, global_amax=amax)
+    rule = q.contract.rule(format)
+    multiplier = cast("torch.Tensor | None", q.global_scale)
+    divisor = multiplier
+    if multiplier is not None and isinstance(rule, NVFP4Rule):
+        encodes = rule.for_method(q.method).stored_as == "encode factor" and q.stored_scale is not None
+        divisor = cast("torch.Tensor", q.stored_scale) if encodes else multiplier.reciprocal()
+    named: list[Named] = []
+    for part in target.layout.parts(LogicalWeight(module, x.shape[0], x.shape[1]), format, sync.activations):
+        match part.role:
+            case "codes":
+                value: Array = q.codes
+            case "scales":
+                value = _scale_bytes(q, part.dtype)
+            case "multiplier" if multiplier is not None:
+                value = multiplier.reshape(part.shape)
+            case "divisor" if divisor is not None:
+                value = divisor.reshape(part.shape)
+            case _:
+                value = torch.ones(part.shape, dtype=torch.float32, device=x.device)
+        named.append((part.name, _transposed(value) if part.transposed else value))
+    return named
+
+
+# --- numpy and the CPU ---
 
 
 def to_dtype(x: Array) -> object:
@@ -118,12 +228,12 @@ def to_dtype(x: Array) -> object:
     return to_numpy(x[:0]).dtype
 
 
-def _shared_amaxes(weights: dict[str, Array], groups: Iterable[tuple[str, ...]]) -> dict[str, np.float32]:
-    shared: dict[str, np.float32] = {}
+def _shared_amaxes(pairs: list[Named], groups: Iterable[tuple[int, ...]]) -> dict[int, np.float32]:
+    shared: dict[int, np.float32] = {}
     for group in groups:
         largest = np.float32(0)
-        for module in group:
-            largest = np.maximum(largest, _amax(weights[module]))  # NaN stays
+        for at in group:
+            largest = np.maximum(largest, _amax(pairs[at][1]))  # NaN stays
         shared |= dict.fromkeys(group, largest)
     return shared
 
@@ -143,7 +253,14 @@ def _quantized(
         raise UnsupportedError("no format to quantize to")
     if is_torch(x):
         x = x.detach().contiguous()
-    usable = engine.usable_amax(_amax(x) if amax is None else amax, module)
+    largest = _amax(x) if amax is None else amax
+    if not np.isfinite(largest):
+        who = module if not np.isfinite(_amax(x)) else f"a partner of {module}"
+        raise CheckpointError(
+            f"{who} holds {'NaN' if np.isnan(largest) else 'Inf'}: its scale would be unusable; repair it, or keep the "
+            f"module unquantized: Rules(keep=({module!r},))"
+        )
+    usable = engine.usable_amax(largest, module)
     q = quantize(x, format, target.contract, target.method, global_amax=usable if format.has_global else None)
     scales = engine.tensor_scales(usable, cast("np.dtype[np.generic]", to_dtype(x))) if format.has_global else None
     one = np.float32(1)

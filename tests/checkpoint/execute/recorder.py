@@ -72,11 +72,14 @@ class Recorder(Disk):
                 if half is not None:
                     half()
             if self.killed:
-                raise Killed
+                self._die()
             result = act()
             self.operations.append(operation)
             self.killed = self.kill_after(operation)
             return result
+
+    def _die(self) -> None:
+        raise Killed
 
     def _opened(self, kind: Kind, path: Path, act: Callable[[], int]) -> int:
         with self._lock:

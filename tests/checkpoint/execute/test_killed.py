@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,7 +13,7 @@ from halfbyte.checkpoint.io.index import CONFIG, MANIFEST
 from halfbyte.errors import CheckpointError
 from halfbyte.verify import verify
 from tests.checkpoint.execute.power_cut import Tree, read_tree
-from tests.checkpoint.execute.scenes import INTO, SCENES, Scene, finals, fresh, journal_lines, plan_of
+from tests.checkpoint.execute.scenes import INTO, SCENES, Scene, finals, fresh, journal_lines, plan_of, small_source
 
 
 @pytest.mark.parametrize("make", SCENES)
@@ -72,3 +74,10 @@ def test_what_a_kill_leaves_is_no_checkpoint_for_verify(tmp_path: Path) -> None:
             except CheckpointError:
                 results.append((CONFIG in finals(tree), False))
     assert set(results) == {(False, False), (True, True)}
+
+
+def test_by_a_signal(tmp_path: Path) -> None:
+    """A process that is killed leaves what the recorder leaves: nothing waits in buffers of its own."""
+    program = [sys.executable, "-m", "tests.checkpoint.execute.killed", str(small_source(tmp_path / "source"))]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=300, cwd=Path(__file__).parents[3])
+    assert done.returncode == 0, done.stderr

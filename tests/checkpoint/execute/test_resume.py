@@ -6,8 +6,6 @@ import errno
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,6 @@ from halfbyte.codec.bits import U8
 from halfbyte.errors import CheckpointError
 from tests.checkpoint.toy import all_bytes, llama, write_checkpoint
 
-ROOT = Path(__file__).parents[3]
 ONE = Resources(workers=1, max_memory=1 << 28, sync=False)
 
 
@@ -50,23 +47,6 @@ def stop_after(count: int, source: Path, destination: Path, options: Options | N
     with pytest.raises(Stop):
         run(make_plan(source, options or Options(method="amax")), destination, ONE, report=report)
     return made
-
-
-@pytest.mark.parametrize(("steps", "keep"), [(15, ()), (9, ("layers.1.mlp.down_proj",))])
-def test_killed_anywhere_and_continued(tmp_path: Path, source: Path, steps: int, keep: tuple[str, ...]) -> None:
-    (tmp_path / "work").mkdir()
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.checkpoint.execute.killed", source, tmp_path / "work", str(steps), *keep],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        cwd=ROOT,
-    )
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
-    assert report["calls"] > 60
-    assert report["killed"] == report["fuses"] == steps
-    assert report["half_checkpoints"] == 0
 
 
 def test_whole_shards_are_not_made_again(tmp_path: Path, source: Path) -> None:

@@ -101,13 +101,13 @@ class PeerSearch(ctypes.Structure):
 
 
 class DeviceFunctions(ctypes.Structure):
-    """device_reading.cpp: hb_device_functions."""
+    """device_reading.cpp: DeviceFunctions."""
 
     _fields_ = [(name, ctypes.c_void_p) for name in ("copy", "record", "wait")]
 
 
 class Ring(ctypes.Structure):
-    """device_reading.cpp: hb_ring."""
+    """device_reading.cpp: Ring."""
 
     _fields_ = [
         ("memory", ctypes.c_void_p),

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from halfbyte.backends.gpu.backend import tensor_numbers
 from halfbyte.backends.gpu.choose import choose
 from halfbyte.backends.gpu.constants import LISTED, MOST_PARTS
+from halfbyte.backends.gpu.cuda.table_kernels import setting
 from halfbyte.backends.gpu.dispatch import (
     AMAX_CHUNK,
     AMAX_DEPTH,
@@ -50,8 +55,8 @@ if TYPE_CHECKING:
 HINTED = 1 << 27
 """Bytes of codes below which hints to the cache make a cast faster: 4 % for 48 MiB, but 6 % slower for 336."""
 
-AMAX_TABLE = Address(Slot.GIVEN)
-"""Where tensors are listed twice: for the amaxes, and in X for the blocks."""
+TABLE_COLUMNS = 3
+"""Numbers per tensor in the table of blocks. The table for the amaxes follows it."""
 
 
 def check_list(tensors: list[torch.Tensor], block: int) -> None:
@@ -79,23 +84,14 @@ def list_amaxes(tensors: list[torch.Tensor]) -> torch.Tensor:
     """float32 bits (int32) of the largest magnitude of each tensor."""
     import torch
 
-    device = tensors[0].device
-    command, parts = _listed_amax(tensors, X, CODES)
-    out = torch.empty(len(tensors), parts, dtype=torch.int32, device=device)
-    run(Program((command,)), device, {Slot.X: table_of(_amax_rows(tensors), device), Slot.CODES: out})
+    first = tensors[0]
+    listed = Listed(tuple(x.numel() for x in tensors), dtype_name_of(first.dtype), first.device)
+    command, parts = listed.amax(X, CODES)
+    out = torch.empty(len(tensors), parts, dtype=torch.int32, device=first.device)
+    addresses = tuple(x.data_ptr() for x in tensors)
+    table = _tables_on(first.device).table(addresses, lambda: listed.amax_rows(addresses))
+    run(Program((command,)), first.device, {Slot.X: table, Slot.CODES: out})
     return out.amax(dim=1)
-
-
-def _amax_rows(tensors: list[torch.Tensor]) -> tuple[tuple[int, ...], ...]:
-    return tuple((x.data_ptr(), x.numel() * x.element_size() // 16) for x in tensors)
-
-
-def _listed_amax(tensors: list[torch.Tensor], table: Address, out: Address) -> tuple[Command, int]:
-    """Partial amaxes of each tensor, and how many each has."""
-    most = max(x.numel() * x.element_size() // 4 for x in tensors)
-    programs = max(1, min(ceil_div(most, AMAX_CHUNK * AMAX_DEPTH), ceil_div(AMAX_PROGRAMS, len(tensors))))
-    kernel = triton_kernel("scales.amax_listed", amax_constants(dtype_name_of(tensors[0].dtype)), 8)
-    return Command(kernel, (len(tensors) * programs, 1), (table, out, programs)), programs
 
 
 def group_amaxes(x: torch.Tensor, group_rows: int) -> torch.Tensor:
@@ -110,69 +106,173 @@ def group_amaxes(x: torch.Tensor, group_rows: int) -> torch.Tensor:
         return out.amax(dim=1).view(torch.float32)
 
 
-@functools.lru_cache(maxsize=128)
-def table_of(rows: tuple[tuple[int, ...], ...], device: torch.device) -> torch.Tensor:
-    """A table of addresses on the device. Kept, so that a captured graph finds it there when it is replayed.
+@dataclass(frozen=True)
+class Listed:
+    """Separate tensors of one dtype: how many elements each has."""
 
-    The copy comes from pinned memory, so that nothing waits for it.
+    sizes: tuple[int, ...]
+    dtype: str
+    device: torch.device
+
+    def amax_rows(self, addresses: Sequence[int]) -> npt.NDArray[np.int64]:
+        """The table for the amaxes: address, and length in units of sixteen bytes."""
+        per_quad = 4 if self.dtype == "fp32" else 8
+        return np.stack([np.array(addresses, np.int64), np.array(self.sizes, np.int64) // per_quad], axis=1)
+
+    def amax(self, table: Address, out: Address) -> tuple[Command, int]:
+        """Partial amaxes of each tensor, and how many each has."""
+        words = max(self.sizes) // (1 if self.dtype == "fp32" else 2)
+        count = len(self.sizes)
+        programs = max(1, min(ceil_div(words, AMAX_CHUNK * AMAX_DEPTH), ceil_div(AMAX_PROGRAMS, count)))
+        kernel = triton_kernel("scales.amax_listed", amax_constants(self.dtype), 8)
+        return Command(kernel, (count * programs, 1), (table, out, programs)), programs
+
+
+class AddressTables:
+    """Tables on a device that begin with addresses, by these addresses. Nothing waits for a table to arrive.
+
+    A table is copied from pinned memory on the current stream. Calls on other streams wait for it on the device. In a
+    graph that is captured, which begins with everything done, they need not; a table that is made there is kept for
+    ever, with the memory it is copied from, because the graph copies it again whenever it is replayed.
     """
-    import torch
 
-    table = torch.from_numpy(np.array(rows, dtype=np.int64))
-    return table if device.type != "cuda" else table.pin_memory().to(device, non_blocking=True)
+    MOST = 32
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._found: dict[tuple[int, ...], tuple[torch.Tensor, int, Any]] = {}
+        self._captured: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def table(self, addresses: tuple[int, ...], make: Callable[[], npt.NDArray[np.int64]]) -> torch.Tensor:
+        import torch
+
+        if self.device.type != "cuda":
+            return torch.from_numpy(make())
+        stream = torch.cuda.current_stream(self.device)
+        found = self._found.get(addresses)
+        if found is None:
+            return self._copied(addresses, make(), stream)
+        table, handle, arrived = found
+        if stream.cuda_stream != handle and not torch.cuda.is_current_stream_capturing():
+            stream.wait_event(arrived)
+        return table
+
+    def _copied(self, addresses: tuple[int, ...], rows: npt.NDArray[np.int64], stream: Any) -> torch.Tensor:
+        import torch
+
+        host = torch.from_numpy(rows).pin_memory()
+        table = host.to(self.device, non_blocking=True)
+        if torch.cuda.is_current_stream_capturing():
+            self._captured.append((table, host))
+            return table
+        if len(self._found) >= self.MOST:
+            self._found.clear()
+        self._found[addresses] = table, stream.cuda_stream, stream.record_event()
+        return table
+
+
+@functools.cache
+def _tables_on(device: torch.device) -> AddressTables:
+    """The tables of amaxes alone."""
+    return AddressTables(device)
 
 
 # --- quantization ---
 
 
-def quantize_list(
-    tensors: list[torch.Tensor], request: Request, share: int, repairs: bool = False
-) -> Parts[torch.Tensor]:
-    """Quantize separate tensors in one launch. Their codes and scales follow each other in two flat arrays.
+class ListQuantizer:
+    """Quantizes separate tensors of given sizes together. Made once, it serves every list of these sizes.
 
-    share: so many tensors that follow each other have the tensor-level scale of their largest amax.
+    share: so many tensors that follow each other have the tensor-level scale of their largest amax. repairs: zero and
+    tiny amaxes are raised to the next usable one.
     """
-    import torch
 
-    block = request.format.block
-    check_list(tensors, block)
-    kernel = choose(request)
-    if isinstance(kernel, Reason):
-        raise BackendError(f"backend gpu cannot do this: {kernel}")
-    in_rows = isinstance(kernel.rule, NVFP4Rule) and request.tile[0] == 1
-    if not in_rows or weighs_columns(request.method) or request.contract.transform.hadamard:
-        raise InputError(
-            "lists are quantized to NVFP4 in blocks of one row, without weights or a transform; give a 3-D tensor "
-            "instead"
-        )
-    rows, before = [], 0
-    for x in tensors:
-        blocks = x.numel() // block
-        rows.append((x.data_ptr(), blocks, before))
-        before += blocks
-    device = tensors[0].device
-    lanes = SEARCH_LANES if kernel.family in SEARCHES else LANES
-    programs = ceil_div(max(blocks for _, blocks, _ in rows), lanes)
-    source = Source(LISTED, len(tensors), lanes, programs, 1, 0, programs * len(tensors), before)
-    with on_device(tensors[0]):
-        amax, parts = _listed_amax(tensors, AMAX_TABLE, Small(len(tensors)).address(Small(len(tensors)).partial))
-        if parts * share <= MOST_PARTS:
-            small, given = Small(len(tensors), len(tensors) * parts), table_of(_amax_rows(tensors), device)
-            first = [amax, prepare_command(kernel, small, OWN, parts * share, share, repairs)]
-        else:  # more than one program can read
-            small, given = Small(len(tensors)), list_amaxes(tensors).view(-1, share).amax(dim=1)
-            first, given = [prepare_command(kernel, small, TENSOR, repairs=repairs)], given.repeat_interleave(share)
-        commands, table_bytes = block_commands(Launch(kernel, request, source, device))
-        codes = torch.empty(before * block // 2, dtype=torch.uint8, device=device)
-        scales = torch.empty(before, dtype=torch.uint8, device=device)
-        held = torch.empty(small.floats, dtype=torch.float32, device=device)
-        tables = torch.empty(table_bytes, dtype=torch.uint8, device=device)
-        run(Program((*first, *commands)), device, {
-            Slot.X: table_of(tuple(rows), device), Slot.GIVEN: given, Slot.CODES: codes, Slot.SCALES: scales,
-            Slot.SMALL: held, Slot.TABLES: tables,
+    def __init__(self, listed: Listed, request: Request, share: int = 1, repairs: bool = False) -> None:
+        kernel = choose(request)
+        if isinstance(kernel, Reason):
+            raise BackendError(f"backend gpu cannot do this: {kernel}")
+        in_rows = isinstance(kernel.rule, NVFP4Rule) and request.tile[0] == 1
+        if not in_rows or weighs_columns(request.method) or request.contract.transform.hadamard:
+            raise InputError(
+                "lists are quantized to NVFP4 in blocks of one row, without weights or a transform; give a 3-D tensor "
+                "instead"
+            )
+        self.listed, self.request, self.kernel, self.share = listed, request, kernel, share
+        block, count = request.format.block, len(listed.sizes)
+        self.blocks = [size // block for size in listed.sizes]
+        self.before = list(itertools.accumulate(self.blocks, initial=0))
+        lanes = SEARCH_LANES if kernel.family in SEARCHES else LANES
+        programs = ceil_div(max(self.blocks), lanes)
+        source = Source(LISTED, count, lanes, programs, 1, 0, programs * count, self.before[-1])
+        behind = Address(Slot.X, 8 * TABLE_COLUMNS * count)
+        amax, parts = listed.amax(behind, Small(count).address(Small(count).partial))
+        self.at_once = parts * share <= MOST_PARTS
+        """Whether one program can read all parts of an amax."""
+        if self.at_once:
+            self.small = Small(count, count * parts)
+            first = [amax, prepare_command(kernel, self.small, OWN, parts * share, share, repairs)]
+        else:
+            self.small = Small(count)
+            first = [prepare_command(kernel, self.small, TENSOR, repairs=repairs)]
+        commands, table_bytes = block_commands(Launch(kernel, request, source, listed.device))
+        self.program = Program((*first, *commands), self.small.floats, table_bytes)
+
+        self._tables = AddressTables(listed.device)
+
+    def rows(self, addresses: Sequence[int]) -> npt.NDArray[np.int64]:
+        """The table of blocks (address, blocks, blocks before), and behind it the one for the amaxes."""
+        columns = (addresses, self.blocks, self.before[:-1])
+        blocks = np.stack([np.array(column, np.int64) for column in columns], axis=1)
+        return np.concatenate([blocks.reshape(-1), self.listed.amax_rows(addresses).reshape(-1)])
+
+    def __call__(self, tensors: Sequence[torch.Tensor], addresses: tuple[int, ...]) -> Parts[torch.Tensor]:
+        """Codes and scales of the tensors, which follow each other in two flat arrays."""
+        import torch
+
+        device, program, blocks = self.listed.device, self.program, self.before[-1]
+        table = self._tables.table(addresses, lambda: self.rows(addresses))
+        given = 0 if self.at_once else self._shared_amaxes(tensors)
+        codes = torch.empty(blocks * self.request.format.block // 2, dtype=torch.uint8, device=device)
+        scales = torch.empty(blocks, dtype=torch.uint8, device=device)
+        small = torch.empty(program.small_floats, dtype=torch.float32, device=device)
+        tables = torch.empty(program.table_bytes, dtype=torch.uint8, device=device)
+        run(program, device, {
+            Slot.X: table, Slot.GIVEN: given, Slot.CODES: codes, Slot.SCALES: scales, Slot.SMALL: small,
+            Slot.TABLES: tables,
         })  # fmt: skip
-    stored, multiplier = tensor_numbers(kernel, small, held)
-    return Parts(codes, scales, stored, multiplier)
+        stored, multiplier = tensor_numbers(self.kernel, self.small, small)
+        return Parts(codes, scales, stored, multiplier)
+
+    def _shared_amaxes(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        """float32 bits of each tensor's amax, which it has in common with those that share it."""
+        return list_amaxes(list(tensors)).view(-1, self.share).amax(dim=1).repeat_interleave(self.share)
+
+
+def quantize_list(tensors: list[torch.Tensor], request: Request, share: int = 1) -> Parts[torch.Tensor]:
+    """Quantize separate tensors in one launch. Their codes and scales follow each other in two flat arrays."""
+    check_list(tensors, request.format.block)
+    with on_device(tensors[0]):
+        listed = Listed(tuple(x.numel() for x in tensors), request.dtype, tensors[0].device)
+        return _list_quantizer(listed, request, share)(tensors, tuple(x.data_ptr() for x in tensors))
+
+
+def _list_quantizer(listed: Listed, request: Request, share: int) -> ListQuantizer:
+    """Kept, so that lists of the same sizes find their tables again."""
+    key = (listed, request, share, setting())
+    try:
+        found = _QUANTIZERS.get(key)
+    except TypeError:  # a contract made by hand may hold options that cannot be hashed
+        return ListQuantizer(listed, request, share)
+    if found is None:
+        found = ListQuantizer(listed, request, share)
+        if len(_QUANTIZERS) >= MOST_QUANTIZERS:
+            _QUANTIZERS.clear()
+        _QUANTIZERS[key] = found
+    return found
+
+
+MOST_QUANTIZERS = 64
+_QUANTIZERS: dict[object, ListQuantizer] = {}
 
 
 # --- the cast ---

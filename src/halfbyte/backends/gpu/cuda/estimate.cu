@@ -7,11 +7,14 @@
 //     M = exponent of (a·y·y + b)·2^19        q = (u/ρ + M) − M        d = q·ρ − u        estimate = Σ d·d
 //
 // M may change from one step to the next anywhere within 1.75…2.25 and 3.5…4.5, because both steps round alike there.
-// Neighbouring scales differ by at most 9/8. So candidates 0, 1, 2 share the M of candidate 1, with a and b that put
-// the changes at y = 1.98 and 3.96 there, and so do 3, 4, 5 with 4. These two need y below 6.26·8/9 for the scale
-// above the middle one and 6.26 for the others (tests/backends/gpu/test_estimate.py). 6, 7 and 8 have an M each, with
-// a = 1 and b = 12.5. Under 8 the amax reaches 7, so q is cut off at 6 there. Where codes wrap beyond 6, the amax
-// becomes 0 under 8. That costs more than 12s², and candidate 0 never more than 4s²: 8 cannot win.
+// Neighbouring scales differ by at most 9/8, so some can share the M of one of them:
+//
+// - 0, 1, 2 that of 1, and 3, 4, 5 that of 4, with changes at y = 1.98 and 3.96, and at 6.26, which no y reaches
+// - 6 and 7 that of 7, with changes at 1.98, 4.48 and 7.24
+// - 8 has its own: a = 1 and b = 12.5. The amax reaches 7 under it, so q is cut off at 6.
+//
+// tests/backends/gpu/test_estimate.py tries all significands. Where codes wrap beyond 6, the amax becomes 0 under 8.
+// That costs more than 12s², and candidate 0 never more than 4s²: 8 cannot win.
 //
 // How far an estimate e is off, in units of s², with ε = 2^-24:
 //
@@ -24,14 +27,15 @@
 //
 // Together that is less than 6e-5·e + 3.1e-5·√e, and √e <= 2e + 1/8. So two estimates are off by less than 2.5e-4·e +
 // 8e-6, e the larger. The best candidate is known if the second smallest estimate exceeds it by MARGIN of itself plus
-// LEAST, no element reaches 7 under it, and the next smaller scales cost more by clipping the amax. Otherwise the
+// LEAST, and the next smaller scales cost more by clipping the amax. Otherwise the
 // objective itself decides, among the candidates that can still win.
 #ifndef MARGIN_UNITS
 #define MARGIN_UNITS 8
 #endif
 #include "search.cuh"
 
-constexpr float MARGIN = MARGIN_UNITS * 0.00006103515625f, LEAST = MARGIN_UNITS * 0.0000019073486328125f;  // 2^-14, 2^-19
+constexpr float MARGIN = MARGIN_UNITS * 0.00006103515625f,
+                LEAST = MARGIN_UNITS * 0.0000019073486328125f;  // 2^-14, 2^-19
 constexpr float LARGE = 1e30f;
 
 struct Ratio {
@@ -43,18 +47,36 @@ struct Tables {
     Bytes bytes;
 };
 
-static_assert(sizeof(Tables) <= SHARED_BYTES, "the launch sets this much aside");
+static_assert(sizeof(Tables) <= TABLE_BYTES && sizeof(Tables) <= SHARED_BYTES && sizeof(Tables) % 16 == 0,
+              "the launch sets this much aside");
 
-__device__ __forceinline__ float shared_step(int k) { return k < 6 ? 1.3604080697f : 1.0f; }    // a
-__device__ __forceinline__ float shared_offset(int k) { return k < 6 ? 10.6666562f : 12.5f; }   // b
+// a and b for the candidate in the middle of a group.
+__device__ __forceinline__ float shared_step(int k) { return k < 6 ? 1.36041f : k < 8 ? 0.99074f : 1.0f; }
+__device__ __forceinline__ float shared_offset(int k) { return k < 6 ? 10.66665f : k < 8 ? 12.1159f : 12.5f; }
 
-__device__ __forceinline__ void fill_tables(Tables& t, const float* n) {
+extern "C" __global__ void __launch_bounds__(BUILD_THREADS) build_estimate(const float* numbers, uint4* tables) {
+    const float* n = numbers + blockIdx.y * NUMBERS;
+    Tables* t = (Tables*)(tables + blockIdx.y * (TABLE_BYTES / 16));
+    __shared__ Bytes g;
+    let_next_kernel_begin();
+    const bool usable = fill_constants(g, n);
+    fill_shorts(t->bytes, g, n, usable, blockIdx.x, gridDim.x);
+    if (blockIdx.x != 0) return;
+    for (u32 i = threadIdx.x; i < 128; i += blockDim.x) {
+        t->bytes.constant[i] = g.constant[i];
+        t->bytes.scale[i] = g.scale[i];
+    }
     for (u32 i = threadIdx.x; i < 8 * (CANDIDATES + 1); i += blockDim.x) {
         const u32 significand = i / (CANDIDATES + 1), k = i - significand * (CANDIDATES + 1), last = 64 + significand;
         const float scale = value_of_e4m3(last - k) / value_of_e4m3(last);
-        t.ratio[significand][k] = {scale, 1.0f / scale, shared_step(k) * 524288.0f / (scale * scale), 0.0f};
+        t->ratio[significand][k] = {scale, 1.0f / scale, shared_step(k) * 524288.0f / (scale * scale), 0.0f};
     }
-    fill_bytes(t.bytes, n, 0, 1);
+}
+
+__device__ __forceinline__ void copy_tables(const uint4* tables) {
+    wait_for_kernel_before();
+    for (u32 i = threadIdx.x; i < sizeof(Tables) / 16; i += blockDim.x) shared_memory[i] = tables[i];
+    __syncthreads();
 }
 
 // --- blocks ---
@@ -93,8 +115,9 @@ struct Tensor {
 };
 
 __device__ __forceinline__ Tensor tensor_of(const Tables& t, const float* n) {
-    return {n[UNIT], n[PRESCALE] * n[PRESCALE_AGAIN], 0.2857141f / n[UNIT], t.bytes.zero == 0, t.bytes.usable != 0,
-            t.bytes.zero_byte};
+    return {
+        n[UNIT],          n[PRESCALE] * n[PRESCALE_AGAIN], 0.2857141f / n[UNIT], t.bytes.zero == 0, t.bytes.usable != 0,
+        t.bytes.zero_byte};
 }
 
 struct Best {
@@ -122,8 +145,7 @@ __device__ __forceinline__ bool decide(const Operand& o, const Tables& t, const 
     const Ratio* ratio = t.ratio[last & 7];
     estimate<0, 3, 1>(u, squares, ratio, e);
     estimate<3, 3, 4>(u, squares, ratio, e);
-    estimate<6, 1, 6>(u, squares, ratio, e);
-    estimate<7, 1, 7>(u, squares, ratio, e);
+    estimate<6, 2, 7>(u, squares, ratio, e);
     estimate<8, 1, 8>(u, squares, ratio, e);
     if (WRAPS) e[8] = LARGE;
 #pragma unroll
@@ -141,8 +163,8 @@ __device__ __forceinline__ bool decide(const Operand& o, const Tables& t, const 
     const bool within = reach < clipped * clipped * 0.999f;
     const u32 byte = zero ? n.zero_byte : last - winner;
     const Short by = zero ? Short{0.0f, 0.0f} : t.bytes.by[byte & 127];
-    const bool below_seven = v * by.high < 6.9999f;
-    const bool decided = best.first < __fmaf_rn(best.second, 1.0f - MARGIN, -LEAST) && below_seven;
+    const bool below = v * by.high < (WRAPS ? 6.9999f : 7.9999f);
+    const bool decided = best.first < __fmaf_rn(best.second, 1.0f - MARGIN, -LEAST) && below;
     const bool clear = zero || (inside && within && decided);
     if (clear && exists) {
         o.codes[block] = make_uint2(short_codes(b.w, by), short_codes(b.w + WORDS / 2, by));
@@ -151,7 +173,7 @@ __device__ __forceinline__ bool decide(const Operand& o, const Tables& t, const 
         *mask = within ? 0 : SMALLER;
 #pragma unroll
         for (int k = 0; k < CANDIDATES; ++k) *mask |= e[k] <= reach ? 1u << k : 0;
-        if (WRAPS && !below_seven) *mask = 2 * SMALLER - 1;
+        if (WRAPS && !below) *mask = 2 * SMALLER - 1;
     }
     return clear;
 }
@@ -163,7 +185,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) quantize_estimate(const
         for_all_blocks(
             o, s, queue,
             [&] {
-                fill_tables(t, s.numbers);
+                copy_tables(s.tables);
                 return tensor_of(t, s.numbers);
             },
             [&](const Tensor& n, const Block& b, const Place& at, i64 block, bool exists, u32* mask) {

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib
-import importlib.metadata
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,15 +27,15 @@ if TYPE_CHECKING:
 GPU = Path(__file__).parents[1]
 
 TYPES = {"w": "*i32", "b": "*u8", "h": "*i16", "l": "*i64", "f": "*fp32", "p": "*i32", "s": "*i16",
-         "g": "*fp32", "n": "i64"}  # fmt: skip
-"""w words, b bytes, h halves, l longs, f floats; p words, s halves and g floats at any address; n numbers."""
+         "g": "*fp32", "t": "*i64", "n": "i64"}  # fmt: skip
+"""w words, b bytes, h halves, l longs, f floats; p words, s halves, g floats and t longs at any address; n numbers."""
 
 ALIGNED = "whlf"
 """Pointers whose addresses are multiples of sixteen: the compiler may then load sixteen bytes at once."""
 
 ARGUMENTS = {
     "scales.amax_partials": "wp nnnnn",
-    "scales.amax_listed": "lp n",
+    "scales.amax_listed": "tp n",
     "scales.prepare": "pfgg nnnn",
     "plain.quantize_nvfp4": "wwbf nnnn",
     "plain.quantize_mx": "wwbbfw nnn",
@@ -47,6 +46,7 @@ ARGUMENTS = {
     "hessian.quantize_hessian": "wwbfff nnnnn",
     "descent.descend": "wwbff nnnn",
     "mx_search.improve_mx": "wwbff nnnn",
+    "mx_search.quantize_mx_optimal": "wwbbfw nnn",
     "qwantize.improve_as_qwantize": "wwbf nnnn",
     "hadamard.rotate": "pw nnnn",
     "decode.dequantize": "wbgfw nnnn",
@@ -105,6 +105,8 @@ def triton_kernel(name: str, constants: Mapping[str, Constant], warps: int, fuse
 
 @functools.cache
 def triton_version() -> str:
+    import importlib.metadata  # slow to import
+
     return importlib.metadata.version("triton")
 
 

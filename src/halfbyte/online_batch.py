@@ -1,0 +1,145 @@
+"""Weight sync on a card: all modules of a parameter group in a few launches. Nothing waits for the device.
+
+Modules of one dtype and shape whose groups have equally many members (gate and up, say) go together. Their amaxes are
+found, shared and repaired on the device. Results are views of few tensors.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+from halfbyte.arrays import DTYPE_NAMES, Array
+from halfbyte.backends import Parts
+from halfbyte.backends.gpu import Listed, ListQuantizer
+from halfbyte.checkpoint.plan.target import Target
+from halfbyte.contracts import NVFP4Rule
+from halfbyte.layouts.description import Activations, LogicalWeight, Part
+from halfbyte.request import resolve
+
+if TYPE_CHECKING:
+    import torch
+
+Named = tuple[str, Array]
+
+
+@dataclass(frozen=True)
+class Modules:
+    """The weights that one batch takes: places among the pairs, partners side by side, and their common form."""
+
+    at: tuple[int, ...]
+    share: int
+    shape: tuple[int, int]
+    """Rows and columns, the same for all."""
+    parts: tuple[tuple[Part, ...], ...]
+    """The layout's tensors of each module."""
+
+
+def batches(
+    names: tuple[str, ...], shapes: list[tuple[int, ...]], groups: Iterable[tuple[int, ...]], target: Target,
+    activations: Activations,
+) -> list[Modules] | None:  # fmt: skip
+    """Weights in batches of one shape. None: this format, contract or shape has to be quantized one by one."""
+    format, contract = target.format, target.contract
+    if format is None or contract is None or not format.has_global:
+        return None
+    rule = contract.rule(format)
+    transform = contract.transform
+    if not isinstance(rule, NVFP4Rule) or rule.stored is None or transform.hadamard or transform.columnwise:
+        return None
+    found: dict[tuple[int, tuple[int, ...]], list[int]] = {}
+    for group in groups:
+        if len({shapes[at] for at in group}) > 1 or any(shapes[at][1] % format.block for at in group):
+            return None
+        found.setdefault((len(group), shapes[group[0]]), []).extend(group)
+    made = []
+    for (share, shape), members in found.items():
+        parts = [
+            tuple(target.layout.parts(LogicalWeight(names[at], shape[0], shape[1]), format, activations))
+            for at in members
+        ]
+        if any(part.transposed for module in parts for part in module):
+            return None
+        made.append(Modules(tuple(members), share, (shape[0], shape[1]), tuple(parts)))
+    return made
+
+
+class BatchQuantizer:
+    """Quantizes the modules of one batch on one device."""
+
+    def __init__(self, modules: Modules, target: Target, dtype: torch.dtype, device: torch.device) -> None:
+        if target.format is None or target.contract is None:
+            raise TypeError("a batch has a format and a contract")
+        short = DTYPE_NAMES[str(dtype).removeprefix("torch.")]
+        request = resolve(target.format, target.contract, target.method, dtype=short, device="cuda")
+        rule = request.rule
+        self.modules, self.format, self.device = modules, request.format, device
+        self.stores_divisor = isinstance(rule, NVFP4Rule) and rule.stored_as == "encode factor"
+        rows, columns = modules.shape
+        listed = Listed((rows * columns,) * len(modules.at), short, device)
+        self.quantizer = ListQuantizer(listed, request, modules.share, target.repairs)
+
+        self.names = [[module[column].name for module in modules.parts] for column in range(len(modules.parts[0]))]
+        """Of each part of the layout: the names of all modules' tensors."""
+
+    def __call__(self, tensors: Sequence[torch.Tensor], addresses: tuple[int, ...]) -> Parts[torch.Tensor]:
+        """Launch the kernels."""
+        return self.quantizer(tensors, addresses)
+
+    def name_into(self, named: list[Named], made: Parts[torch.Tensor]) -> None:
+        """Append the tensors under their names: one part of the layout for all modules, then the next."""
+        for part, names in zip(self.modules.parts[0], self.names, strict=True):
+            named.extend(zip(names, self._whole(part, made).unbind(0), strict=True))
+
+    def _whole(self, part: Part, made: Parts[torch.Tensor]) -> torch.Tensor:
+        """One part of the layout of all modules. All have the same parts but for the names."""
+        (rows, columns), count = self.modules.shape, len(self.modules.at)
+        multiplier = cast("torch.Tensor", made.global_scale)
+        match part.role:
+            case "codes":
+                return made.codes.view(count, rows, -1)
+            case "scales":
+                scales = made.scales.view(count, rows, columns // self.format.block)
+                return scales if part.dtype == "U8" else scales.view(self._float8())
+            case "multiplier":
+                return multiplier.view(count, *part.shape)
+            case "divisor":
+                divisor = made.stored_scale if self.stores_divisor else multiplier.reciprocal()
+                return cast("torch.Tensor", divisor).view(count, *part.shape)
+        return multiplier.new_ones((count, *part.shape))
+
+    def _float8(self) -> torch.dtype:
+        import torch
+
+        return {"e4m3": torch.float8_e4m3fn, "e8m0": torch.float8_e8m0fnu}[self.format.scale.name]
+
+
+class Batches:
+    """All batches of a parameter group on one device, and the order of the results."""
+
+    def __init__(
+        self, modules: list[Modules], pairs: int, target: Target, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.quantizers = [BatchQuantizer(batch, target, dtype, device) for batch in modules]
+        places: dict[int, list[int]] = {}
+        before = 0
+        for batch in modules:
+            count, columns = len(batch.at), len(batch.parts[0])
+            for index, at in enumerate(batch.at):
+                places[at] = [before + column * count + index for column in range(columns)]
+            before += count * columns
+        self._order = [place for at in range(pairs) for place in places.get(at, [before + at])]
+        self._members = [operator.itemgetter(*batch.at, batch.at[0]) for batch in modules]
+
+    def __call__(self, pairs: list[Named], tensors: list[torch.Tensor], addresses: list[int]) -> list[Named]:
+        """The results. `tensors`, `addresses`: of all pairs. All kernels are launched before any result is named."""
+        made = []
+        for quantizer, members in zip(self.quantizers, self._members, strict=True):
+            made.append(quantizer(members(tensors)[:-1], members(addresses)[:-1]))
+        flat: list[Named] = []
+        for quantizer, parts in zip(self.quantizers, made, strict=True):
+            quantizer.name_into(flat, parts)
+        flat += pairs
+        return [flat[place] for place in self._order]
