@@ -177,7 +177,7 @@ def test_dtypes_are_told_apart() -> None:
 
 def test_shapes_are_checked_on_every_call() -> None:
     as_reference(X, "nvfp4")
-    for shape in ((), (0, 16), (4, 0)):
+    for shape in ((), (4, 0)):
         with pytest.raises(hb.InputError):
             hb.quantize(np.zeros(shape, np.float32), "nvfp4")
 

@@ -82,7 +82,7 @@ def prepare(
         options = repr((block, tile, scaling, threads))
     key = (
         id(named_format), id(named_contract), id(named_method), options, operand,
-        backend if type(backend) is str else id(backend), backends.state(),
+        backend if type(backend) is str else id(backend), backends.state(backend),
     )  # fmt: skip
     kept = _KEPT.get(key)
     if kept is not None and kept.request.contract.rules.get(kept.request.format.name) is kept.rule:
@@ -115,7 +115,7 @@ def prepare_decoding(q: QuantizedTensor, dtype: Any, backend: Any, threads: Any)
     key = (
         id(format), id(contract), id(method), dtype if type(dtype) is str else id(dtype),
         None if threads is None else repr(threads), device, backend if type(backend) is str else id(backend),
-        backends.state(),
+        backends.state(backend),
     )  # fmt: skip
     kept = _KEPT_DECODING.get(key)
     if kept is not None and contract.rules.get(format.name) is kept.rule:

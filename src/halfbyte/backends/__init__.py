@@ -54,9 +54,15 @@ def choose_backend(name: str, request: Request, *, decoding: bool = False) -> Ba
     return backend
 
 
-def state() -> tuple[object, ...]:
-    """What an answer of `choose_backend` depends on besides the request: the table and the library."""
-    return load_library(), *BACKENDS.values()
+def state(name: object) -> tuple[object, ...]:
+    """What `choose_backend` depends on besides the request: the backends that it may ask, and the compiled library.
+
+    The library is not loaded for a backend that does not use it.
+    """
+    if name == "auto":
+        return load_library(), *BACKENDS.values()
+    named = BACKENDS.get(ALIASES.get(name, name)) if type(name) is str else None
+    return named, load_library() if isinstance(named, Cpu) else None
 
 
 def get_backend(name: str) -> Backend[Any]:
