@@ -16,10 +16,6 @@ from halfbyte.checkpoint.execute.writer import ShardWriter, Stopped
 from halfbyte.checkpoint.plan.types import Plan, Shard
 from halfbyte.errors import CheckpointError
 
-WORKERS_PER_SHARD = 1
-"""Workers per shard that is written at the same time. Each worker alone is no faster, and a run that is stopped loses
-the shards in work."""
-
 CLOSERS = 4
 """Threads at most that flush complete shards."""
 
@@ -60,10 +56,9 @@ class Pool:
 
     def work(self, workers: int) -> None:
         """Run every task; raises the first error of any thread."""
-        shards = -(-workers // WORKERS_PER_SHARD)
-        hand_out = HandOut(self._lines(), shards, self._whole.put)
+        hand_out = HandOut(self._lines(), workers, self._whole.put)
         threads = [threading.Thread(target=self._worker, args=(hand_out,), daemon=True) for _ in range(workers)]
-        closers = [threading.Thread(target=self._closer, daemon=True) for _ in range(min(shards, CLOSERS))]
+        closers = [threading.Thread(target=self._closer, daemon=True) for _ in range(min(workers, CLOSERS))]
         for thread in (*threads, *closers):
             thread.start()
         try:
