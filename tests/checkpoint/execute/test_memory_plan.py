@@ -114,7 +114,7 @@ CASES: dict[str, tuple[Callable[[int, int], Source], Options]] = {
     "nvfp4 to bf16": (nvfp4, TO_BF16),
     "nvfp4 to mxfp4": (nvfp4, TO_MXFP4),
     "stacked": (stacked, Options(method="amax", layout="compressed-tensors")),
-    "stacked mxfp4": (stacked_mxfp4, OTHER_LAYOUT),
+    "stacked mxfp4 moved": (stacked_mxfp4, TO_MXFP4),
 }
 
 
