@@ -1,6 +1,7 @@
 """The speed of the GPU kernels, compared with a copy and with the peers. Checks the bits of the results it timed.
 
     python -m benchmarks.gpu                      both shapes and the experts
+    python -m benchmarks.gpu --shapes "" --contracts       SSE-optimal, 4over6 and MX under every contract and dtype
     python -m benchmarks.gpu --peers DIR          also the peers whose packages are in DIR
 
 Times are medians over replays of a CUDA graph with ten launches. There are two times: that of the kernel alone, and
@@ -42,6 +43,7 @@ from halfbyte.testing import find_difference
 
 Call = Callable[[], object]
 
+NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 SHAPES = ((16384, 6144), (98304, 7168))
 EXPERTS = (128, 2048, 2048)
 
@@ -95,10 +97,17 @@ def copy_bandwidth() -> float:
     return best
 
 
-def equal(got: hb.QuantizedTensor, x: torch.Tensor, method: hb.methods.Method, format: str, amax: float | None) -> bool:
+def equal(
+    got: hb.QuantizedTensor,
+    x: torch.Tensor,
+    method: hb.methods.Method,
+    format: str,
+    amax: float | None,
+    contract: hb.contracts.Contract | None = None,
+) -> bool:
     """Whether a few rows equal those of the reference."""
     rows = slice(x.shape[0] // 2, x.shape[0] // 2 + 4)
-    expected = hb.quantize(x[rows].cpu(), format, method=method, global_amax=amax, backend="reference")
+    expected = hb.quantize(x[rows].cpu(), format, contract, method, global_amax=amax, backend="reference")
     for part in ("codes", "scales"):
         if find_difference(to_numpy(getattr(got, part))[rows], to_numpy(getattr(expected, part))) is not None:
             return False
@@ -117,7 +126,7 @@ METHODS: dict[str, hb.methods.Method] = {
 
 def block_kernel(x: torch.Tensor, method: hb.methods.Method, amax: torch.Tensor, q: hb.QuantizedTensor) -> Call:
     """The quantizing kernel alone, with tensor-level numbers that were prepared before."""
-    request = Request(q.format, q.contract, method, (1, 16), "tensor", "bf16", device="cuda")
+    request = Request(q.format, q.contract, method, (1, 16), "tensor", NAMES[x.dtype], device="cuda")
     kernel = choose(request)
     if not (
         isinstance(kernel, ChosenKernel) and isinstance(q.codes, torch.Tensor) and isinstance(q.scales, torch.Tensor)
@@ -269,6 +278,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", type=Path, help="a folder that holds the peers' packages")
     parser.add_argument("--shapes", default=",".join(f"{rows}x{width}" for rows, width in SHAPES))
+    parser.add_argument("--contracts", action="store_true", help="every contract and dtype instead of the experts")
     parser.add_argument("--json", type=Path)
     chosen = parser.parse_args()
     if not torch.cuda.is_available():
@@ -282,12 +292,17 @@ def main() -> int:
         height, width = map(int, shape.split("x"))
         rows += measure_shape(height, width, bandwidth)
         torch.cuda.empty_cache()
-    rows += measure_experts(bandwidth)
-    print(f"{'shape':>15} {'kernel':<28} {'µs':>9} {'× floor':>8} {'call µs':>9} {'Triton µs':>10}  bits")
+    if chosen.contracts:
+        from benchmarks.gpu_contracts import measure_contracts
+
+        rows += measure_contracts(*SHAPES[0], bandwidth)
+    else:
+        rows += measure_experts(bandwidth)
+    print(f"{'shape':>15} {'kernel':<36} {'µs':>9} {'× floor':>8} {'call µs':>9} {'Triton µs':>10}  bits")
     for row in rows:
         beside = "" if row.triton is None else f"{row.triton:.1f}"
         figures = f"{row.micros:9.1f} {row.times:8.2f} {row.call:9.1f} {beside:>10}"
-        print(f"{row.shape:>15} {row.kernel:<28} {figures}  {row.bits}", flush=True)
+        print(f"{row.shape:>15} {row.kernel:<36} {figures}  {row.bits}", flush=True)
     peers: list[dict[str, Any]] = []
     if chosen.peers is not None:
         sys.path.insert(0, str(chosen.peers))

@@ -65,12 +65,12 @@ def _write(
         files.append((folder / file, tensors))
         weight_map |= dict.fromkeys((name for name, _ in tensors), file)
     with ThreadPoolExecutor() as threads:
-        total = sum(threads.map(lambda file: _write_file(*file, values), files))
+        sizes = list(threads.map(lambda file: _write_file(file[0], file[1], values), files))
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     config = {"model_type": "qwen3_moe", "num_hidden_layers": shards, "hidden_size": hidden}
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "tokenizer.json").write_text("{}")
-    return Made(folder, len(weight_map), total)
+    return Made(folder, len(weight_map), sum(sizes))
 
 
 def _write_file(

@@ -189,3 +189,14 @@ def test_a_wrong_result_of_a_whole_call_is_noticed() -> None:
 
     assert calls_cpu._bits(right) == "equal"
     assert calls_cpu._bits(calls_cpu.Call("wrong", wrong, right.is_right)) == "DIFFERENT"
+
+
+def test_verify_is_timed_beside_convert_and_sha256sum(tmp_path: Path) -> None:
+    from benchmarks import verify
+
+    found = verify.measure(tmp_path, shards=2, experts=1, rounds=1, hidden=64, inner=128)
+    assert found["clean"]
+    names = {"convert, amax", "verify, amax", "convert, optimal", "verify, optimal", "hash pass", "sha256sum"}
+    assert set(found["rows"]) == names
+    assert all(row["best_s"] > 0 and row["gb_s"] > 0 for row in found["rows"].values())
+    assert set(found["verify_against_convert"]) == {"amax", "optimal"}

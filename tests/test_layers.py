@@ -40,6 +40,7 @@ LAYERS = [
     "layouts",
     "checkpoint",
     "load_check",
+    "online_batch",
     "online",
     "testing",
     "study",
@@ -307,6 +308,7 @@ GPU_ORDER = [
     "backend",
     "batch",
     "calls",
+    "warm",
 ]
 """The modules of backends/gpu, from left to right. `triton` takes its constants from `constants` alone."""
 

@@ -260,3 +260,42 @@ def test_threads_do_not_disturb_each_other() -> None:
     for thread in threads:
         thread.join()
     assert failures == []
+
+
+# --- tensors that are not what their address says ---
+
+
+def test_tensors_that_only_look_ordinary_take_the_long_way() -> None:
+    torch = pytest.importorskip("torch")
+    x = torch.from_numpy(gaussian(4, 64))
+    wanted = hb.quantize(X, "nvfp4", backend="reference")
+    as_reference(x.numpy(), "nvfp4")
+    raw = torch.zeros(x.numel() * 4 + 1, dtype=torch.uint8)
+    raw[1:] = x.view(torch.uint8).reshape(-1)
+    shifted = torch.frombuffer(raw.numpy().data, dtype=torch.float32, offset=1, count=x.numel()).view(4, 64)
+    assert shifted.data_ptr() % 4 == 1
+    strided = torch.stack([x, -x], dim=-1)[..., 0]
+    wide = torch.cat([x, x], dim=1)[:, :64]
+    negated = torch.complex(x[:1, :1].repeat(1, 1), -x[:1, :1]).conj().imag
+    parameter = torch.nn.Parameter(x)
+    for tensor in (x, shifted, strided, wide, parameter, x.clone().requires_grad_()):
+        got = hb.quantize(tensor, "nvfp4")
+        assert_same(got, wanted)
+        assert not got.codes.requires_grad  # type: ignore[union-attr]
+        assert_same_bits(hb.dequantize(got), hb.dequantize(wanted, backend="reference"))
+    assert negated.is_neg()
+    row = torch.cat([negated] * 16, dim=1)
+    assert_same(hb.quantize(row, "nvfp4"), hb.quantize(row.numpy(), "nvfp4", backend="reference"))
+    with pytest.raises(hb.InputError, match="dense torch tensor"):
+        hb.quantize(x.to_sparse(), "nvfp4")
+
+
+def test_a_default_device_does_not_move_the_result() -> None:
+    torch = pytest.importorskip("torch")
+    x = torch.from_numpy(gaussian(4, 64))
+    wanted = hb.quantize(x, "nvfp4")
+    with torch.device("meta"):
+        got = hb.quantize(x, "nvfp4")
+        values = hb.dequantize(got)
+    assert_same(got, wanted)
+    assert str(values.device) == "cpu"

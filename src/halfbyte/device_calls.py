@@ -24,6 +24,7 @@ from halfbyte.types import QuantizedTensor
 if TYPE_CHECKING:
     import torch
 
+LARGEST = float(FLOAT32_MAX)
 MOST_KEPT = 512
 MOST_SHAPES = 256
 ONE = (1,)
@@ -83,7 +84,7 @@ class Quantizer:
         if global_amax is not None:
             if not self.takes_amax:
                 return None
-            if type(global_amax) is float and not self.by_row and 0 <= global_amax <= FLOAT32_MAX:
+            if type(global_amax) is float and not self.by_row and 0 <= global_amax <= LARGEST:
                 whose, given = "value", float32_bits(global_amax + 0.0 if global_amax else 0.0)
             elif self._is_amax(global_amax, known.rows):
                 whose, given = "tensor", global_amax.data_ptr()
@@ -240,7 +241,7 @@ class Decoder:
     def __init__(self, request: Request, dtype: str, device: torch.device, held: tuple[object, ...]) -> None:
         import torch
 
-        self.request, self.device, self.held = request, device, held
+        self.request, self.device, self.index, self.held = request, device, device.index, held
         self.rule = request.contract.rule(request.format)
         self.needs_stored = stores_scale(self.rule)
         self.calls = DecodingCalls(request, dtype, device)
@@ -257,7 +258,7 @@ class Decoder:
         scales: Any = q.scales
         stored: Any = q.stored_scale
         shape, wanted = q.shape, self.calls.tensor_type
-        index = self.device.index
+        index = self.index
         if type(codes) is not wanted or type(scales) is not wanted or scales.get_device() != index:
             return None
         if shape[-1] % self.request.format.block or not (codes.is_contiguous() and scales.is_contiguous()):

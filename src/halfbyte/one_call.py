@@ -48,8 +48,8 @@ def quantize_at_once(
             stored = multiplier if whole.one_number else np.empty((), np.float32)
         rows, at = x.size // width, _address_of
     elif is_torch(x) and _is_plain(x):
-        size = x.numel()
-        if not whole.serves(size * x.element_size()):
+        size, itemsize = x.numel(), x.element_size()
+        if x.data_ptr() % itemsize or not whole.serves(size * itemsize):
             return None
         torch = sys.modules["torch"]
         codes = x.new_empty(codes_shape, dtype=torch.uint8) if out is None else out.codes

@@ -6,12 +6,17 @@ operator gets a name for them. The name is made from what they are, because torc
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import hashlib
 import importlib
-import pickle
+import os
 import sys
-import uuid
+import types
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from halfbyte.arrays import is_torch, output_dtype
 from halfbyte.codec.bits import DTYPES
@@ -135,9 +140,35 @@ def _remembered(call: Traced) -> str:
     importlib.import_module(OPERATORS)
     request = call.request
     try:
-        digest = hashlib.sha256(pickle.dumps(call)).hexdigest()
-    except (pickle.PicklingError, AttributeError, TypeError):  # a contract made by hand, with functions of its own
-        digest = uuid.uuid4().hex
+        digest = hashlib.sha256("\n".join(_described(call)).encode()).hexdigest()
+    except TypeError:  # a contract made by hand, with functions or classes of its own
+        digest = os.urandom(16).hex()
     name = f"{request.format.name} {request.contract.name} {request.method.name} {digest}"
     CALLS.setdefault(name, call)
     return name
+
+
+def _described(value: object) -> Iterator[str]:
+    """All that a value consists of, as text. TypeError: it holds something that text cannot stand for."""
+    if value is None or isinstance(value, str | int | float | np.generic):
+        yield f"{type(value).__name__} {value!r}"
+    elif isinstance(value, np.ndarray):
+        yield f"array {value.dtype} {value.shape} {hashlib.sha256(np.ascontiguousarray(value)).hexdigest()}"
+    elif isinstance(value, Mapping):
+        for key in sorted(value, key=repr):
+            yield from _described(key)
+            yield from _described(value[key])
+    elif isinstance(value, tuple | list):
+        yield f"{len(value)} parts"
+        for part in value:
+            yield from _described(part)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        yield f"{type(value).__module__}.{type(value).__qualname__}"
+        for field in dataclasses.fields(value):
+            yield from _described(getattr(value, field.name))
+    elif isinstance(value, functools.partial):
+        yield from _described((value.func, value.args, value.keywords))
+    elif isinstance(value, types.FunctionType) and "<" not in value.__qualname__:
+        yield f"{value.__module__}.{value.__qualname__}"
+    else:
+        raise TypeError(f"{value!r} has no description")

@@ -108,7 +108,7 @@ def convert(
     device: Annotated[
         str,
         typer.Option(
-            metavar="auto|cpu|cuda[:i,…]",
+            metavar="auto|cpu|cuda[:i,j]",
             help="Where to compute. cuda: all GPUs, cuda:0,2: these. auto: GPUs if that is faster.",
         ),
     ] = "auto",

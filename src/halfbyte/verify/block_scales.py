@@ -41,11 +41,11 @@ def _weight(path: Path, weight: StoredTensors, zeros_expected: bool) -> Iterator
     for piece in pieces(path, weight.parts["scales"]):
         part = piece.view(np.uint8)
         if e4m3:
-            nan += int(((part & 0x7F) == 0x7F).sum())
-            negative += int((part > 0x80).sum()) - int((part == 0xFF).sum())
-            zero += int(((part & 0x7F) == 0).sum())
+            nan += int(np.count_nonzero((part & 0x7F) == 0x7F))
+            negative += int(np.count_nonzero(part > 0x80)) - int(np.count_nonzero(part == 0xFF))
+            zero += int(np.count_nonzero((part & 0x7F) == 0))
         else:
-            nan += int((part == 0xFF).sum())
+            nan += int(np.count_nonzero(part == 0xFF))
     if nan:
         yield Problem("error", "block-scale", name, f"{nan} of {total} scales are NaN: their blocks decode to NaN")
     if negative:

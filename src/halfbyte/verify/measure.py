@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from halfbyte.backends.compare import Compared, compare_rows
 from halfbyte.codec.bits import F32
 from halfbyte.formats import E4M3
-from halfbyte.verify.nearest import F64, BlockSums, Encoded, Raw, block_sums
+from halfbyte.verify.nearest import BY_CODE, F64, BlockSums, Encoded, Raw, block_sums
 from halfbyte.verify.problems import WeightError
-from halfbyte.verify.scale_rules import ScaleRules
+from halfbyte.verify.scale_rules import ScaleRules, judge_numbers, marks_of
 from halfbyte.verify.values import Matrix
 
 
@@ -49,9 +50,10 @@ def measure(mine: Matrix, theirs: Matrix) -> Measured:
     codes = _Codes(mine) if mine.encoded is not None else None
     for start, stop in mine.chunks():
         if codes is not None and mine.encoded is not None:
-            sums = codes.feed(start, mine.encoded(start, stop), (theirs.stored or theirs.read)(start, stop))
-            squares[start:stop], reference[start:stop] = sums.off.sum(axis=1), sums.squares.sum(axis=1)
-            largest = max(largest, sums.largest)
+            found = compared(mine.encoded(start, stop), (theirs.stored or theirs.read)(start, stop))
+            squares[start:stop], reference[start:stop] = found.off, found.squares
+            largest = max(largest, found.largest)
+            codes.feed(start, found)
             continue
         wanted = theirs.read(start, stop)
         with np.errstate(invalid="ignore", over="ignore"):  # NaN and Inf count as wrong below
@@ -62,13 +64,34 @@ def measure(mine: Matrix, theirs: Matrix) -> Measured:
         row_errors = np.where(squares == 0, 0.0, np.sqrt(squares / reference))
     relative = _relative(float(squares.sum()), float(reference.sum()))
     measured = Measured(WeightError(mine.name, mine.kind, mine.shape, relative, largest), row_errors)
-    if codes is not None and mine.encoded is not None:
-        if codes.rules is not None and codes.rules.asks_for_near:
-            for start, stop in mine.chunks():
-                stored = mine.encoded(start, stop)
-                codes.rules.count_near(block_sums(stored, (theirs.stored or theirs.read)(start, stop)), stored)
+    if codes is not None:
         codes.conclude(measured)
     return measured
+
+
+def compared(stored: Encoded, source: Raw) -> Compared:
+    """Rows of a block format against the same rows of the source, in float32 or as bfloat16."""
+    judged = stored.scale_format is E4M3
+    numbers = stored.scale_format.values, stored.tensor_scale, BY_CODE
+    judge = judge_numbers(stored.tensor_scale) if judged else None
+    found = compare_rows(source, stored.codes, stored.scale_bytes, numbers, judge)
+    if found is not None:
+        return found
+    sums = block_sums(stored, source)
+    return Compared(
+        sums.squares.sum(axis=1), sums.off.sum(axis=1), sums.wrong.sum(axis=1),
+        marks_of(sums, stored) if judged else None, _factor_sums(sums, stored), sums.largest, sums.wrong.shape[1],
+    )  # fmt: skip
+
+
+@np.errstate(all="ignore")
+def _factor_sums(sums: BlockSums, stored: Encoded) -> F64:
+    """What tells the best factor of a weight: each block in units of its own scale, so that every one counts alike."""
+    per_scale = 1 / stored.multiplier()[:, :, 0]
+    product, power, squares = sums.product * per_scale, sums.power, sums.squares * per_scale * per_scale
+    told = np.isfinite(product) & np.isfinite(squares)
+    parts = [part[told].astype(np.float64) for part in (product, power, squares)]
+    return np.array([*(part.sum() for part in parts), ((parts[0] - parts[1]) ** 2).sum()])
 
 
 class _Codes:
@@ -76,47 +99,29 @@ class _Codes:
 
     def __init__(self, mine: Matrix) -> None:
         self.wrong: dict[int, int] = {}
-        self.blocks = 0
-        self.product = self.power = self.squares = self.spread = 0.0
+        self.sums = np.zeros(4)
         self.rules: ScaleRules | None = None
         self.rows = mine.shape[0]
-        self.has_tensor_scale = False
+        self.blocks = 0
+        """Of one row."""
 
-    def feed(self, start: int, stored: Encoded, wanted: Raw) -> BlockSums:
-        """Take in the rows from `start` on. Returns what their blocks add up to."""
-        sums = block_sums(stored, wanted)
-        self.blocks = sums.wrong.shape[1]
-        self.has_tensor_scale = stored.scale_format is E4M3
-        if self.has_tensor_scale:
-            self.rules = self.rules or ScaleRules(self.rows * self.blocks)
-            self.rules.feed(start, sums, stored)
-        self._add_to_factor(sums, stored)
-        if sums.wrong.any():
-            counts = sums.wrong.sum(axis=1)
-            self.wrong |= {start + int(row): int(counts[row]) for row in np.flatnonzero(counts)}
-        return sums
-
-    @np.errstate(all="ignore")
-    def _add_to_factor(self, sums: BlockSums, stored: Encoded) -> None:
-        """Each block in units of its own scale, so that every one counts alike."""
-        per_scale = 1 / stored.multiplier()[:, :, 0]
-        product, power, squares = sums.product * per_scale, sums.power, sums.squares * (per_scale * per_scale)
-        told = np.isfinite(product) & np.isfinite(squares)
-        if not told.all():
-            product, power, squares = (np.where(told, part, 0) for part in (product, power, squares))
-        apart = product - power
-        self.product += float(product.sum(dtype=np.float64))
-        self.power += float(power.sum(dtype=np.float64))
-        self.squares += float(squares.sum(dtype=np.float64))
-        self.spread += float(np.einsum("rb,rb->", apart, apart, dtype=np.float64))
+    def feed(self, start: int, found: Compared) -> None:
+        """Take in the rows from `start` on."""
+        if found.marks is not None:
+            self.rules = self.rules or ScaleRules(self.rows * found.marks.shape[1])
+            self.rules.feed(start, found.marks)
+        self.sums += found.factor_sums
+        self.blocks = found.blocks
+        self.wrong |= {start + int(row): int(found.wrong[row]) for row in np.flatnonzero(found.wrong)}
 
     def conclude(self, measured: Measured) -> None:
         measured.wrong_blocks, measured.blocks = self.wrong, self.blocks
-        if self.has_tensor_scale and self.power > 0 and self.product > 0:
-            measured.factors = self.product / self.power, self.squares / self.product
-            measured.factor_error = math.sqrt(self.spread) / self.power
-            error = self.squares - 2 * self.product + self.power
-            measured.explained = (measured.factors[0] - 1) ** 2 * self.power / error if error > 0 else 0.0
+        product, power, squares, spread = (float(part) for part in self.sums)
+        if self.rules is not None and power > 0 and product > 0:
+            measured.factors = product / power, squares / product
+            measured.factor_error = math.sqrt(spread) / power
+            error = squares - 2 * product + power
+            measured.explained = (measured.factors[0] - 1) ** 2 * power / error if error > 0 else 0.0
         if self.rules is not None:
             measured.rule, measured.odd_scales = self.rules.verdict()
             measured.by_amax = self.rules.by_amax

@@ -7,12 +7,14 @@ but a few have the scale that one rule gives, the few are damaged. Where no rule
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-from halfbyte.codec.bits import F32
+from halfbyte.backends.compare import ScaleMark
+from halfbyte.codec.bits import F32, U8
 from halfbyte.formats import E2M1, E4M3
 from halfbyte.verify.nearest import BlockSums, Bools, Encoded
 
@@ -38,6 +40,9 @@ CLEAR = 256
 """How many blocks must lie so near the end of a step that 16 bits could move them over it, for each that lies beyond,
 before that one counts as damage: a writer that computes in 16 bits moves one in ten to one in a hundred."""
 
+LEAST = 1e-3
+"""The same for the rule of least squares, whose sums were added in another order."""
+
 CLIPPED = 6.6
 """Steps from which a writer may refuse to clip: 7, less what rounding a scale can make of it."""
 
@@ -54,66 +59,75 @@ def _steps() -> tuple[F32, F32]:
 LOW, HIGH = _steps()
 
 
-@dataclass(frozen=True)
-class Judged:
-    """Rows of blocks with what every rule asks of them."""
+@functools.lru_cache(maxsize=64)
+def judge_numbers(tensor_scale: float) -> Mapping[str, Any]:
+    """The numbers of the rules for a kernel (backends/compare.py), by which `marks_of` computes too."""
+    with np.errstate(all="ignore"):
+        return {
+            "six": np.float32(E2M1.max * tensor_scale),
+            "four": np.float32(4 * tensor_scale),
+            "tensor_scale": np.float32(tensor_scale),
+            "clipped": np.float32(CLIPPED * tensor_scale),
+            "small": SMALL,
+            "exact": _slack(EXACT),
+            "loose": _slack(SIXTEEN_BITS),
+            "tight": _slack(-SIXTEEN_BITS),
+            "least": _slack(LEAST),
+            "low": LOW,
+            "high": HIGH,
+        }
 
-    sums: BlockSums
-    stored: Encoded
-    low: F32
-    """The smallest number that rounds to each stored scale; `high`: the largest."""
-    high: F32
 
-    @classmethod
-    def of(cls, sums: BlockSums, stored: Encoded) -> Judged:
-        at = (stored.scale_bytes & np.uint8(0x7F)).astype(np.intp)
-        return cls(sums, stored, LOW.take(at, mode="clip"), HIGH.take(at, mode="clip"))
+def _slack(slack: float) -> F32:
+    """What the ends of a step are multiplied by."""
+    return np.array([1 - slack, 1 + slack], np.float32)
 
-    def rounds_to(self, wanted: F32, slack: float) -> Bools:
+
+@np.errstate(all="ignore")
+def marks_of(sums: BlockSums, stored: Encoded) -> U8:
+    """Which rules the scale of each block obeys, as bits of ScaleMark."""
+    numbers = judge_numbers(stored.tensor_scale)
+    at = (stored.scale_bytes & np.uint8(0x7F)).astype(np.intp)
+    low, high = LOW.take(at, mode="clip"), HIGH.take(at, mode="clip")
+
+    def within(wanted: F32, slack: str) -> Bools:
         """Whether a number rounds to the stored scale, nearly enough."""
-        fits = wanted >= self.low * np.float32(1 - slack)
-        fits &= wanted <= self.high * np.float32(1 + slack)
-        return fits
+        below, above = numbers[slack]
+        return np.asarray((wanted >= low * below) & (wanted <= high * above))
 
-    @functools.cached_property
-    def zero(self) -> Bools:
-        return np.asarray(self.sums.amax == 0)
-
-    @functools.cached_property
-    def to_six(self) -> F32:
-        """The scale that maps the largest magnitude to 6."""
-        return self.sums.amax / np.float32(E2M1.max * self.stored.tensor_scale)
-
-    @functools.cached_property
-    def to_four(self) -> F32:
-        return self.sums.amax / np.float32(4 * self.stored.tensor_scale)
-
-
-def _to_six(judged: Judged, slack: float) -> Bools:
-    return judged.rounds_to(judged.to_six, slack) | judged.zero
-
-
-def _to_four_or_six(judged: Judged, slack: float) -> Bools:
-    return _to_six(judged, slack) | judged.rounds_to(judged.to_four, slack)
-
-
-def _least_squares(judged: Judged, slack: float) -> Bools:
-    """Some writers take no scale that would clip a number beyond 7 steps: a smaller one that does is not asked for."""
-    sums, stored = judged.sums, judged.stored
-    wanted = sums.product / (sums.power * np.float32(stored.tensor_scale))
-    clips = (wanted < stored.scales) & (sums.amax > np.float32(CLIPPED * stored.tensor_scale) * wanted)
-    return judged.rounds_to(wanted, max(slack, 1e-3)) | clips
+    six, four, zero = sums.amax / numbers["six"], sums.amax / numbers["four"], sums.amax == 0
+    marks = np.zeros(at.shape, np.uint8)
+    for slack, mark_six, mark_four in (
+        ("exact", ScaleMark.EXACTLY_SIX, ScaleMark.EXACTLY_FOUR),
+        ("loose", ScaleMark.LOOSELY_SIX, ScaleMark.LOOSELY_FOUR),
+        ("tight", ScaleMark.CLEARLY_SIX, ScaleMark.CLEARLY_FOUR),
+    ):
+        to_six = within(six, slack) | zero
+        marks |= np.where(to_six, np.uint8(mark_six), np.uint8(0))
+        marks |= np.where(to_six | within(four, slack), np.uint8(mark_four), np.uint8(0))
+    wanted = sums.product / (sums.power * numbers["tensor_scale"])
+    # Some writers take no scale that would clip a number beyond 7 steps: a smaller one that does is not asked for.
+    clips = (wanted < stored.scales) & (sums.amax > numbers["clipped"] * wanted)
+    marks |= np.where(within(wanted, "least") | clips, np.uint8(ScaleMark.LEAST_SQUARES), np.uint8(0))
+    told = (sums.power > 0) & ~sums.wrong & (stored.scales >= SMALL)
+    return np.asarray(marks | np.where(told, np.uint8(ScaleMark.TOLD), np.uint8(0)))
 
 
 BY_AMAX = ("maps the largest magnitude to 6", "maps the largest magnitude to 6 or 4")
 """Rules that scales obey only under the right tensor scale."""
 
-RULES: dict[str, Callable[[Judged, float], Bools]] = {
-    BY_AMAX[0]: _to_six,
-    BY_AMAX[1]: _to_four_or_six,
-    "has the least squared error for its codes": _least_squares,
+RULES: dict[str, ScaleMark] = {
+    BY_AMAX[0]: ScaleMark.EXACTLY_SIX,
+    BY_AMAX[1]: ScaleMark.EXACTLY_FOUR,
+    "has the least squared error for its codes": ScaleMark.LEAST_SQUARES,
 }
-"""What a rule says of a scale → which blocks obey, with this much slack."""
+"""What a rule says of a scale → the mark of blocks that obey."""
+
+IN_SIXTEEN_BITS = {
+    BY_AMAX[0]: (ScaleMark.LOOSELY_SIX, ScaleMark.CLEARLY_SIX),
+    BY_AMAX[1]: (ScaleMark.LOOSELY_FOUR, ScaleMark.CLEARLY_FOUR),
+}
+"""Rule → the marks of blocks that obey in 16-bit arithmetic: perhaps, and certainly."""
 
 
 @dataclass
@@ -127,46 +141,28 @@ class ScaleRules:
     narrowly: dict[str, set[tuple[int, int]]] = field(default_factory=lambda: {rule: set() for rule in BY_AMAX})
     """Rule → those of its broken blocks that 16-bit arithmetic explains."""
     near: dict[str, int] = field(default_factory=lambda: dict.fromkeys(BY_AMAX, 0))
-    """Rule → blocks that 16-bit arithmetic could have made break it, whether or not they do (`count_near`)."""
+    """Rule → blocks that 16-bit arithmetic could have made break it, whether or not they do."""
     judged: int = 0
 
     @property
     def _most(self) -> int:
         return max(FEW, self.blocks // SHARE)
 
-    @np.errstate(all="ignore")
-    def feed(self, start: int, sums: BlockSums, stored: Encoded) -> None:
+    def feed(self, start: int, marks: U8) -> None:
         """The next rows, the first of which is row `start`. Blocks with a wrong code are found otherwise."""
-        told = _told(sums, stored)
-        self.judged += int(np.count_nonzero(told))
-        judged = Judged.of(sums, stored)
-        all_to_six = False
+        told = np.uint8(ScaleMark.TOLD)
+        self.judged += int(np.count_nonzero(marks & told))
         for rule in list(self.broken):
-            if rule == BY_AMAX[1] and all_to_six:
-                continue  # then all map to 6 or 4 as well
-            breaks = told & ~RULES[rule](judged, EXACT)
+            breaks = (marks & np.uint8(told | RULES[rule])) == told
             count = int(np.count_nonzero(breaks))
-            all_to_six |= rule == BY_AMAX[0] and not count
             if len(self.broken[rule]) + count > self._most:
                 del self.broken[rule]
-            elif count:
-                self.broken[rule] += _places(start, breaks)
-                if rule in self.narrowly:
-                    self.narrowly[rule].update(_places(start, breaks & RULES[rule](judged, SIXTEEN_BITS)))
-
-    @property
-    def asks_for_near(self) -> bool:
-        """Whether the verdict needs `count_near` of all rows: few tensors do."""
-        return any(self.narrowly[rule] for rule in BY_AMAX if rule in self.broken)
-
-    @np.errstate(all="ignore")
-    def count_near(self, sums: BlockSums, stored: Encoded) -> None:
-        """Count the blocks of these rows that lie so near the end of a step that 16 bits could move them over it."""
-        told, judged = _told(sums, stored), Judged.of(sums, stored)
-        for rule in BY_AMAX:
-            if rule in self.broken:
-                near = told & RULES[rule](judged, SIXTEEN_BITS) & ~RULES[rule](judged, -SIXTEEN_BITS)
-                self.near[rule] += int(np.count_nonzero(near))
+                continue
+            self.broken[rule] += _places(start, breaks)
+            if rule in IN_SIXTEEN_BITS:
+                perhaps, certainly = (np.uint8(mark) for mark in IN_SIXTEEN_BITS[rule])
+                self.near[rule] += int(np.count_nonzero((marks & (told | perhaps | certainly)) == (told | perhaps)))
+                self.narrowly[rule].update(_places(start, breaks & ((marks & perhaps) != 0)))
 
     @property
     def by_amax(self) -> bool:
@@ -182,11 +178,6 @@ class ScaleRules:
         if len(narrowly) * CLEAR > self.near.get(rule, 0):
             places = [place for place in places if place not in narrowly]
         return rule, places
-
-
-def _told(sums: BlockSums, stored: Encoded) -> Bools:
-    """Blocks whose scale says something."""
-    return np.asarray((sums.power > 0) & ~sums.wrong & (stored.scales >= SMALL))
 
 
 def _places(start: int, blocks: Bools) -> list[tuple[int, int]]:

@@ -49,7 +49,7 @@ NUMPY: dict[str, npt.DTypeLike] = {
     "I64": np.int64,
     "BOOL": np.bool_,
 }
-CHUNK = 1 << 19
+CHUNK = 1 << 21
 """Elements that are decoded at a time: few enough that what is computed of them stays in the cache."""
 
 SMALL = 1 << 16

@@ -108,7 +108,13 @@ class OnCpu:
         return int(self.library.call(operand))
 
 
-BUILD = "for (blockIdx.y = 0; blockIdx.y < operand.groups; ++blockIdx.y) {builder}(operand.numbers, tables.data());"
+BUILD = """
+    gridDim.x = BUILD_BLOCKS;
+    for (blockIdx.y = 0; blockIdx.y < operand.groups; ++blockIdx.y)
+        for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x) {builder}(operand.numbers, tables.data());
+    gridDim.x = 1;
+    blockIdx.x = 0;
+"""
 
 
 def build(name: str, dtype: str, *definitions: str) -> OnCpu:

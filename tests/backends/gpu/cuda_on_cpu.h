@@ -7,6 +7,7 @@
 #include <cstring>
 
 #define HALFBYTE_ON_CPU
+#define SHORT_BLOCKS 2
 #define COUNT_EXACT() ++exact_blocks
 #define __device__
 #define __shared__ static
@@ -37,7 +38,8 @@ static inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) {
 static inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
 constexpr int WARP = 1;
-static const Index threadIdx = {0, 0}, blockDim = {1, 1}, gridDim = {1, 1};
+static const Index threadIdx = {0, 0}, blockDim = {1, 1};
+static Index gridDim = {1, 1};
 static Index blockIdx = {0, 0};
 #ifndef COPIES
 #define COPIES 1
@@ -119,7 +121,7 @@ static float TOP;
 static int PRE, ELEMENT, STATISTICS, FOR_ZERO_BYTE, TIE, SIGN, NAN_CODE, ZERO_INPUT, WRAPS;
 static uint32_t FIRST;
 static float LARGEST, SMALLEST, FOR_ZERO;
-constexpr int THREADS = 1, BUILD_THREADS = 1, TABLE_BYTES = 96 << 10, SHARED_BYTES = sizeof(shared_memory) - 64;
+constexpr int THREADS = 1, BUILD_THREADS = 1, BUILD_BLOCKS = 4, TABLE_BYTES = 96 << 10, SHARED_BYTES = sizeof(shared_memory) - 64;
 
 extern "C" void choose(int rows, int swizzled, int grouped, int listed, int kind, int squared, float top) {
     ROWS = rows;

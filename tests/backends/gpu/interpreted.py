@@ -8,20 +8,24 @@ small, and every kernel and every branch of it meets some.
 
 from __future__ import annotations
 
+import math
 import sys
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
 
 import halfbyte as hb
 import halfbyte.gpu as gpu
-from halfbyte import contracts
+from halfbyte import contracts, online
 from halfbyte.arrays import like, to_numpy
+from halfbyte.checkpoint import Options, Rules
 from halfbyte.codec.element import encode
 from halfbyte.formats import E4M3
 from halfbyte.layouts.swizzle import swizzle
+from halfbyte.online_batch import BatchQuantizer
 from halfbyte.testing import assert_same_bits
 from tests.backends.cases import Matrix, hessian, make_input, weights
 from tests.backends.gpu.strict_interpreter import refuse_unknown_constants
@@ -79,6 +83,8 @@ def comparisons() -> Iterator[int]:
     yield compare(small("gauss", "bf16", 1, 16), "nvfp4", te, hb.Optimal(weights(16) + np.float32(1)))
     yield compare(small("gauss", "bf16", 2, 16), "nvfp4", te, hb.Hessian(hessian(16)))
     yield from several()
+    yield from amaxes()
+    yield from synced()
 
 
 def several() -> Iterator[int]:
@@ -104,6 +110,61 @@ def several() -> Iterator[int]:
     assert_same_bits(to_numpy(bytes_).reshape(-1), np.repeat(np.where(exponent < -9, 0, powers).astype(np.uint8), 2))
     assert outside.tolist() == [int((exponent > 8).sum()), int((exponent < -9).sum())]
     yield 1
+
+
+def amaxes() -> Iterator[int]:
+    """Given as a number or in a tensor; the operand's own in rows that lie apart; one for all of a list; many parts."""
+    x = torch.from_numpy(small("gauss", "fp32", 6, 64)).to(torch.bfloat16)
+    given = hb.quantize(to_numpy(x), "nvfp4", global_amax=9.5, backend="reference")
+    apart = torch.zeros(6, 96, dtype=torch.bfloat16)[:, :64].copy_(x)
+    own = hb.quantize(to_numpy(x), "nvfp4", backend="reference")
+    large = torch.zeros(4, 8192, dtype=torch.float32)
+    large[3, 8000] = -77.0
+    parts = hb.quantize(to_numpy(large), "nvfp4", backend="reference")
+    for got, expected in (
+        (hb.quantize(x, "nvfp4", global_amax=9.5, backend="gpu"), given),
+        (hb.quantize(x, "nvfp4", global_amax=torch.tensor(9.5), backend="gpu"), given),
+        (hb.quantize(apart, "nvfp4", backend="gpu"), own),
+        (hb.quantize(large, "nvfp4", backend="gpu"), parts),
+    ):
+        for part in ("codes", "scales", "global_scale", "stored_scale"):
+            assert_same_bits(to_numpy(getattr(got, part)), to_numpy(getattr(expected, part)))
+        yield 1
+    shared = gpu.quantize_experts([x[:2].clone(), x[2:].clone() * 3], shared=True)
+    assert all(float(q.stored_scale) == 3 * float(x[2:].abs().max()) for q in shared if q.stored_scale is not None)
+    yield 1
+
+
+def synced() -> Iterator[int]:
+    """Weight sync in batches, as a card does it: shared, zero and tiny amaxes, other layouts."""
+    names = [
+        f"layers.0.mlp.experts.{at}.{end}.weight" for at in range(2) for end in ("gate_proj", "up_proj", "down_proj")
+    ]
+    shapes: list[tuple[int, ...]] = [(2, 32), (2, 32), (3, 16)] * 2
+    source = torch.from_numpy(small("gauss", "fp32", 8, 64)).reshape(-1)
+    pairs = [(name, source[at : at + math.prod(shape)].reshape(shape).to(torch.bfloat16) * (at + 1))
+             for at, (name, shape) in enumerate(zip(names, shapes, strict=True))]  # fmt: skip
+    pairs[2][1].zero_()
+    pairs[5][1].fill_(1e-38)
+    for options in (
+        Options(method="amax"), Options(), Options(contract="transformer_engine", method="amax"),
+        Options(layout="compressed-tensors", contract="compressed_tensors", method="amax", activations="unit"),
+    ):  # fmt: skip
+        expected = dict(online.quantize_named(pairs, Rules(), online.Config(options)))
+        sync = online._decided(tuple(names), shapes, Rules(), online.Config(options))
+        assert sync.batches is not None
+        assert [modules.share for modules in sync.batches] == [2, 1]
+        found: dict[str, Any] = {}
+        for modules in sync.batches:
+            tensors = [pairs[at][1] for at in modules.at]
+            quantizer = BatchQuantizer(modules, sync.target, torch.bfloat16, HERE.device)
+            for named in quantizer(tensors, [x.data_ptr() for x in tensors]):
+                found.update(named)
+        assert set(found) == set(expected)
+        for name, value in expected.items():
+            assert (value.shape, value.dtype) == (found[name].shape, found[name].dtype), name
+            assert_same_bits(to_numpy(found[name]), to_numpy(value))
+        yield 1
 
 
 if __name__ == "__main__":

@@ -69,7 +69,7 @@ def load_library() -> ctypes.CDLL | None:
     library.hb_quantize.argtypes = [address, ctypes.c_int, address, count, count, ctypes.c_float] + [address] * 4
     library.hb_dequantize.argtypes = [address, ctypes.c_int, address, address, count, address, address]
     library.hb_build_flags.restype = ctypes.c_char_p
-    library.hb_multiply_add.restype = library.hb_compare_blocks.restype = ctypes.c_float
+    library.hb_multiply_add.restype = library.hb_compare_rows.restype = ctypes.c_float
     return library
 
 

@@ -68,18 +68,23 @@ def recipe_of(request: Request, kernel: Kernel) -> Recipe | None:
     return _nvfp4_recipe(request, rule, kernel) if isinstance(rule, NVFP4Rule) else None
 
 
-def _nvfp4_recipe(request: Request, rule: NVFP4Rule, kernel: Kernel) -> Recipe:
+def _nvfp4_recipe(request: Request, rule: NVFP4Rule, kernel: Kernel) -> Recipe | None:
     method, policy, rounding = request.method, rule.scale_byte, rule.rounding
+    factor, pre_scale = number_of(FACTORS, rule.factor), number_of(PRE_SCALES, rule.pre_scale)
+    element, multiplier = number_of(ELEMENTS, rule.element), number_of(MULTIPLIERS, rule.multiplier)
+    stored = -1 if rule.stored is None else number_of(STORED, rule.stored)
+    if factor is None or pre_scale is None or element is None or multiplier is None or stored is None:
+        return None  # a formula without a number: tables serve it, by the long way
     given = rule.constant_factor
     recipe = Recipe(
         route=ROUTES[kernel],
         block=request.format.block,
         dtype=DTYPE_NUMBERS[request.dtype],
-        factor=FACTORS.index(rule.factor),
-        pre_scale=PRE_SCALES.index(rule.pre_scale),
-        element=ELEMENTS.index(rule.element),
-        stored=-1 if rule.stored is None else STORED.index(rule.stored),
-        multiplier=MULTIPLIERS.index(rule.multiplier),
+        factor=factor,
+        pre_scale=pre_scale,
+        element=element,
+        stored=stored,
+        multiplier=multiplier,
         tie=TIES.index(rounding.tie),
         sign=sign_number(rounding),
         wraps=rounding.wraps,

@@ -101,13 +101,13 @@ class PeerSearch(ctypes.Structure):
 
 
 class DeviceFunctions(ctypes.Structure):
-    """device_reading.cpp: hb_device_functions."""
+    """device_reading.cpp: DeviceFunctions."""
 
     _fields_ = [(name, ctypes.c_void_p) for name in ("copy", "record", "wait")]
 
 
 class Ring(ctypes.Structure):
-    """device_reading.cpp: hb_ring."""
+    """device_reading.cpp: Ring."""
 
     _fields_ = [
         ("memory", ctypes.c_void_p),
@@ -141,6 +141,29 @@ class DecodeRecipe(ctypes.Structure):
     ]
 
 
+class StoredRows(ctypes.Structure):
+    """compare.h: StoredRows."""
+
+    _fields_ = [
+        ("rows", ctypes.c_int64),
+        ("columns", ctypes.c_int64),
+        ("block", ctypes.c_int32),
+        ("tensor_scale", ctypes.c_float),
+        ("values", ctypes.c_void_p),
+        ("tables", ctypes.c_void_p),
+    ]
+
+
+class ScaleJudge(ctypes.Structure):
+    """compare.h: ScaleJudge."""
+
+    _fields_ = [
+        *((name, ctypes.c_float) for name in ("six", "four", "tensor_scale", "clipped", "small")),
+        *((name, ctypes.c_float * 2) for name in ("exact", "loose", "tight", "least")),
+        *((name, ctypes.c_float * 128) for name in ("low", "high")),
+    ]
+
+
 STRUCTURES: dict[str, type[ctypes.Structure]] = {
     "tables": Tables,
     "rule": Rule,
@@ -153,6 +176,8 @@ STRUCTURES: dict[str, type[ctypes.Structure]] = {
     "ring": Ring,
     "recipe": Recipe,
     "decode_recipe": DecodeRecipe,
+    "stored_rows": StoredRows,
+    "judge": ScaleJudge,
 }
 """The structures by NAME. The function hb_sizeof_NAME of the library returns the size of a structure."""
 

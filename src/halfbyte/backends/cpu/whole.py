@@ -19,6 +19,9 @@ from halfbyte.codec.bits import DTYPES
 from halfbyte.contracts import NVFP4Rule, expressions
 from halfbyte.request import Request
 
+WORTH_TABLE = 1 << 20
+"""Bytes of decoded values: beyond this, looking for the scales that occur takes longer than a table of all of them."""
+
 
 class WholeCall:
     """Quantizes contiguous matrices of whole blocks under one request."""
@@ -79,8 +82,8 @@ class WholeDecode:
         self.threads = request.threads
 
     def serves(self, size: int) -> bool:
-        """Whether a result of that many bytes is computed by the calling thread alone."""
-        return one_thread(size, self.threads)
+        """Whether a result of that many bytes is best computed here: a large one is worth a whole table."""
+        return size <= WORTH_TABLE and one_thread(size, self.threads)
 
     def __call__(self, codes: int, scales: int, blocks: int, stored: int | None, out: int) -> bool:
         """Decode. Arrays are given by their addresses."""

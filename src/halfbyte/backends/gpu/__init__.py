@@ -1,16 +1,31 @@
 """The GPU backend: Triton and CUDA C++ kernels, and what launches them. The rest of halfbyte uses these names alone."""
 
 from halfbyte.backends.gpu.backend import Gpu, float32_bits, interpreting, quantize_matrix
-from halfbyte.backends.gpu.batch import cast_scales, check_list, group_amaxes, list_amaxes, quantize_list
+from halfbyte.backends.gpu.batch import (
+    Listed,
+    ListQuantizer,
+    cast_scales,
+    check_list,
+    group_amaxes,
+    list_amaxes,
+    quantize_list,
+)
 from halfbyte.backends.gpu.calls import Bound, DecodingCalls, QuantizingCalls
+from halfbyte.backends.gpu.driver.disk import folder as cache_folder
 from halfbyte.backends.gpu.operand import OLDEST, capability_of
+from halfbyte.backends.gpu.warm import build as build_kernels
+from halfbyte.backends.gpu.warm import usual_calls, visible_architectures
 
 __all__ = [
     "OLDEST",
     "Bound",
     "DecodingCalls",
     "Gpu",
+    "ListQuantizer",
+    "Listed",
     "QuantizingCalls",
+    "build_kernels",
+    "cache_folder",
     "capability_of",
     "cast_scales",
     "check_list",
@@ -20,4 +35,6 @@ __all__ = [
     "list_amaxes",
     "quantize_list",
     "quantize_matrix",
+    "usual_calls",
+    "visible_architectures",
 ]

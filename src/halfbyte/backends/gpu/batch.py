@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import itertools
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -79,23 +81,13 @@ def list_amaxes(tensors: list[torch.Tensor]) -> torch.Tensor:
     """float32 bits (int32) of the largest magnitude of each tensor."""
     import torch
 
-    device = tensors[0].device
-    command, parts = _listed_amax(tensors, X, CODES)
-    out = torch.empty(len(tensors), parts, dtype=torch.int32, device=device)
-    run(Program((command,)), device, {Slot.X: table_of(_amax_rows(tensors), device), Slot.CODES: out})
+    first = tensors[0]
+    listed = Listed(tuple(x.numel() for x in tensors), dtype_name_of(first.dtype), first.device)
+    command, parts = listed.amax(X, CODES)
+    out = torch.empty(len(tensors), parts, dtype=torch.int32, device=first.device)
+    table = table_of(listed.amax_rows([x.data_ptr() for x in tensors]), first.device)
+    run(Program((command,)), first.device, {Slot.X: table, Slot.CODES: out})
     return out.amax(dim=1)
-
-
-def _amax_rows(tensors: list[torch.Tensor]) -> tuple[tuple[int, ...], ...]:
-    return tuple((x.data_ptr(), x.numel() * x.element_size() // 16) for x in tensors)
-
-
-def _listed_amax(tensors: list[torch.Tensor], table: Address, out: Address) -> tuple[Command, int]:
-    """Partial amaxes of each tensor, and how many each has."""
-    most = max(x.numel() * x.element_size() // 4 for x in tensors)
-    programs = max(1, min(ceil_div(most, AMAX_CHUNK * AMAX_DEPTH), ceil_div(AMAX_PROGRAMS, len(tensors))))
-    kernel = triton_kernel("scales.amax_listed", amax_constants(dtype_name_of(tensors[0].dtype)), 8)
-    return Command(kernel, (len(tensors) * programs, 1), (table, out, programs)), programs
 
 
 def group_amaxes(x: torch.Tensor, group_rows: int) -> torch.Tensor:
@@ -108,6 +100,28 @@ def group_amaxes(x: torch.Tensor, group_rows: int) -> torch.Tensor:
         out = torch.empty(x.shape[0] // group_rows, parts, dtype=torch.int32, device=x.device)
         run(Program((command,)), x.device, {Slot.X: x, Slot.CODES: out})
         return out.amax(dim=1).view(torch.float32)
+
+
+@dataclass(frozen=True)
+class Listed:
+    """Separate tensors of one dtype: how many elements each has."""
+
+    sizes: tuple[int, ...]
+    dtype: str
+    device: torch.device
+
+    def amax_rows(self, addresses: list[int]) -> tuple[tuple[int, ...], ...]:
+        """The table for the amaxes: address, and length in units of sixteen bytes."""
+        per_quad = 4 if self.dtype == "fp32" else 8
+        return tuple((address, size // per_quad) for address, size in zip(addresses, self.sizes, strict=True))
+
+    def amax(self, table: Address, out: Address) -> tuple[Command, int]:
+        """Partial amaxes of each tensor, and how many each has."""
+        words = max(self.sizes) // (1 if self.dtype == "fp32" else 2)
+        count = len(self.sizes)
+        programs = max(1, min(ceil_div(words, AMAX_CHUNK * AMAX_DEPTH), ceil_div(AMAX_PROGRAMS, count)))
+        kernel = triton_kernel("scales.amax_listed", amax_constants(self.dtype), 8)
+        return Command(kernel, (count * programs, 1), (table, out, programs)), programs
 
 
 @functools.lru_cache(maxsize=128)
@@ -125,54 +139,71 @@ def table_of(rows: tuple[tuple[int, ...], ...], device: torch.device) -> torch.T
 # --- quantization ---
 
 
-def quantize_list(
-    tensors: list[torch.Tensor], request: Request, share: int, repairs: bool = False
-) -> Parts[torch.Tensor]:
-    """Quantize separate tensors in one launch. Their codes and scales follow each other in two flat arrays.
+class ListQuantizer:
+    """Quantizes separate tensors of given sizes together. Made once, it serves every list of these sizes.
 
-    share: so many tensors that follow each other have the tensor-level scale of their largest amax.
+    share: so many tensors that follow each other have the tensor-level scale of their largest amax. repairs: zero and
+    tiny amaxes are raised to the next usable one.
     """
-    import torch
 
-    block = request.format.block
-    check_list(tensors, block)
-    kernel = choose(request)
-    if isinstance(kernel, Reason):
-        raise BackendError(f"backend gpu cannot do this: {kernel}")
-    in_rows = isinstance(kernel.rule, NVFP4Rule) and request.tile[0] == 1
-    if not in_rows or weighs_columns(request.method) or request.contract.transform.hadamard:
-        raise InputError(
-            "lists are quantized to NVFP4 in blocks of one row, without weights or a transform; give a 3-D tensor "
-            "instead"
+    def __init__(self, listed: Listed, request: Request, share: int = 1, repairs: bool = False) -> None:
+        kernel = choose(request)
+        if isinstance(kernel, Reason):
+            raise BackendError(f"backend gpu cannot do this: {kernel}")
+        in_rows = isinstance(kernel.rule, NVFP4Rule) and request.tile[0] == 1
+        if not in_rows or weighs_columns(request.method) or request.contract.transform.hadamard:
+            raise InputError(
+                "lists are quantized to NVFP4 in blocks of one row, without weights or a transform; give a 3-D tensor "
+                "instead"
+            )
+        self.listed, self.request, self.kernel, self.share = listed, request, kernel, share
+        block, count = request.format.block, len(listed.sizes)
+        self.blocks = [size // block for size in listed.sizes]
+        self.before = list(itertools.accumulate(self.blocks, initial=0))
+        lanes = SEARCH_LANES if kernel.family in SEARCHES else LANES
+        programs = ceil_div(max(self.blocks), lanes)
+        source = Source(LISTED, count, lanes, programs, 1, 0, programs * count, self.before[-1])
+        amax, parts = listed.amax(AMAX_TABLE, Small(count).address(Small(count).partial))
+        self.at_once = parts * share <= MOST_PARTS
+        """Whether one program can read all parts of an amax."""
+        if self.at_once:
+            self.small = Small(count, count * parts)
+            first = [amax, prepare_command(kernel, self.small, OWN, parts * share, share, repairs)]
+        else:
+            self.small = Small(count)
+            first = [prepare_command(kernel, self.small, TENSOR, repairs=repairs)]
+        commands, table_bytes = block_commands(Launch(kernel, request, source, listed.device))
+        self.program = Program((*first, *commands), self.small.floats, table_bytes)
+
+    def __call__(self, tensors: list[torch.Tensor], addresses: list[int]) -> Parts[torch.Tensor]:
+        """Codes and scales of the tensors, which follow each other in two flat arrays."""
+        import torch
+
+        device, program, blocks = self.listed.device, self.program, self.before[-1]
+        given = (
+            table_of(self.listed.amax_rows(addresses), device)
+            if self.at_once
+            else list_amaxes(tensors).view(-1, self.share).amax(dim=1).repeat_interleave(self.share)
         )
-    rows, before = [], 0
-    for x in tensors:
-        blocks = x.numel() // block
-        rows.append((x.data_ptr(), blocks, before))
-        before += blocks
-    device = tensors[0].device
-    lanes = SEARCH_LANES if kernel.family in SEARCHES else LANES
-    programs = ceil_div(max(blocks for _, blocks, _ in rows), lanes)
-    source = Source(LISTED, len(tensors), lanes, programs, 1, 0, programs * len(tensors), before)
-    with on_device(tensors[0]):
-        amax, parts = _listed_amax(tensors, AMAX_TABLE, Small(len(tensors)).address(Small(len(tensors)).partial))
-        if parts * share <= MOST_PARTS:
-            small, given = Small(len(tensors), len(tensors) * parts), table_of(_amax_rows(tensors), device)
-            first = [amax, prepare_command(kernel, small, OWN, parts * share, share, repairs)]
-        else:  # more than one program can read
-            small, given = Small(len(tensors)), list_amaxes(tensors).view(-1, share).amax(dim=1)
-            first, given = [prepare_command(kernel, small, TENSOR, repairs=repairs)], given.repeat_interleave(share)
-        commands, table_bytes = block_commands(Launch(kernel, request, source, device))
-        codes = torch.empty(before * block // 2, dtype=torch.uint8, device=device)
-        scales = torch.empty(before, dtype=torch.uint8, device=device)
-        held = torch.empty(small.floats, dtype=torch.float32, device=device)
-        tables = torch.empty(table_bytes, dtype=torch.uint8, device=device)
-        run(Program((*first, *commands)), device, {
-            Slot.X: table_of(tuple(rows), device), Slot.GIVEN: given, Slot.CODES: codes, Slot.SCALES: scales,
-            Slot.SMALL: held, Slot.TABLES: tables,
+        rows = tuple(zip(addresses, self.blocks, self.before, strict=False))
+        codes = torch.empty(blocks * self.request.format.block // 2, dtype=torch.uint8, device=device)
+        scales = torch.empty(blocks, dtype=torch.uint8, device=device)
+        small = torch.empty(program.small_floats, dtype=torch.float32, device=device)
+        tables = torch.empty(program.table_bytes, dtype=torch.uint8, device=device)
+        run(program, device, {
+            Slot.X: table_of(rows, device), Slot.GIVEN: given, Slot.CODES: codes, Slot.SCALES: scales,
+            Slot.SMALL: small, Slot.TABLES: tables,
         })  # fmt: skip
-    stored, multiplier = tensor_numbers(kernel, small, held)
-    return Parts(codes, scales, stored, multiplier)
+        stored, multiplier = tensor_numbers(self.kernel, self.small, small)
+        return Parts(codes, scales, stored, multiplier)
+
+
+def quantize_list(tensors: list[torch.Tensor], request: Request, share: int = 1) -> Parts[torch.Tensor]:
+    """Quantize separate tensors in one launch. Their codes and scales follow each other in two flat arrays."""
+    check_list(tensors, request.format.block)
+    with on_device(tensors[0]):
+        listed = Listed(tuple(x.numel() for x in tensors), request.dtype, tensors[0].device)
+        return ListQuantizer(listed, request, share)(tensors, [x.data_ptr() for x in tensors])
 
 
 # --- the cast ---

@@ -65,5 +65,6 @@ def piece_memory(unit: Unit, piece: Piece) -> int:
 
 
 def largest_piece(unit: Unit, chunk: int) -> int:
-    """Arena bytes of the unit's largest piece, raw bytes included."""
-    return max(piece_bytes(unit, piece) + piece_memory(unit, piece) for piece in pieces_of(unit, chunk))
+    """Bytes of the unit's largest piece, raw bytes included. The first piece of each source has the most rows."""
+    firsts = {piece.source: piece for piece in reversed(list(pieces_of(unit, chunk)))}
+    return max(piece_bytes(unit, piece) + piece_memory(unit, piece) for piece in firsts.values())

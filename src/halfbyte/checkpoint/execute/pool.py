@@ -16,7 +16,7 @@ from halfbyte.checkpoint.execute.writer import ShardWriter, Stopped
 from halfbyte.checkpoint.plan.types import Plan, Shard
 from halfbyte.errors import CheckpointError
 
-WORKERS_PER_SHARD = 2
+WORKERS_PER_SHARD = 1
 """Workers per shard that is written at the same time. Each worker alone is no faster, and a run that is stopped loses
 the shards in work."""
 

@@ -97,12 +97,13 @@ class UnitWork:
         members: those whose amax makes the scale of the group; empty if another worker finds it.
         """
         mine = {unit.module for unit in units}
-        extra = max(largest_piece(unit, chunk) for unit in (*units, *members))
-        keeps = sum(unit.source_bytes + SLACK for unit in units) + extra <= arena.left
+        cut = {unit.module: list(pieces_of(unit, chunk)) for unit in (*units, *members)}
+        held_bytes = sum(unit.source_bytes + SLACK for unit in units)
+        keeps = bool(members) and held_bytes + max(largest_piece(unit, chunk) for unit in members) <= arena.left
         held = {}
         if group is not None and members:
             for unit in members:
-                for piece in pieces_of(unit, chunk):
+                for piece in cut[unit.module]:
                     mark = arena.mark()
                     raw = self.survey(unit, piece, group, arena)
                     if keeps and unit.module in mine:
@@ -112,8 +113,8 @@ class UnitWork:
             self.settle(members, group, chunk, arena)
         elif group is not None:
             group.wait(writer.stop)
-        for unit in units:
-            for piece in pieces_of(unit, chunk):
+        for unit in reversed(units):  # what was read last may still be in the cache
+            for piece in reversed(cut[unit.module]):
                 self.write(unit, piece, held.get((unit.module, piece.number)), group, writer, arena)
             self.forget(unit)
 

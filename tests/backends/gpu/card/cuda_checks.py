@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from collections.abc import Callable, Iterator
 
@@ -11,10 +12,16 @@ import torch
 import halfbyte as hb
 import halfbyte.gpu as gpu
 from halfbyte.backends.gpu.cuda import table_kernels
-from tests.backends.cases import FOUR_SIX
+from halfbyte.contracts import NVFP4Rule
+from tests.backends.cases import FOUR_SIX, VARIANTS
 from tests.backends.gpu.card.checks import normal, same
 
 METHODS: list[hb.methods.Method] = [*FOUR_SIX, hb.Optimal()]
+NVFP4_CONTRACTS = [
+    contract
+    for contract in VARIANTS
+    if isinstance(contract.rules.get("nvfp4"), NVFP4Rule) and not contract.transform.columnwise
+]
 
 
 @contextlib.contextmanager
@@ -38,30 +45,33 @@ def equal(got: hb.QuantizedTensor, expected: hb.QuantizedTensor, name: str) -> i
     return 1
 
 
-def inputs() -> Iterator[tuple[str, torch.Tensor]]:
+def inputs(dtype: torch.dtype = torch.bfloat16) -> Iterator[tuple[str, torch.Tensor]]:
     """Normal numbers, tails, blocks far below the amax, zeros, few values, any bits, amaxes of many significands."""
-    yield "normal", normal(8192, 4096)
-    yield "tails", (normal(4096, 4096, dtype=torch.float32) ** 3).to(torch.bfloat16)
+    yield "normal", normal(8192, 4096, dtype=dtype)
+    yield "tails", (normal(4096, 4096, dtype=torch.float32) ** 3).to(dtype)
     blocks = torch.exp2(torch.randint(-24, 3, (2048, 256, 1), device="cuda").float())
     yield (
         "blocks of any size",
-        (normal(2048, 4096, dtype=torch.float32).view(2048, 256, 16) * blocks).view(2048, 4096).to(torch.bfloat16),
+        (normal(2048, 4096, dtype=torch.float32).view(2048, 256, 16) * blocks).view(2048, 4096).to(dtype),
     )
-    yield "uniform", (torch.rand(2048, 4096, device="cuda") - 0.5).to(torch.bfloat16)
-    yield "few values", torch.randint(-6, 7, (2048, 4096), device="cuda").to(torch.bfloat16)
-    sparse = normal(2048, 4096)
+    yield "uniform", (torch.rand(2048, 4096, device="cuda") - 0.5).to(dtype)
+    yield "few values", torch.randint(-6, 7, (2048, 4096), device="cuda").to(dtype)
+    sparse = normal(2048, 4096, dtype=dtype)
     yield "sparse", sparse * (torch.rand_like(sparse, dtype=torch.float32) < 0.05)
-    yield "bits", torch.randint(-32768, 32768, (1024, 4096), device="cuda", dtype=torch.int16).view(torch.bfloat16)
-    finite = torch.randint(100 << 7, 140 << 7, (2048, 4096), device="cuda", dtype=torch.int16)
-    yield "bits in range", finite.view(torch.bfloat16)
+    integers = torch.int32 if dtype == torch.float32 else torch.int16
+    bits = torch.iinfo(integers)
+    yield "bits", torch.randint(bits.min, bits.max + 1, (1024, 4096), device="cuda").to(integers).view(dtype)
+    if dtype == torch.bfloat16:
+        finite = torch.randint(100 << 7, 140 << 7, (2048, 4096), device="cuda", dtype=torch.int16)
+        yield "bits in range", finite.view(torch.bfloat16)
     for significand in range(0, 128, 9):
-        yield f"amax 1 + {significand}/128", normal(1024, 4096, seed=significand).clamp(-5, 5)
+        yield f"amax 1 + {significand}/128", normal(1024, 4096, dtype=dtype, seed=significand).clamp(-5, 5)
 
 
-def tables_beside_triton() -> int:
+def beside_triton(dtype: torch.dtype) -> int:
     """Every method on every kind of input, whole tensors."""
     done = 0
-    for name, x in inputs():
+    for name, x in inputs(dtype):
         amax = None
         if name.startswith("amax"):
             amax = 5 * (1 + int(name.split("+")[1].split("/")[0]) / 128)
@@ -70,6 +80,27 @@ def tables_beside_triton() -> int:
                 expected = hb.quantize(x, "nvfp4", method=method, global_amax=amax, backend="gpu")
             with kernels(True):
                 done += equal(hb.quantize(x, "nvfp4", method=method, global_amax=amax), expected, f"{name} {method}")
+    return done
+
+
+def tables_beside_triton() -> int:
+    return beside_triton(torch.bfloat16)
+
+
+def estimates_beside_triton() -> int:
+    return beside_triton(torch.float16) + beside_triton(torch.float32)
+
+
+def searches_of_contracts() -> int:
+    """The least squared error under every contract, in every dtype, against the reference; zeros among the numbers."""
+    done = 0
+    for contract, dtype in itertools.product(NVFP4_CONTRACTS, (torch.bfloat16, torch.float16, torch.float32)):
+        x = normal(48, 1024, dtype=torch.float32, seed=11) * torch.exp2(torch.arange(48, device="cuda") % 7)[:, None]
+        x[5, :64], x[6, ::3] = 0.0, -0.0
+        for given in (x.to(dtype), (x * 0.01).to(dtype)):
+            expected = hb.quantize(given.cpu(), "nvfp4", contract, hb.Optimal(), backend="reference")
+            with kernels(True):
+                done += same(hb.quantize(given, "nvfp4", contract, hb.Optimal(), backend="gpu"), expected)
     return done
 
 
@@ -132,5 +163,12 @@ def tables_for_groups() -> int:
 
 
 CHECKS: dict[str, Callable[[], int]] = {
-    check.__name__: check for check in (tables_beside_triton, tables_and_memory, tables_for_groups)
+    check.__name__: check
+    for check in (
+        tables_beside_triton,
+        estimates_beside_triton,
+        searches_of_contracts,
+        tables_and_memory,
+        tables_for_groups,
+    )
 }

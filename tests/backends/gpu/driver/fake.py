@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from halfbyte.backends.gpu import programs
 from halfbyte.backends.gpu.driver import cuda
 
 SOURCE = Path(__file__).parent / "fake_cuda.c"
@@ -44,6 +45,7 @@ class FakeDriver:
         self.number("made").value, self.number("fails_at").value = 0, -1
         monkeypatch.setattr(cuda, "driver", lambda: self.library)
         monkeypatch.setattr(cuda, "_FUNCTIONS", {})
+        monkeypatch.setattr(programs, "_PROGRAMS", {})  # their words refer to the driver
         for kept in (cuda.entries, cuda.context_of, cuda.shared_memory_of):
             kept.cache_clear()
         return self

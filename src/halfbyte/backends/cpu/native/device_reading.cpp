@@ -12,28 +12,33 @@ extern "C" {
 
 uint32_t hb_amax(int isa, const void* x, int64_t n, int dtype);  // exports.cpp
 
+typedef void* Event;
+typedef int (*Copy)(void* device, const void* host, size_t bytes, int kind, void* stream);
+typedef int (*Record)(Event event, void* stream);
+typedef int (*Wait)(Event event);
+
 // Functions of the CUDA runtime. All return 0 if they succeed.
-struct hb_device_functions {
-    int (*copy)(void* device, const void* host, size_t bytes, int kind, void* stream);  // cudaMemcpyAsync
-    int (*record)(void* event, void* stream);                                           // cudaEventRecord
-    int (*wait)(void* event);                                                           // cudaEventSynchronize
+struct DeviceFunctions {
+    Copy copy;      // cudaMemcpyAsync
+    Record record;  // cudaEventRecord
+    Wait wait;      // cudaEventSynchronize
 };
 
-struct hb_ring {
+struct Ring {
     uint8_t* memory;
     int64_t step;   // bytes of a buffer
     int64_t count;  // buffers
-    void** events;  // one per buffer: recorded after the copy from it
+    Event* events;  // one per buffer: recorded after the copy from it
     int64_t next;   // the buffer to use next
 };
 
-int64_t hb_sizeof_device_functions() { return sizeof(hb_device_functions); }
-int64_t hb_sizeof_ring() { return sizeof(hb_ring); }
+int64_t hb_sizeof_device_functions() { return sizeof(DeviceFunctions); }
+int64_t hb_sizeof_ring() { return sizeof(Ring); }
 
 // Queues copies of `bytes` bytes of a file, from `offset` on, to `device`. Returns how many bytes were read: fewer if
 // the file ended. `failed` becomes 0, errno of a read, or minus an error of CUDA. If `size`, the bytes of an element of
 // `dtype`, is not 0, `most` becomes the bits of the largest magnitude.
-int64_t hb_read_to_device(const hb_device_functions* cuda, hb_ring* ring, int file, int64_t offset, uint8_t* device,
+int64_t hb_read_to_device(const DeviceFunctions* cuda, Ring* ring, int file, int64_t offset, uint8_t* device,
                           int64_t bytes, void* stream, int isa, int dtype, int size, uint32_t* most,
                           int32_t* failed) {
     const int HOST_TO_DEVICE = 1;
@@ -43,7 +48,7 @@ int64_t hb_read_to_device(const hb_device_functions* cuda, hb_ring* ring, int fi
 #if !defined(_WIN32)
     while (done < bytes) {
         uint8_t* buffer = ring->memory + ring->next * ring->step;
-        void* event = ring->events[ring->next];
+        Event event = ring->events[ring->next];
         ring->next = (ring->next + 1) % ring->count;
         if (int error = cuda->wait(event)) {
             *failed = -error;
@@ -52,7 +57,8 @@ int64_t hb_read_to_device(const hb_device_functions* cuda, hb_ring* ring, int fi
         const int64_t wanted = bytes - done < ring->step ? bytes - done : ring->step;
         int64_t filled = 0;
         while (filled < wanted) {
-            const ssize_t got = pread(file, buffer + filled, (size_t)(wanted - filled), (off_t)(offset + done + filled));
+            const off_t place = (off_t)(offset + done + filled);
+            const ssize_t got = pread(file, buffer + filled, (size_t)(wanted - filled), place);
             if (got < 0 && errno == EINTR) continue;
             if (got < 0) *failed = errno;
             if (got <= 0) return done + filled;

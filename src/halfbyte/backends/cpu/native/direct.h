@@ -9,6 +9,12 @@ struct Numbers {
     float stored, multiplier;
 };
 
+// Whether formulas.h has every formula of a recipe. (test_numbering.py: the lists in Python are no longer than these)
+static inline bool knows(const Recipe& r) {
+    return r.factor <= NO_FACTOR && r.pre_scale <= DIVIDED_THEN_FACTOR && r.element <= OVER_SCALE &&
+           r.stored <= STORE_RECIPROCAL_OR_ZERO && r.multiplier <= RECIPROCAL_OF_STORED;
+}
+
 // Returns false if a number is NaN or infinite: then the reference must quantize.
 static inline bool numbers_of(const Recipe& recipe, float amax, Numbers* n) {
     Rule& r = n->rule;
@@ -28,11 +34,12 @@ static inline bool numbers_of(const Recipe& recipe, float amax, Numbers* n) {
     r.for_zero = recipe.pre_scale == STATIC_SCALE ? (recipe.top / 6.0f) / (amax / 6.0f) : recipe.for_zero;
     n->stored = recipe.stored < 0 ? 1.0f : stored_of(recipe.stored, amax, r.factor);
     n->multiplier = recipe.stored < 0 ? 1.0f : multiplier_of(recipe.multiplier, n->stored, recipe.top);
-    return std::isfinite(amax) && std::isfinite(r.factor);
+    return knows(recipe) && std::isfinite(amax) && std::isfinite(r.factor);
 }
 
 static inline void fill_constants(const Recipe& recipe, Rule* r) {
-    for (int byte = 0; byte < 127; ++byte) r->constant[byte] = constant_of(recipe.element, e4m3_decode(byte), r->factor);
+    for (int byte = 0; byte < 127; ++byte)
+        r->constant[byte] = constant_of(recipe.element, e4m3_decode(byte), r->factor);
     for (int byte = 127; byte < 256; ++byte) r->constant[byte] = 0.0f;
 }
 

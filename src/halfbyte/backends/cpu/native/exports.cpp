@@ -45,6 +45,8 @@ int hb_best_isa() {
 int64_t hb_sizeof_tables() { return sizeof(Tables); }
 int64_t hb_sizeof_rule() { return sizeof(Rule); }
 int64_t hb_sizeof_search() { return sizeof(SearchTables); }
+int64_t hb_sizeof_stored_rows() { return sizeof(StoredRows); }
+int64_t hb_sizeof_judge() { return sizeof(ScaleJudge); }
 
 // a·b + c in float32 with two roundings. Tests call it: a build that fuses the operations gives another number.
 float hb_multiply_add(float a, float b, float c) { return a * b + c; }
@@ -105,14 +107,12 @@ void hb_decode_mxfp8(int isa, const uint8_t* codes, const uint8_t* scales, int64
                      void* out) {
     tables_of(isa)->decode_mxfp8(codes, scales, blocks, table, width, out);
 }
-// Compares blocks of 16 or 32 codes with bfloat16 or float32 values. `factors`: what the codes of each block are
-// multiplied by. `tables`: 3 x 16 numbers, of each code its value and the smallest and largest quotients that it is
-// nearest to. Returns the largest difference; NaN is left out.
-float hb_compare_blocks(int isa, const void* x, int dtype, const uint8_t* codes, const float* factors, int64_t blocks,
-                        int block, const float* tables, float* amax, float* product, float* power, double* squares,
-                        double* off, uint8_t* wrong) {
-    return tables_of(isa)->compare_blocks(x, dtype, codes, factors, blocks, block, tables, amax, product, power,
-                                          squares, off, wrong);
+// Compares rows of codes with bfloat16 or float32 values. `judge`: null where scales have no rules; then there are no
+// marks either. Adds to `sums`. Returns the largest difference; NaN is left out.
+float hb_compare_rows(int isa, const void* x, int dtype, const uint8_t* codes, const uint8_t* bytes,
+                      const StoredRows* stored, const ScaleJudge* judge, RowSums* rows, uint8_t* marks,
+                      FactorSums* sums) {
+    return tables_of(isa)->compare_rows(x, dtype, codes, bytes, stored, judge, rows, marks, sums);
 }
 int64_t hb_cast(int isa, const uint8_t* codes, const uint8_t* scales, int64_t blocks, const uint8_t* table,
                 uint8_t* codes_out, uint8_t* scales_out) {

@@ -199,4 +199,4 @@ extern const Kernels HB_NAME;
 const Kernels HB_NAME = {plain,          emit,         direct<false>, direct<true>,   mxfp8,      amax,
                          decode,         decode_mxfp8, four_six,      four_six_tiles, search,     build_error_rows,
                          search_by_rows, hessian,      descend,       mx_search,      mxfp8_emit, cast_blocks,
-                         tile_amax,      compare_blocks, LANES};
+                         tile_amax,      compare_rows, LANES};

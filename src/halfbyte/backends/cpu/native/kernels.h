@@ -1,6 +1,7 @@
 // One instruction set's table of kernels, and the numbers that these kernels take.
 #pragma once
 #include "tables.h"
+#include "compare.h"
 
 // The numbers of one tensor (or of one row) for 4over6.
 struct FourSixScale {
@@ -74,9 +75,8 @@ struct Kernels {
     int64_t (*cast)(const uint8_t* codes, const uint8_t* scales, int64_t blocks, const uint8_t* table,
                     uint8_t* codes_out, uint8_t* scales_out);
     void (*tile_amax)(const void* x, int64_t columns, int dtype, uint32_t* out);
-    float (*compare_blocks)(const void* x, int dtype, const uint8_t* codes, const float* factors, int64_t blocks,
-                            int block, const float* tables, float* amax, float* product, float* power, double* squares,
-                            double* off, uint8_t* wrong);
+    float (*compare_rows)(const void* x, int dtype, const uint8_t* codes, const uint8_t* bytes, const StoredRows*,
+                          const ScaleJudge*, RowSums*, uint8_t* marks, FactorSums*);
     int lanes;
 };
 

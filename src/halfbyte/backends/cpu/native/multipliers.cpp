@@ -26,7 +26,7 @@ static bool fits(const int32_t* threshold, float m, float prescale, int dtype) {
 // Fills 127 multipliers. `near`: first guesses. Returns 0, or 1 if some byte has none. Byte 0 may have none.
 extern "C" int hb_fit_multipliers(const Tables* t, const float* near, float prescale, int dtype, float* out) {
     static const int32_t STEPS[] = {0, -1, 1, -2, 2, -3, 3};  // offsets from the guess in units in the last place
-    constexpr int NORMAL = 16, BYTES = 127;  // from byte 16 on, the kernel uses one m per significand
+    constexpr int NORMAL = 16, BYTES = 127;                   // from byte 16 on, the kernel uses one m per significand
     bool set[BYTES] = {};
     std::copy(near, near + BYTES, out);
     for (int32_t step : STEPS) {

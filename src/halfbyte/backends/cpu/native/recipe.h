@@ -31,9 +31,9 @@ struct Recipe {
     int32_t zero_byte;      // MX search: the byte of an all-zero block, or -1
     int32_t worth_tables;   // from so many blocks on, tables are built
     float smallest, for_zero, largest, top;
-    float given;            // a factor that the caller gave; 0: none
-    const Tables* tables;   // MX: the tables of the contract and the dtype
-    const float* values;    // the value of each scale byte, 256 of them: searches that take an array
+    float given;           // a factor that the caller gave; 0: none
+    const Tables* tables;  // MX: the tables of the contract and the dtype
+    const float* values;   // the value of each scale byte, 256 of them: searches that take an array
 };
 
 struct DecodeRecipe {

@@ -258,23 +258,22 @@ struct Call {
 
     // MX formats. Returns false if a block is listed: the caller gives the matrix to the slower path.
     bool mx() {
-        const int64_t step = std::max<int64_t>(1, CHUNK / columns);
-        int64_t* irregular = listed(std::min(step, rows) * columns);
+        int64_t* irregular = listed(std::min(blocks(), CHUNK));
         const int64_t bytes = recipe.mx_element == MX_E4M3 ? recipe.block : recipe.block / 2;
-        for (int64_t row = 0; row < rows; row += step) {
-            const int64_t count = std::min(step, rows - row), first = row * columns;
+        for (int64_t first = 0; first < blocks(); first += CHUNK) {
+            const int64_t count = std::min(CHUNK, blocks() - first);
             const uint8_t* at = x + first * block_bytes();
             uint8_t* codes_here = codes + first * bytes;
             int64_t found;
             if (recipe.route == MX_EXACT)
-                found = hb_mx_search(isa, at, count, columns, recipe.block, recipe.dtype, recipe.mx_element, nullptr,
+                found = hb_mx_search(isa, at, count, 1, recipe.block, recipe.dtype, recipe.mx_element, nullptr,
                                      recipe.zero_byte, scales + first, recipe.tables, codes_here, irregular);
             else if (recipe.mx_element == MX_E4M3)
-                found = tables_of(isa)->mxfp8(at, count * columns, recipe.dtype, recipe.tables, codes_here,
-                                              scales + first, irregular);
+                found = tables_of(isa)->mxfp8(at, count, recipe.dtype, recipe.tables, codes_here, scales + first,
+                                              irregular);
             else
-                found = tables_of(isa)->plain(at, count * columns, recipe.block, recipe.dtype, recipe.tables,
-                                              codes_here, scales + first, irregular);
+                found = tables_of(isa)->plain(at, count, recipe.block, recipe.dtype, recipe.tables, codes_here,
+                                              scales + first, irregular);
             if (found) return false;
         }
         return true;

@@ -171,7 +171,8 @@ __device__ __forceinline__ bool short_fits(Short by, float constant, u32 which) 
     return true;
 }
 
-// Eight codes with their signs, for |y| below 7. `w`: their words.
+// Eight codes with their signs, for |y| below 8. `w`: their words. From 7 on, y rounds to 8, which is code 8: one less
+// is the code of 6.
 __device__ __forceinline__ u32 short_codes(const u32* w, Short by) {
     u32 raw[8];
     float y[8];
@@ -182,5 +183,6 @@ __device__ __forceinline__ u32 short_codes(const u32* w, Short by) {
         raw[i] = raw_code_of(__fmaf_rn(step_of(magnitude), 524288.0f, magnitude));
     }
     const bool keeps_zeros = SIGN == SIGN_BIT && !ZERO_INPUT;
-    return pack_raw(raw) | (DTYPE == FP32 ? signs_of_floats(y, keeps_zeros) : signs(w, keeps_zeros));
+    const u32 packed = pack_raw(raw), codes = packed - (packed >> 3 & 0x11111111);
+    return codes | (DTYPE == FP32 ? signs_of_floats(y, keeps_zeros) : signs(w, keeps_zeros));
 }

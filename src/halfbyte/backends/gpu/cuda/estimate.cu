@@ -7,11 +7,14 @@
 //     M = exponent of (a·y·y + b)·2^19        q = (u/ρ + M) − M        d = q·ρ − u        estimate = Σ d·d
 //
 // M may change from one step to the next anywhere within 1.75…2.25 and 3.5…4.5, because both steps round alike there.
-// Neighbouring scales differ by at most 9/8. So candidates 0, 1, 2 share the M of candidate 1, with a and b that put
-// the changes at y = 1.98 and 3.96 there, and so do 3, 4, 5 with 4. These two need y below 6.26·8/9 for the scale
-// above the middle one and 6.26 for the others (tests/backends/gpu/test_estimate.py). 6, 7 and 8 have an M each, with
-// a = 1 and b = 12.5. Under 8 the amax reaches 7, so q is cut off at 6 there. Where codes wrap beyond 6, the amax
-// becomes 0 under 8. That costs more than 12s², and candidate 0 never more than 4s²: 8 cannot win.
+// Neighbouring scales differ by at most 9/8, so some can share the M of one of them:
+//
+// - 0, 1, 2 that of 1, and 3, 4, 5 that of 4, with changes at y = 1.98 and 3.96, and at 6.26, which no y reaches
+// - 6 and 7 that of 7, with changes at 1.98, 4.48 and 7.24
+// - 8 has its own: a = 1 and b = 12.5. The amax reaches 7 under it, so q is cut off at 6.
+//
+// tests/backends/gpu/test_estimate.py tries all significands. Where codes wrap beyond 6, the amax becomes 0 under 8.
+// That costs more than 12s², and candidate 0 never more than 4s²: 8 cannot win.
 //
 // How far an estimate e is off, in units of s², with ε = 2^-24:
 //
@@ -24,7 +27,7 @@
 //
 // Together that is less than 6e-5·e + 3.1e-5·√e, and √e <= 2e + 1/8. So two estimates are off by less than 2.5e-4·e +
 // 8e-6, e the larger. The best candidate is known if the second smallest estimate exceeds it by MARGIN of itself plus
-// LEAST, no element reaches 7 under it, and the next smaller scales cost more by clipping the amax. Otherwise the
+// LEAST, and the next smaller scales cost more by clipping the amax. Otherwise the
 // objective itself decides, among the candidates that can still win.
 #ifndef MARGIN_UNITS
 #define MARGIN_UNITS 8
@@ -45,8 +48,9 @@ struct Tables {
 
 static_assert(sizeof(Tables) <= SHARED_BYTES, "the launch sets this much aside");
 
-__device__ __forceinline__ float shared_step(int k) { return k < 6 ? 1.3604080697f : 1.0f; }    // a
-__device__ __forceinline__ float shared_offset(int k) { return k < 6 ? 10.6666562f : 12.5f; }   // b
+// a and b for the candidate in the middle of a group.
+__device__ __forceinline__ float shared_step(int k) { return k < 6 ? 1.36041f : k < 8 ? 0.99074f : 1.0f; }
+__device__ __forceinline__ float shared_offset(int k) { return k < 6 ? 10.66665f : k < 8 ? 12.1159f : 12.5f; }
 
 __device__ __forceinline__ void fill_tables(Tables& t, const float* n) {
     for (u32 i = threadIdx.x; i < 8 * (CANDIDATES + 1); i += blockDim.x) {
@@ -54,7 +58,9 @@ __device__ __forceinline__ void fill_tables(Tables& t, const float* n) {
         const float scale = value_of_e4m3(last - k) / value_of_e4m3(last);
         t.ratio[significand][k] = {scale, 1.0f / scale, shared_step(k) * 524288.0f / (scale * scale), 0.0f};
     }
-    fill_bytes(t.bytes, n, 0, 1);
+    const bool usable = fill_constants(t.bytes, n);
+    fill_shorts(t.bytes, t.bytes, n, usable, 0, 1);
+    __syncthreads();
 }
 
 // --- blocks ---
@@ -122,8 +128,7 @@ __device__ __forceinline__ bool decide(const Operand& o, const Tables& t, const 
     const Ratio* ratio = t.ratio[last & 7];
     estimate<0, 3, 1>(u, squares, ratio, e);
     estimate<3, 3, 4>(u, squares, ratio, e);
-    estimate<6, 1, 6>(u, squares, ratio, e);
-    estimate<7, 1, 7>(u, squares, ratio, e);
+    estimate<6, 2, 7>(u, squares, ratio, e);
     estimate<8, 1, 8>(u, squares, ratio, e);
     if (WRAPS) e[8] = LARGE;
 #pragma unroll
@@ -141,8 +146,8 @@ __device__ __forceinline__ bool decide(const Operand& o, const Tables& t, const 
     const bool within = reach < clipped * clipped * 0.999f;
     const u32 byte = zero ? n.zero_byte : last - winner;
     const Short by = zero ? Short{0.0f, 0.0f} : t.bytes.by[byte & 127];
-    const bool below_seven = v * by.high < 6.9999f;
-    const bool decided = best.first < __fmaf_rn(best.second, 1.0f - MARGIN, -LEAST) && below_seven;
+    const bool below = v * by.high < (WRAPS ? 6.9999f : 7.9999f);
+    const bool decided = best.first < __fmaf_rn(best.second, 1.0f - MARGIN, -LEAST) && below;
     const bool clear = zero || (inside && within && decided);
     if (clear && exists) {
         o.codes[block] = make_uint2(short_codes(b.w, by), short_codes(b.w + WORDS / 2, by));
@@ -151,7 +156,7 @@ __device__ __forceinline__ bool decide(const Operand& o, const Tables& t, const 
         *mask = within ? 0 : SMALLER;
 #pragma unroll
         for (int k = 0; k < CANDIDATES; ++k) *mask |= e[k] <= reach ? 1u << k : 0;
-        if (WRAPS && !below_seven) *mask = 2 * SMALLER - 1;
+        if (WRAPS && !below) *mask = 2 * SMALLER - 1;
     }
     return clear;
 }

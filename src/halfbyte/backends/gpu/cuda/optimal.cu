@@ -21,8 +21,7 @@
 // - the second smallest P is larger by MARGIN_UNITS (COARSE_MARGIN) or more,
 // - the smallest P is below the least cost of the byte L − 9 and all smaller ones, and no entry is saturated (`limit`),
 //   and
-// - no element reaches 7 under it, which the amax may do under candidates 7 and 8. There the short rounding does not
-//   stop at 6.
+// - where codes wrap beyond 6, no element reaches 7 under it, which the amax may do under candidates 7 and 8.
 //
 // Otherwise the objective itself decides, among the candidates that can still win; or among all scales, if others may
 // win.
@@ -31,8 +30,12 @@
 #endif
 #include "search.cuh"
 
+#ifndef SHORT_BLOCKS
+#define SHORT_BLOCKS 16  // of the building kernel
+#endif
+
 constexpr int ROW_COUNT = 656;  // M is at most 3.95·s, codes are 0 below 0.25·s/2: 4.99 octaves, plus 0.09
-constexpr u32 COARSE_MARGIN = 1026, SATURATED = 65000;
+constexpr u32 COARSE_MARGIN = 1026, SATURATED = 65000, ROW_BLOCKS = BUILD_BLOCKS - SHORT_BLOCKS;
 
 // The part of a table beside its rows.
 struct Head {
@@ -66,7 +69,8 @@ __device__ __forceinline__ void copy_rows(const Tables* tables) {
     __syncthreads();
 }
 
-// --- building the table: every thread block finds the bytes of one octave and writes some rows ---
+// --- building the table: thread blocks find the bytes of one octave and write some rows; the last ones write what
+// depends on bytes ---
 
 struct Octave {
     u32 last[128];  // L of each amax in one octave
@@ -115,18 +119,17 @@ extern "C" __global__ void __launch_bounds__(BUILD_THREADS) build_optimal(const 
     __shared__ Octave g;
     let_next_kernel_begin();
     const float unit = n[UNIT], prescale = n[PRESCALE] * n[PRESCALE_AGAIN];
-    const bool usable = fill_bytes(g.bytes, n, blockIdx.x, gridDim.x), writes = blockIdx.x == 0;
+    const bool usable = fill_constants(g.bytes, n), writes = blockIdx.x == 0;
+    if (blockIdx.x >= ROW_BLOCKS) {
+        fill_shorts(t->head.bytes, g.bytes, n, usable, blockIdx.x - ROW_BLOCKS, gridDim.x - ROW_BLOCKS);
+        return;
+    }
     for (u32 i = threadIdx.x; i < 128; i += blockDim.x) {
         if (usable) g.last[i] = last_of(float_of_bf16(amax_of(i, prescale)) * prescale, unit);
-        if (i % gridDim.x == blockIdx.x) t->head.bytes.by[i] = g.bytes.by[i];
         if (!writes) continue;
         t->head.bytes.constant[i] = g.bytes.constant[i];
         t->head.bytes.scale[i] = g.bytes.scale[i];
         if (!usable) t->head.info[i] = make_uint2(0, 0x8000);  // far below FIRST_LAST
-    }
-    if (writes && threadIdx.x == 0) {
-        t->head.bytes.zero = g.bytes.zero;
-        t->head.bytes.zero_byte = g.bytes.zero_byte;
     }
     if (!usable) return;
     __syncthreads();
@@ -136,7 +139,7 @@ extern "C" __global__ void __launch_bounds__(BUILD_THREADS) build_optimal(const 
         if (writes) t->head.info[i] = info_of(g, i, first + i, prescale);
     }
     __syncthreads();
-    for (u32 i = blockIdx.x * blockDim.x + threadIdx.x; i < 8 * ROW_COUNT; i += gridDim.x * blockDim.x) {
+    for (u32 i = blockIdx.x * blockDim.x + threadIdx.x; i < 8 * ROW_COUNT; i += ROW_BLOCKS * blockDim.x) {
         const u32 which = i / ROW_COUNT, end = g.end[which];
         const float x = float_of_bf16(first + end - (ROW_COUNT - 1) + (i - which * ROW_COUNT));
         t->entry[i] = table_entry(g, g.last[end], x, x * prescale);
@@ -212,7 +215,7 @@ __device__ __forceinline__ bool decide(const Operand& o, const Head& t, Zero bla
     const bool within = reach >> 4 < info.y >> 16;
     const u32 byte = zero ? blank.byte : last - (winner == 8 ? 8 : winner & 7);
     const Short by = zero ? Short{0.0f, 0.0f} : t.bytes.by[byte & 127];
-    const bool clear = zero || (inside && within && best.second >= reach && float_of_bf16(v) * by.high < 6.9999f);
+    const bool clear = zero || (inside && within && best.second >= reach && float_of_bf16(v) * by.high < (WRAPS ? 6.9999f : 7.9999f));
     if (clear && exists) {
         o.codes[block] = make_uint2(short_codes(b.w, by), short_codes(b.w + 4, by));
         o.scales[scale_place(o, at, block)] = (unsigned char)byte;

@@ -26,12 +26,25 @@ struct Bytes {
 
 __device__ __forceinline__ float scaled_of(float x, const float* n) { return (x * n[PRESCALE]) * n[PRESCALE_AGAIN]; }
 
-__device__ __forceinline__ float objective(const u32* words, float constant, float scale, const float* n) {
+// The error by the contract's own formulas.
+__device__ __forceinline__ float general_objective(const u32* words, float constant, float scale, const float* n) {
     float total = 0.0f;
-#pragma unroll 4
+#pragma unroll 2
     for (int i = 0; i < 16; ++i) {
         const float x = element_of(words, i), q = value_of_code(code_of(x, quotient(x, constant, false)));
         const float r = q * scale - scaled_of(x, n);
+        total = total + r * r;
+    }
+    return total;
+}
+
+// The same, where a byte has a short way to its codes. y has the sign of x, so magnitudes give the same squares.
+__device__ __forceinline__ float short_objective(const u32* words, Short by, float scale, const float* n) {
+    float total = 0.0f;
+#pragma unroll 4
+    for (int i = 0; i < 16; ++i) {
+        const float x = fabsf(element_of(words, i));
+        const float r = round_e2m1(short_quotient(x, by)).value * scale - scaled_of(x, n);
         total = total + r * r;
     }
     return total;
@@ -56,7 +69,10 @@ struct Found {
     u32 byte;
 
     __device__ __forceinline__ void consider(u32 tried, const u32* words, const Bytes& t, const float* n) {
-        const float found = objective(words, t.constant[tried], t.scale[tried], n);
+        const Short by = t.by[tried];
+        const float found = !WRAPS && by.high == by.high
+                                ? short_objective(words, by, t.scale[tried], n)
+                                : general_objective(words, t.constant[tried], t.scale[tried], n);
         if (found < error || (found == error && tried < byte)) {  // of two equal errors the smaller scale wins
             error = found;
             byte = tried;
@@ -107,7 +123,9 @@ __device__ __noinline__ void exact_block(const Operand& o, const Segment& s, con
     } else if (v > 0.0f && v <= FLOAT32_MAX && n[SEARCHED] > 0.0f) {
         byte = search(words, t, most, start.byte, n);
     }
-    o.codes[block] = codes_of(words, t.constant[byte], byte == 0);
+    if (!WRAPS && v * t.by[byte].high < 7.9999f)
+        o.codes[block] = make_uint2(short_codes(words, t.by[byte]), short_codes(words + WORDS / 2, t.by[byte]));
+    else o.codes[block] = codes_of(words, t.constant[byte], byte == 0);
     o.scales[scale_place(o, at, block)] = (unsigned char)byte;
 }
 
@@ -124,12 +142,10 @@ __device__ __forceinline__ bool describes(const float* n, u32 i, float constant,
     return fabsf(ratio - 1.0f) <= 4.7e-7f;  // 2^-21
 }
 
-// Writes what depends on bytes: all threads of a thread block together. Thread blocks share the work on `by`: each
-// takes the bytes `first`, `first + step` and so on. Returns whether estimates may be used.
-__device__ __forceinline__ bool fill_bytes(Bytes& t, const float* n, u32 first, u32 step) {
-    __shared__ u32 unfit[4], strange;
+// Writes constants and scales, all threads of a thread block together. Returns whether estimates may be used.
+__device__ __forceinline__ bool fill_constants(Bytes& t, const float* n) {
+    __shared__ u32 strange;
     if (threadIdx.x == 0) strange = 0;
-    for (u32 i = threadIdx.x; i < 4; i += blockDim.x) unfit[i] = 0;
     __syncthreads();
     for (u32 i = threadIdx.x; i < 128; i += blockDim.x) {
         const float value = value_of_e4m3(i), scale = value * n[UNIT];
@@ -139,28 +155,33 @@ __device__ __forceinline__ bool fill_bytes(Bytes& t, const float* n, u32 first, 
         if (!describes(n, i, constant, scale)) atomicOr(&strange, 1);
     }
     __syncthreads();
-    const bool usable = strange == 0;
+    return strange == 0;
+}
+
+// Writes the rest, from the constants: the short ways of the bytes `first`, `first + step` and so on, and what a block
+// of zeros becomes.
+__device__ __forceinline__ void fill_shorts(Bytes& t, const Bytes& from, const float* n, bool usable, u32 first, u32 step) {
+    __shared__ u32 unfit[4];
+    for (u32 i = threadIdx.x; i < 4; i += blockDim.x) unfit[i] = 0;
+    __syncthreads();
     if (!short_is_exact() && usable) {
         for (u32 i = threadIdx.x;; i += blockDim.x) {
             const u32 byte = first + (i >> 3) * step;
             if (byte > 126) break;
-            if (byte < 8) continue;
-            if (!short_fits(short_of(t.constant[byte]), t.constant[byte], i & 7)) atomicOr(&unfit[byte >> 5], 1u << (byte & 31));
+            const float constant = from.constant[byte];
+            if (byte >= 8 && !short_fits(short_of(constant), constant, i & 7)) atomicOr(&unfit[byte >> 5], 1u << (byte & 31));
         }
     }
     __syncthreads();
     for (u32 byte = first + threadIdx.x * step; byte < 128; byte += blockDim.x * step) {
-        const Short by = short_of(t.constant[byte]);
-        const bool fits = byte >= 8 && !(unfit[byte >> 5] >> (byte & 31) & 1);
-        t.by[byte] = fits ? by : Short{__uint_as_float(0x7FC00000), 0.0f};
+        const bool fits = usable && byte >= 8 && byte < 127 && !(unfit[byte >> 5] >> (byte & 31) & 1);
+        t.by[byte] = fits ? short_of(from.constant[byte]) : Short{__uint_as_float(0x7FC00000), 0.0f};
     }
-    if (threadIdx.x == 0) {
+    if (threadIdx.x == 0 && first == 0) {
         const Scale zero = scale_byte(pre_scale(0.0f, n));
         const float y = quotient(0.0f, element_constant(zero.value, n), zero.byte == 0);
         t.zero = usable && zero.byte < 127 && code_of(0.0f, y) == 0 ? 0 : NO_AMAX;
         t.zero_byte = zero.byte;
         t.usable = usable;
     }
-    __syncthreads();
-    return usable;
 }

@@ -72,9 +72,11 @@ class TableKernel:
 
 TABLE_KERNELS = {
     "four_six": TableKernel("four_six.cu", "build_four_six", "quantize_four_six", 66304, 0, 26, 640, 3 << 18),
-    "optimal": TableKernel("optimal.cu", "build_optimal", "quantize_optimal", 87056, 83968, 42, 128, 1 << 18),
-    "estimate": TableKernel("estimate.cu", None, "quantize_estimate", 3344, 0, 0, 0, 1 << 16),
-    "four_six_estimate": TableKernel("four_six_estimate.cu", None, "quantize_four_six_estimate", 0, 0, 0, 0, 1 << 16),
+    "optimal": TableKernel("optimal.cu", "build_optimal", "quantize_optimal", 87056, 83968, 58, 128, 1 << 18),
+    "estimate": TableKernel("estimate.cu", None, "quantize_estimate", 3344, 0, 0, 0, 1 << 16, 640),
+    "four_six_estimate": TableKernel(
+        "four_six_estimate.cu", None, "quantize_four_six_estimate", 1024, 0, 0, 0, 1 << 16, 512
+    ),
 }
 
 CONTRACT = (
@@ -146,7 +148,8 @@ def definitions_of(kernel: ChosenKernel, form: Form) -> tuple[str, ...]:
     """The constants that the CUDA kernel of a choice is compiled with."""
     table = _table_kernel(kernel)
     chosen = {
-        "THREADS": table.threads, "DTYPE": kernel.constants["DTYPE"], "BUILD_THREADS": table.build_threads, "TABLE_BYTES": table.table_bytes,
+        "THREADS": table.threads, "DTYPE": kernel.constants["DTYPE"], "BUILD_THREADS": table.build_threads,
+        "BUILD_BLOCKS": table.build_grid, "TABLE_BYTES": table.table_bytes,
         "SHARED_BYTES": table.shared_bytes(form.copies), "COPIES": form.copies,
         "ROWS": int(form.rows), "SWIZZLED": int(form.swizzled), "GROUPED": int(form.grouped),
         "LISTED": int(form.listed),

@@ -20,10 +20,10 @@ __device__ __forceinline__ u32 fp16_of_float(float x) {
     return out;
 }
 
-// 1/x, off by at most one unit in the last place.
+// 1/x of a normal number, off by at most one unit in the last place.
 __device__ __forceinline__ float about_reciprocal(float x) {
     float out;
-    asm("rcp.approx.f32 %0, %1;" : "=f"(out) : "f"(x));
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
     return out;
 }
 

@@ -155,7 +155,8 @@ def encode(
 def launcher() -> Launcher:
     """The compiled library's function, or Python's."""
     path = library_path()
-    found = None if path is None else getattr(ctypes.CDLL(str(path)), "hb_cuda_launch", None)
+    # A launch is short: threads that let go of Python's lock for it would wait longer to get it back.
+    found = None if path is None else getattr(ctypes.PyDLL(str(path)), "hb_cuda_launch", None)
     if found is None:
         return launch_words
     found.argtypes = [ctypes.c_uint64] * (2 + SLOTS)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib
-import importlib.metadata
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -47,6 +46,7 @@ ARGUMENTS = {
     "hessian.quantize_hessian": "wwbfff nnnnn",
     "descent.descend": "wwbff nnnn",
     "mx_search.improve_mx": "wwbff nnnn",
+    "mx_search.quantize_mx_optimal": "wwbbfw nnn",
     "qwantize.improve_as_qwantize": "wwbf nnnn",
     "hadamard.rotate": "pw nnnn",
     "decode.dequantize": "wbgfw nnnn",
@@ -105,6 +105,8 @@ def triton_kernel(name: str, constants: Mapping[str, Constant], warps: int, fuse
 
 @functools.cache
 def triton_version() -> str:
+    import importlib.metadata  # slow to import
+
     return importlib.metadata.version("triton")
 
 

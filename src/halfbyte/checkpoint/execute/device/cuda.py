@@ -1,24 +1,30 @@
-"""CUDA devices by torch: the only file of a conversion that knows of CUDA."""
+"""CUDA devices: the only file of a conversion that knows of CUDA.
+
+Sixteen threads share Python's lock, and every operation of torch lets go of it and has to wait for it again. So what
+each tensor needs (copies, events, kernels) is called by address, and only calls that take long let go of the lock.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from halfbyte.backends.device_reading import DeviceReader, can_read_to_device
-from halfbyte.backends.gpu import group_amaxes
+from halfbyte.backends.gpu import Bound, QuantizingCalls, float32_bits, group_amaxes
 from halfbyte.checkpoint.execute.device.protocol import DeviceMemoryError, Encoded, Matrix
 from halfbyte.checkpoint.execute.device.torch_decode import decode
 from halfbyte.checkpoint.execute.engine import Engine
 from halfbyte.checkpoint.io.buffers import page_memory
 from halfbyte.checkpoint.io.files import read_all
 from halfbyte.codec.bits import U8, dtype_name
-from halfbyte.errors import UnsupportedError
+from halfbyte.errors import BackendError, UnsupportedError
 from halfbyte.quantize import quantize
+from halfbyte.request import resolve
 from halfbyte.types import QuantizedTensor
 
 if TYPE_CHECKING:
@@ -27,10 +33,71 @@ if TYPE_CHECKING:
 BUFFER, BUFFERS = 1 << 20, 4
 """Bytes of the pinned buffers through which files are read, and how many a stream has: they stay in the cache."""
 
-RUNTIME = ("cudaMemcpyAsync", "cudaEventRecord", "cudaEventSynchronize")
-
 PORTABLE = 1
 """cudaHostRegisterPortable: pinned for every device."""
+
+BLOCKING_WITHOUT_TIMING = 1 | 2
+"""Flags of events. Waiting sleeps: the processors have other work."""
+
+HOST_TO_DEVICE, DEVICE_TO_HOST = 1, 2
+
+
+class Runtime:
+    """The CUDA runtime that torch has loaded."""
+
+    def __init__(self) -> None:
+        import torch
+
+        name = f"libcudart.so.{(torch.version.cuda or '').partition('.')[0]}"
+        try:
+            self.short, self.long = ctypes.PyDLL(name), ctypes.CDLL(name)
+        except OSError as error:
+            raise UnsupportedError(
+                f"{name}, which torch should have brought along, is not found; use --device cpu"
+            ) from error
+        pointer, number = ctypes.c_void_p, ctypes.c_int
+        self.short.cudaMemcpyAsync.argtypes = [pointer, pointer, ctypes.c_size_t, number, pointer]
+        self.short.cudaEventCreateWithFlags.argtypes = [ctypes.POINTER(pointer), ctypes.c_uint]
+        self.short.cudaEventRecord.argtypes = [pointer, pointer]
+        for library in (self.short, self.long):
+            library.cudaEventQuery.argtypes = library.cudaEventSynchronize.argtypes = [pointer]
+            library.cudaEventDestroy.argtypes = [pointer]
+
+    def addresses(self) -> tuple[int, ...]:
+        """Those of the functions that a DeviceReader takes."""
+        functions = (self.long.cudaMemcpyAsync, self.long.cudaEventRecord, self.long.cudaEventSynchronize)
+        return tuple(ctypes.cast(function, ctypes.c_void_p).value or 0 for function in functions)
+
+
+@functools.cache
+def runtime() -> Runtime:
+    return Runtime()
+
+
+def check(status: int, what: str) -> None:
+    """Raise for an error of CUDA."""
+    if status:
+        raise BackendError(f"{what} failed with CUDA's error {status}")
+
+
+class CudaMemory:
+    """A part of a tensor of bytes on a device."""
+
+    __slots__ = ("_offset", "_owner", "_size", "pointer")
+
+    def __init__(self, owner: torch.Tensor, pointer: int, offset: int, size: int) -> None:
+        self._owner, self.pointer, self._offset, self._size = owner, pointer, offset, size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, part: slice) -> CudaMemory:
+        start, stop, _ = part.indices(self._size)
+        return CudaMemory(self._owner, self.pointer + start, self._offset + start, stop - start)
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        return self._owner[self._offset : self._offset + self._size]
 
 
 class CudaDevice:
@@ -38,32 +105,34 @@ class CudaDevice:
 
     def __init__(self, index: int, engine: Engine) -> None:
         self.name = f"cuda:{index}"
-        self._index, self._engine = index, engine
+        self.index, self.engine = index, engine
+        self._calls: dict[str, QuantizingCalls] = {}
+        self._bound: dict[tuple[str, int, int, bool], Bound] = {}
+        self._lock = threading.Lock()
 
     def free(self) -> int:
         import torch
 
-        return int(torch.cuda.mem_get_info(self._index)[0])
+        return int(torch.cuda.mem_get_info(self.index)[0])
 
-    def allocate(self, size: int) -> torch.Tensor:
+    def allocate(self, size: int) -> CudaMemory:
         import torch
 
-        try:
-            return torch.empty(size, dtype=torch.uint8, device=self.name)
-        except torch.cuda.OutOfMemoryError as error:
-            raise DeviceMemoryError(f"{self.name} has no {size:,} bytes free") from error
+        with _RunningOut():
+            owner = torch.empty(size, dtype=torch.uint8, device=self.name)
+        return CudaMemory(owner, owner.data_ptr(), 0, size)
 
     def stream(self) -> CudaStream:
         import torch
 
-        stream = torch.cuda.Stream(self._index)  # type: ignore[no-untyped-call]
-        return CudaStream(self, stream, self._engine)
+        stream = torch.cuda.Stream(self.index)  # type: ignore[no-untyped-call]
+        return CudaStream(self, stream)
 
     def pin(self, memory: U8) -> None:
         """If the system allows no pinned memory, copies are slower, and right."""
         import torch
 
-        with torch.cuda.device(self._index):
+        with torch.cuda.device(self.index):
             torch.cuda.cudart().cudaHostRegister(  # type: ignore[no-untyped-call]
                 memory.ctypes.data, memory.nbytes, PORTABLE
             )
@@ -71,96 +140,151 @@ class CudaDevice:
     def unpin(self, memory: U8) -> None:
         import torch
 
-        with torch.cuda.device(self._index):
+        with torch.cuda.device(self.index):
             torch.cuda.cudart().cudaHostUnregister(memory.ctypes.data)  # type: ignore[no-untyped-call]
+
+    def bound(self, matrix: Matrix, given: bool) -> Bound | None:
+        """The kernels for a matrix, with a given amax or none; None if operands are not taken as they are.
+
+        They are made once: several threads would compile the same.
+        """
+        key = (dtype_name(matrix.dtype), matrix.rows, matrix.columns, given)
+        found = self._bound.get(key)
+        if found is not None:
+            return found
+        with self._lock:
+            calls = self._calls_for(key[0])
+            if not calls.usual:
+                return None
+            return self._bound.setdefault(key, calls.bound(matrix.rows, matrix.columns, "value" if given else "own"))
+
+    def _calls_for(self, dtype: str) -> QuantizingCalls:
+        import torch
+
+        if dtype not in self._calls:
+            engine = self.engine
+            if engine.format is None:
+                raise UnsupportedError("this conversion decodes; it has no format to quantize to")
+            request = resolve(engine.format, engine.contract, engine.method, dtype=dtype, device="cuda")
+            self._calls[dtype] = QuantizingCalls(request, torch.device(self.name))
+        return self._calls[dtype]
 
 
 class CudaEvent:
-    """A point in a stream. Waiting sleeps: the processors have other work."""
+    """A point in a stream."""
 
-    def __init__(self, stream: torch.cuda.Stream) -> None:
-        import torch
-
-        self._event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-        self._event.record(stream)
-
-    @property
-    def handle(self) -> int:
-        return int(self._event.cuda_event)
-
-    def record(self, stream: torch.cuda.Stream) -> None:
-        """Move the point to after all that was queued so far."""
-        self._event.record(stream)
+    def __init__(self, handle: int, free: list[int]) -> None:
+        self._handle: int | None = handle
+        self._free = free
 
     def wait(self) -> None:
-        self._event.synchronize()
+        """Wait for the point. The handle is free for another one then."""
+        handle, self._handle = self._handle, None
+        if handle is None:
+            return
+        if runtime().short.cudaEventQuery(handle):
+            runtime().short.cudaGetLastError()  # "not ready" is no error, but would be taken for one by who asks next
+            check(runtime().long.cudaEventSynchronize(handle), "waiting for the device")
+        self._free.append(handle)
 
 
 class CudaStream:
     """A stream of one device. The thread that uses it has it as its current stream."""
 
-    def __init__(self, device: CudaDevice, stream: torch.cuda.Stream, engine: Engine) -> None:
-        self._device, self._stream, self._engine = device, stream, engine
+    def __init__(self, device: CudaDevice, stream: torch.cuda.Stream) -> None:
+        self._device, self._stream = device, stream
+        self._handle = int(stream.cuda_stream)
+        self._events: list[int] = []
+        """All that were made."""
+        self._free: list[int] = []
+        """Those of which no point is waited for."""
+        self._scratch: torch.Tensor | None = None
+        self._ring: list[int] = []
         self._staging = page_memory(BUFFERS * BUFFER)
+        self._reader: DeviceReader | None = None
         device.pin(self._staging)
-        self._events = [CudaEvent(stream) for _ in range(BUFFERS)]
-        functions = runtime_functions() if can_read_to_device() else None
-        handles = [event.handle for event in self._events]
-        staging = self._staging[: BUFFERS * BUFFER]
-        self._reader = None if functions is None else DeviceReader(functions, staging, handles, stream.cuda_stream)
 
     def begin(self) -> None:
         import torch
 
+        torch.cuda.set_device(self._device.index)
         torch.cuda.set_stream(self._stream)
+        if not self._ring:
+            self._ring = [self._new_event() for _ in range(BUFFERS)]
+            if can_read_to_device():
+                staging = self._staging[: BUFFERS * BUFFER]
+                self._reader = DeviceReader(runtime().addresses(), staging, self._ring, self._handle)
 
-    def upload(self, host: npt.NDArray[Any], memory: torch.Tensor) -> None:
-        memory.copy_(_bytes(host), non_blocking=True)
+    def upload(self, host: npt.NDArray[Any], memory: CudaMemory) -> None:
+        self._copy(memory.pointer, host.ctypes.data, host.nbytes, HOST_TO_DEVICE)
+
+    def download(self, memory: CudaMemory, host: npt.NDArray[Any]) -> None:
+        self._copy(host.ctypes.data, memory.pointer, host.nbytes, DEVICE_TO_HOST)
+
+    def _copy(self, to: int, source: int, size: int, kind: int) -> None:
+        check(runtime().short.cudaMemcpyAsync(to, source, size, kind, self._handle), "a copy")
 
     def fill(
-        self, file: int, offset: int, memory: torch.Tensor, dtype: np.dtype[Any] | None
+        self, file: int, offset: int, memory: CudaMemory, dtype: np.dtype[Any] | None
     ) -> tuple[int, np.float32 | None]:
         if self._reader is not None:
-            return self._reader.read(file, offset, memory.numel(), memory.data_ptr(), dtype)
+            return self._reader.read(file, offset, len(memory), memory.pointer, dtype)
         done = 0
-        for number, start in enumerate(range(0, memory.numel(), BUFFER)):
-            size = min(BUFFER, memory.numel() - start)
+        for number, start in enumerate(range(0, len(memory), BUFFER)):
+            size = min(BUFFER, len(memory) - start)
             slot = number % BUFFERS
             buffer = self._staging[slot * BUFFER : slot * BUFFER + size]
-            self._events[slot].wait()
+            check(runtime().long.cudaEventSynchronize(self._ring[slot]), "waiting for the device")
             done += read_all(file, offset + start, buffer)
             if done < start + size:
                 break
             self.upload(buffer, memory[start : start + size])
-            self._events[slot].record(self._stream)
+            check(runtime().short.cudaEventRecord(self._ring[slot], self._handle), "an event")
         return done, None
 
-    def download(self, memory: torch.Tensor, host: npt.NDArray[Any]) -> None:
-        _bytes(host).copy_(memory, non_blocking=True)
-
-    def decode(self, encoded: Encoded, out: torch.Tensor) -> None:
+    def decode(self, encoded: Encoded, out: CudaMemory) -> None:
         import torch
 
-        values = out.view(torch.float32).view(-1, encoded.source.columns)
-        with _running_out():
-            decode(encoded.source, encoded.raw, encoded.scales, encoded.rows, values)
+        values = out.tensor.view(torch.float32).view(-1, encoded.source.columns)
+        with _RunningOut():
+            decode(encoded.source, encoded.raw.tensor, encoded.scales.tensor, encoded.rows, values)
 
-    def amax(self, matrix: Matrix, into: torch.Tensor) -> None:
+    def amax(self, matrix: Matrix, into: CudaMemory) -> None:
         import torch
 
-        with _running_out():
-            into.view(torch.float32).copy_(group_amaxes(_values(matrix), matrix.rows))
+        with _RunningOut():
+            into.tensor.view(torch.float32).copy_(group_amaxes(_values(matrix), matrix.rows))
 
-    def quantize(self, matrix: Matrix, amax: np.float32 | None, codes: torch.Tensor, scales: torch.Tensor) -> None:
-        engine = self._engine
+    def quantize(self, matrix: Matrix, amax: np.float32 | None, codes: CudaMemory, scales: CudaMemory) -> None:
+        bound = self._device.bound(matrix, amax is not None)
+        if bound is None:
+            self._quantize_generally(matrix, amax, codes, scales)
+            return
+        given = 0 if amax is None else float32_bits(float(amax))
+        small = -(-bound.small_floats * 4 // 256) * 256
+        scratch = self._scratch_of(small + bound.table_bytes)
+        bound.launch(matrix.memory.pointer, codes.pointer, scales.pointer, scratch, given, scratch + small)
+
+    def _scratch_of(self, size: int) -> int:
+        """Memory for the numbers of one call. Calls of a stream follow each other, so that all use the same."""
+        import torch
+
+        if self._scratch is None or self._scratch.numel() < size:
+            with _RunningOut():
+                self._scratch = torch.empty(max(size, 1 << 12), dtype=torch.uint8, device=self._device.name)
+        return self._scratch.data_ptr()
+
+    def _quantize_generally(
+        self, matrix: Matrix, amax: np.float32 | None, codes: CudaMemory, scales: CudaMemory
+    ) -> None:
+        """A contract with square tiles or a transform."""
+        engine, rows = self._device.engine, matrix.rows
         if engine.format is None or engine.contract is None:
             raise UnsupportedError("this conversion decodes; it has no format to quantize to")
-        rows, shape = matrix.rows, (matrix.rows, matrix.columns)
-        out = QuantizedTensor(
-            engine.format, shape, codes.view(rows, -1), scales.view(rows, -1), None, None, engine.contract
-        )
+        parts = codes.tensor.view(rows, -1), scales.tensor.view(rows, -1)
+        out = QuantizedTensor(engine.format, (rows, matrix.columns), *parts, None, None, engine.contract)
         given = None if amax is None else float(amax)
-        with _running_out():
+        with _RunningOut():
             quantize(
                 _values(matrix),
                 engine.format,
@@ -172,26 +296,24 @@ class CudaStream:
             )
 
     def record(self) -> CudaEvent:
-        return CudaEvent(self._stream)
+        handle = self._free.pop() if self._free else self._new_event()
+        check(runtime().short.cudaEventRecord(handle, self._handle), "an event")
+        return CudaEvent(handle, self._free)
+
+    def _new_event(self) -> int:
+        handle = ctypes.c_void_p()
+        check(runtime().short.cudaEventCreateWithFlags(ctypes.byref(handle), BLOCKING_WITHOUT_TIMING), "an event")
+        self._events.append(handle.value or 0)
+        return self._events[-1]
 
     def close(self) -> None:
+        for handle in self._events:
+            runtime().short.cudaEventDestroy(handle)
+        self._events.clear()
         self._device.unpin(self._staging)
 
 
-@functools.cache
-def runtime_functions() -> tuple[int, ...] | None:
-    """Addresses of functions of the CUDA runtime that torch has loaded; None if it is not found."""
-    import torch
-
-    try:
-        library = ctypes.CDLL(f"libcudart.so.{(torch.version.cuda or '').partition('.')[0]}")
-        functions = [getattr(library, name) for name in RUNTIME]
-    except (OSError, AttributeError):
-        return None
-    return tuple(ctypes.cast(function, ctypes.c_void_p).value or 0 for function in functions)
-
-
-class _running_out:
+class _RunningOut:
     """Turns torch's error into the one that the conversion knows."""
 
     def __enter__(self) -> None:
@@ -204,15 +326,9 @@ class _running_out:
             raise DeviceMemoryError(str(error)) from error
 
 
-def _bytes(host: npt.NDArray[Any]) -> torch.Tensor:
-    import torch
-
-    return torch.from_numpy(host.reshape(-1).view(np.uint8))
-
-
 def _values(matrix: Matrix) -> torch.Tensor:
     import torch
 
     dtypes = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-    values: torch.Tensor = matrix.memory.view(dtypes[dtype_name(matrix.dtype)]).view(matrix.rows, matrix.columns)
-    return values
+    values: torch.Tensor = matrix.memory.tensor.view(dtypes[dtype_name(matrix.dtype)])
+    return values.view(matrix.rows, matrix.columns)
