@@ -6,8 +6,8 @@ INSTALL := -m pip --disable-pip-version-check install --quiet
 PIP := $(BIN)/python $(INSTALL)
 CPP = $(shell find src tests -name '*.cpp' -o -name '*.h' -o -name '*.inc' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: help demo test test-docs test-clients test-zoo test-real test-gpu test-oldest test-arm64 check sanitize lint types format conform \
-	bench bench-convert docs wheel clean
+.PHONY: help demo test test-docs test-pages test-clients test-zoo test-real test-gpu test-oldest test-arm64 check sanitize lint types \
+	format conform bench bench-convert docs wheel clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*##  *\(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-14s %s\n", $$1, $$2 }'
@@ -22,9 +22,12 @@ test: $(VENV)/.peers  ## run every test, the live peers included
 test-docs: $(VENV)/.peers  ## run the examples in README.md and docs/, check the figures and tables there
 	$(BIN)/python -m pytest README.md docs tests/test_docs.py
 
+test-pages: $(VENV)/.peers  ## the pages of `halfbyte study --html` in Chromium, at desktop and phone width; needs the Debian package chromium
+	$(BIN)/python -m pytest tests/study/check_page.py
+
 test-clients: $(VENV)/.peers .venv-vllm/.ready .venv-sglang/.ready  ## vLLM and SGLang load what convert writes (minutes)
 	$(BIN)/python -m pytest tests/clients/check_sglang.py tests/clients/check_vllm.py tests/clients/check_vllm_load.py \
-		tests/clients/check_vllm_families.py
+		tests/clients/check_vllm_families.py tests/clients/check_sglang_families.py
 
 test-real: $(VENV)/.peers  ## two real models, fetched once (180 MB), convert, load and compute in transformers (minutes)
 	$(BIN)/python -m pytest tests/real/check_real.py

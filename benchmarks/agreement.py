@@ -3,7 +3,8 @@
     python -m benchmarks.agreement
 
 It prints the share of equal E4M3 scale bytes on normal data of 98304 x 7168, for tensor and row scaling, 1-D blocks and
-16x16 tiles, E4M3 maximum 448 and 256, bfloat16 and float16, MAE and MSE. Exit status 1: some share is 99.9 % or less.
+16x16 tiles, E4M3 maximum 448 and 256, bfloat16 and float16, MAE and MSE. The data are torch's for a fixed seed on the
+card. Exit status 1: some share is 99.9 % or less.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from halfbyte.contracts.spec import Scaling
 from halfbyte.methods.four_six import BlockError
 
 ROWS, WIDTH = 98304, 7168
+SEED = 0
 WANTED = 0.999
 WAYS: tuple[tuple[tuple[int, int], Scaling], ...] = (((1, 16), "tensor"), ((16, 16), "tensor"), ((1, 16), "row"))
 ERRORS: tuple[BlockError, ...] = ("mae", "mse")
@@ -41,9 +43,10 @@ def main() -> int:
     rows, width = (int(value) for value in sys.argv[1].split("x")) if len(sys.argv) > 1 else (ROWS, WIDTH)
     lines, shares = [], []
     for dtype in (torch.bfloat16, torch.float16):
+        generator = torch.Generator("cuda").manual_seed(SEED)
         x = torch.empty(rows, width, dtype=dtype, device="cuda")
         for start in range(0, rows, 16384):
-            x[start : start + 16384].normal_()
+            x[start : start + 16384].normal_(generator=generator)
         for (tile, scaling), top, error in itertools.product(WAYS, (448, 256), ERRORS):
             found = share(x, error, top, tile, scaling)
             shares.append(found)

@@ -13,10 +13,11 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
-from rich.console import Console
 from rich.table import Table
 
 import halfbyte as hb
+from halfbyte.cli.app import out
+from halfbyte.cli.tables import print_table
 from halfbyte.conform import load_vectors, run_vectors
 from halfbyte.contracts import CONTRACTS, get_contract
 from halfbyte.contracts.spec import defined_methods
@@ -84,7 +85,6 @@ def verdict(counts: Counter[str] | None) -> str:
 
 
 def main() -> None:
-    console = Console()
     started = time.perf_counter()
     tensors = make_tensors()
     agreement = golden_agreement()
@@ -92,7 +92,7 @@ def main() -> None:
     table.add_column("format")
     table.add_column("contract")
     table.add_column("method")
-    table.add_column("bits/weight", justify="right")
+    table.add_column("bits per weight", justify="right")
     for name in tensors:
         table.add_column(name, justify="right")
     table.add_column("equals peer")
@@ -102,11 +102,12 @@ def main() -> None:
         if last not in ("", format):
             table.add_section()
         last = format
-        peer = "[dim]the specification[/]" if contract == "ocp" else verdict(agreement.get((contract, format)))
+        peer = "[dim]specification[/]" if contract == "ocp" else verdict(agreement.get((contract, format)))
         if method == "optimal":
-            peer = "[dim]ours, exact search[/]"
+            peer = "[dim]ours, exact[/]"
         table.add_row(format, contract, method, f"{bits:.3f}", *(f"{error:.2%}" for error in errors), peer)
-    console.print(table)
+    print_table(table, ("uneven channels", "heavy-tailed weight"))
+    console = out()
     agreed = sum(count["agree"] for count in agreement.values())
     total = sum(sum(count.values()) for count in agreement.values())
     console.print(f"{agreed} of {total} golden cases agree bit for bit; {time.perf_counter() - started:.1f} s in all.")

@@ -17,12 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 from safetensors.numpy import load_file
 
 from examples.bert import F32, WordPiece, embed
 from examples.sentences import SENTENCES
+from halfbyte.cli.app import out
+from halfbyte.cli.tables import print_table
 from halfbyte.verify import Report, verify
 
 ROOT = Path(__file__).parent.parent
@@ -93,7 +94,6 @@ def measure(method: str, before: F32) -> Result:
 
 
 def main() -> None:
-    console = Console(highlight=False)
     fetch()
     started = time.perf_counter()
     before = embeddings(SOURCE)
@@ -114,7 +114,8 @@ def main() -> None:
             str(result.report.count("error")),
             f"{result.seconds:.1f}",
         )
-    console.print(table)
+    print_table(table, ("seconds", "least", "worst"))
+    console = out()
     layers = sum(result.report.kinds.values())
     seconds = time.perf_counter() - started
     console.print(f"{layers} linear layers are FP4; the embeddings stay as they are. {seconds:.1f} s in all.")

@@ -335,8 +335,9 @@ def _hessian(rng: Draw, columns: int, block: int) -> F32:
     shape = (columns // block, int(rng.integers(1, 2 * block)), block)
     x = rng.normal(size=shape) * 2.0 ** rng.integers(-4, 4, (columns // block, 1, block))
     h = np.einsum("ctk,ctl->ckl", x, x)
-    if rng.random() < 0.25:
-        h -= np.eye(block) * h[:, 0, 0].max() * rng.random()
+    if rng.random() < 0.25:  # as far below zero as hb.Hessian takes for rounding
+        largest = np.linalg.eigvalsh(h).max(axis=1)
+        h -= np.eye(block) * (9e-4 * rng.random() * largest)[:, None, None]
     return np.asarray((h + h.swapaxes(1, 2)) / 2, np.float32)
 
 

@@ -126,6 +126,7 @@ def test_what_goes_the_general_way(driver: FakeDriver) -> None:
     assert general(quantizer(contract="fouroversix"), torch.zeros(4, 60, dtype=torch.bfloat16))
     assert general(quantizer(contract=hb.contracts.transformer_engine(columnwise=True)), x)
     assert general(quantizer(tile=(16, 16)), torch.zeros(16, 64, dtype=torch.bfloat16))
+    assert general(quantizer(), torch.zeros(0, 64, dtype=torch.bfloat16))
     for amax in (-1.0, float("nan"), float("inf"), 1e39, 5, np.float32(1), torch.ones(1).double(), torch.ones(2)):
         assert general(quantizer(), x, amax), amax
     assert general(quantizer(format="mxfp4"), x, 1.0)
@@ -145,7 +146,7 @@ def test_what_goes_the_general_way(driver: FakeDriver) -> None:
 
 
 def test_shapes_that_are_refused(driver: FakeDriver) -> None:
-    for shape in ((), (0, 16), (4, 24)):
+    for shape in ((), (4, 0), (4, 24)):
         with pytest.raises(hb.InputError):
             quantizer(contract="torchao")(torch.zeros(shape, dtype=torch.bfloat16), None, None)
 
@@ -205,3 +206,21 @@ def test_a_method_with_arrays_is_not_kept_alive(driver: FakeDriver) -> None:
     gc.collect()
     assert (program(), alive()) == (None, None)
     assert len(programs._PROGRAMS_OF_METHODS) == before
+
+
+def test_threads_that_bind_a_program_at_once_get_the_same_words(driver: FakeDriver) -> None:
+    """Who comes second must not replace the words whose address the first one has."""
+    from halfbyte.backends.gpu.driver.run import bind
+
+    program = quantizer().calls.bound(4, 64, "own").program
+    first = bind(program, 0)
+    found = program.words
+
+    class Late(dict):  # type: ignore[type-arg]
+        """Another thread finishes after this one has looked."""
+
+        def get(self, key: object, default: object = None) -> None:
+            return None
+
+    object.__setattr__(program, "words", Late(found))
+    assert bind(program, 0) is first

@@ -57,23 +57,37 @@ def test_not_an_array(x: Any) -> None:
 
 
 SHAPES: list[tuple[Any, str]] = [
-    (np.zeros(0, np.float32), r"\(0,\)"),
-    (np.zeros((0, 16), np.float32), r"\(0, 16\)"),
-    (np.zeros((4, 0), np.float32), r"\(4, 0\)"),
-    (np.zeros((2, 0, 16), np.float32), r"\(2, 0, 16\)"),
-    (np.zeros((), np.float32), r"\(\)"),
-    (torch.zeros(0), r"\(0,\)"),
-    (torch.zeros(3, 0, 32), r"\(3, 0, 32\)"),
-    (torch.tensor(1.0), r"\(\)"),
+    (np.zeros(0, np.float32), r"\(0,\): the axis to cut into blocks has no elements"),
+    (np.zeros((4, 0), np.float32), r"\(4, 0\): the axis to cut into blocks has no elements"),
+    (np.zeros((), np.float32), r"\(\): it has no axis to cut into blocks"),
+    (torch.zeros(0), r"\(0,\): the axis to cut into blocks has no elements"),
+    (torch.tensor(1.0), r"\(\): it has no axis to cut into blocks"),
 ]
 
 
-@pytest.mark.parametrize(("x", "shape"), SHAPES)
+@pytest.mark.parametrize(("x", "rule"), SHAPES)
 @pytest.mark.parametrize("format", ["nvfp4", "mxfp4"])
-def test_no_elements(x: Any, shape: str, format: str) -> None:
-    """Empty tensors, zero-size axes, scalars."""
-    with pytest.raises(hb.InputError, match=f"^cannot quantize a tensor of shape {shape}: "):
+def test_no_elements(x: Any, rule: str, format: str) -> None:
+    """Rows without elements, scalars. A tensor without rows is fine (test_no_rows.py)."""
+    with pytest.raises(hb.InputError, match=f"^cannot quantize a tensor of shape {rule}"):
         quantize(x, format)
+
+
+def test_columns_without_elements() -> None:
+    with pytest.raises(hb.InputError, match="the axis to cut into blocks has no elements"):
+        quantize(np.zeros((0, 16), np.float32), contract=contracts.transformer_engine(columnwise=True))
+
+
+def test_search_of_nothing() -> None:
+    with pytest.raises(hb.InputError, match=r"a tensor of shape \(0, 16\) has no elements, so no error to reduce"):
+        hb.search_global_scale(np.zeros((0, 16), np.float32))
+
+
+def test_a_quantized_tensor_needs_an_axis() -> None:
+    with pytest.raises(hb.InputError, match="at least one axis"):
+        hb.QuantizedTensor(
+            hb.get_format("mxfp4"), (), np.zeros(0, np.uint8), np.zeros(0, np.uint8), None, None, contracts.ocp()
+        )
 
 
 @pytest.mark.parametrize(

@@ -178,3 +178,58 @@ def test_partners_are_those_of_the_model_type() -> None:
     assert_same_bits(found["h.0.mlp.w1.weight_scale_2"], found["h.0.mlp.w2.weight_scale_2"])
     with pytest.raises(CheckpointError, match=r"w1 shares its scale with h\.0\.mlp\.w3"):
         quantize_named(pairs, Rules(), Config(model_type="mixtral"))
+
+
+# --- mistakes ---
+
+
+def test_a_mapping_serves_as_pairs() -> None:
+    x = random(0, 32, 32)
+    pairs = quantize_named([("a.down_proj.weight", x)], Rules(), Config())
+    mapped = quantize_named({"a.down_proj.weight": x}, Rules(), Config())
+    assert [name for name, _ in mapped] == [name for name, _ in pairs]
+    for (_, got), (_, wanted) in zip(mapped, pairs, strict=True):
+        assert_same_bits(got, wanted)
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        (3, r"takes \(name, tensor\) pairs, not int"),
+        ([("a.weight", 1, 2)], "number 0 is no such pair"),
+        (["a.weight"], "number 0 is no such pair"),
+        ([(1, np.zeros((2, 2), np.float32))], "number 0 is no such pair"),
+        ([("a.weight", [1.0])], "a.weight must be a numpy array or a torch tensor, not list"),
+        ([("a.weight", np.zeros(2)), ("a.weight", np.zeros(2))], "a.weight is given twice"),
+        ([("a.weight", np.ones((32, 32)))], "a.weight: cannot quantize dtype float64"),
+    ],
+)
+def test_pairs_that_are_none(params: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        quantize_named(params, Rules(), Config())
+
+
+@pytest.mark.parametrize("rules", [Rules(keep_first=1), Rules(keep_last=1)])
+def test_messages_speak_of_what_the_caller_gave(rules: Rules) -> None:
+    """There is no config.json, no checkpoint and no command line here."""
+    pairs = [("m.0.down_proj.weight", random(0, 32, 32))]
+    with pytest.raises(InputError, match="Config needs num_hidden_layers; it has None") as caught:
+        quantize_named(pairs, rules, Config())
+    assert "config.json" not in str(caught.value)
+    with pytest.raises(
+        CheckpointError, match=r"hand both over in one call, or keep .*: Rules\(keep=\('m.0.gate_proj',\)\)"
+    ):
+        quantize_named([("m.0.gate_proj.weight", random(0, 32, 32))], Rules(), Config())
+    broken = random(0, 32, 32)
+    broken[0, 0] = np.inf
+    with pytest.raises(CheckpointError, match=r"m.0.down_proj holds Inf: .*Rules\(keep=") as caught_too:
+        quantize_named([("m.0.down_proj.weight", broken)], Rules(), Config())
+    assert "--keep" not in str(caught_too.value)
+    partners = [("m.0.gate_proj.weight", random(1, 32, 32)), ("m.0.up_proj.weight", broken)]
+    with pytest.raises(CheckpointError, match=r"a partner of m.0.gate_proj holds Inf"):
+        quantize_named(partners, Rules(), Config())
+
+
+def test_a_parameter_without_rows_comes_back_as_it_came() -> None:
+    ((name, x),) = quantize_named([("a.down_proj.weight", np.zeros((0, 32), np.float32))], Rules(), Config())
+    assert (name, x.shape) == ("a.down_proj.weight", (0, 32))

@@ -131,7 +131,7 @@ class Quantizer:
         request, block = self.request, self.request.format.block
         logical = check_shape(request, shape)
         known = None
-        if shape[-1] % block == 0 and self.calls.usual:
+        if shape[-1] % block == 0 and 0 not in shape and self.calls.usual:
             *leading, width = shape
             code_width, columns = width // request.format.codes_per_byte, width // block
             rows = math.prod(leading)
@@ -261,12 +261,16 @@ class Decoder:
         index = self.index
         if type(codes) is not wanted or type(scales) is not wanted or scales.get_device() != index:
             return None
-        if shape[-1] % self.request.format.block or not (codes.is_contiguous() and scales.is_contiguous()):
+        if 0 in shape or shape[-1] % self.request.format.block:
+            return None
+        if not (codes.is_contiguous() and scales.is_contiguous()):
             return None
         first, count, given = codes.data_ptr(), 0, 0
         if first & 15 or (stored is None and self.needs_stored):
             return None
         rows = codes.numel() // codes.shape[-1]
+        if rows == 0:
+            return None
         if stored is not None and self.calls.reads_stored:
             count = stored.numel()
             usual = type(stored) is wanted and stored.get_device() == index and stored.is_contiguous()

@@ -6,11 +6,13 @@ found, shared and repaired on the device. Results are views of few tensors.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import operator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from halfbyte.arrays import DTYPE_NAMES, Array
+from halfbyte.backends import Parts
 from halfbyte.backends.gpu import Listed, ListQuantizer
 from halfbyte.checkpoint.plan.target import Target
 from halfbyte.contracts import NVFP4Rule
@@ -79,33 +81,65 @@ class BatchQuantizer:
         listed = Listed((rows * columns,) * len(modules.at), short, device)
         self.quantizer = ListQuantizer(listed, request, modules.share, target.repairs)
 
-    def __call__(self, tensors: list[torch.Tensor], addresses: list[int]) -> list[list[Named]]:
-        """The layout's tensors of each module, under their names."""
-        modules, (rows, columns), count = self.modules, self.modules.shape, len(self.modules.at)
-        made = self.quantizer(tensors, addresses)
+        self.names = [[module[column].name for module in modules.parts] for column in range(len(modules.parts[0]))]
+        """Of each part of the layout: the names of all modules' tensors."""
+
+    def __call__(self, tensors: Sequence[torch.Tensor], addresses: tuple[int, ...]) -> Parts[torch.Tensor]:
+        """Launch the kernels."""
+        return self.quantizer(tensors, addresses)
+
+    def name_into(self, named: list[Named], made: Parts[torch.Tensor]) -> None:
+        """Append the tensors under their names: one part of the layout for all modules, then the next."""
+        for part, names in zip(self.modules.parts[0], self.names, strict=True):
+            named.extend(zip(names, self._whole(part, made).unbind(0), strict=True))
+
+    def _whole(self, part: Part, made: Parts[torch.Tensor]) -> torch.Tensor:
+        """One part of the layout of all modules. All have the same parts but for the names."""
+        (rows, columns), count = self.modules.shape, len(self.modules.at)
         multiplier = cast("torch.Tensor", made.global_scale)
-        values: dict[tuple[str, str, tuple[int, ...]], tuple[torch.Tensor, ...]] = {}
-        for part in modules.parts[0]:  # all modules of a batch have the same parts but for the names
-            if part.role == "codes":
-                whole = made.codes.view(count, rows, -1)
-            elif part.role == "scales":
-                whole = made.scales.view(count, rows, columns // self.format.block)
-                whole = whole if part.dtype == "U8" else whole.view(self._float8())
-            elif part.role == "multiplier":
-                whole = multiplier.view(count, *part.shape)
-            elif part.role == "divisor":
+        match part.role:
+            case "codes":
+                return made.codes.view(count, rows, -1)
+            case "scales":
+                scales = made.scales.view(count, rows, columns // self.format.block)
+                return scales if part.dtype == "U8" else scales.view(self._float8())
+            case "multiplier":
+                return multiplier.view(count, *part.shape)
+            case "divisor":
                 divisor = made.stored_scale if self.stores_divisor else multiplier.reciprocal()
-                whole = cast("torch.Tensor", divisor).view(count, *part.shape)
-            else:
-                whole = multiplier.new_ones((count, *part.shape))
-            values[part.role, part.dtype, part.shape] = whole.unbind(0)
-        columns_of = [values[part.role, part.dtype, part.shape] for part in modules.parts[0]]
-        return [
-            [(part.name, column[index]) for part, column in zip(parts, columns_of, strict=True)]
-            for index, parts in enumerate(modules.parts)
-        ]
+                return cast("torch.Tensor", divisor).view(count, *part.shape)
+        return multiplier.new_ones((count, *part.shape))
 
     def _float8(self) -> torch.dtype:
         import torch
 
         return {"e4m3": torch.float8_e4m3fn, "e8m0": torch.float8_e8m0fnu}[self.format.scale.name]
+
+
+class Batches:
+    """All batches of a parameter group on one device, and the order of the results."""
+
+    def __init__(
+        self, modules: list[Modules], pairs: int, target: Target, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.quantizers = [BatchQuantizer(batch, target, dtype, device) for batch in modules]
+        places: dict[int, list[int]] = {}
+        before = 0
+        for batch in modules:
+            count, columns = len(batch.at), len(batch.parts[0])
+            for index, at in enumerate(batch.at):
+                places[at] = [before + column * count + index for column in range(columns)]
+            before += count * columns
+        self._order = [place for at in range(pairs) for place in places.get(at, [before + at])]
+        self._members = [operator.itemgetter(*batch.at, batch.at[0]) for batch in modules]
+
+    def __call__(self, pairs: list[Named], tensors: list[torch.Tensor], addresses: list[int]) -> list[Named]:
+        """The results. `tensors`, `addresses`: of all pairs. All kernels are launched before any result is named."""
+        made = []
+        for quantizer, members in zip(self.quantizers, self._members, strict=True):
+            made.append(quantizer(members(tensors)[:-1], members(addresses)[:-1]))
+        flat: list[Named] = []
+        for quantizer, parts in zip(self.quantizers, made, strict=True):
+            quantizer.name_into(flat, parts)
+        flat += pairs
+        return [flat[place] for place in self._order]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -12,7 +13,7 @@ from halfbyte.arrays import Array, is_torch, like, to_numpy
 from halfbyte.backends import Parts
 from halfbyte.codec.bits import F32, FLOAT32_MAX, U8
 from halfbyte.contracts import Contract
-from halfbyte.contracts.spec import Scaling
+from halfbyte.contracts.spec import Scaling, Transform
 from halfbyte.device_calls import dequantize_on_card, is_on_card, quantize_on_card
 from halfbyte.errors import InputError
 from halfbyte.formats import BlockFormat
@@ -83,6 +84,8 @@ def quantize(
         if made is not None:
             return made
     shape = check_shape(request, tuple(x.shape))
+    if 0 in shape:
+        return _without_rows(x, shape, request, global_amax, backend, out)
     if engine.takes_tensors and is_torch(x):
         given = global_amax if is_torch(global_amax) else _check_global_amax(global_amax, request, shape)
         return quantize_tensor(x, shape, request, engine, out, given)
@@ -144,6 +147,8 @@ def dequantize(
         raise InputError(
             f"contract {q.contract.name} decodes {q.format.name} with a stored scale, and the tensor has none"
         )
+    if 0 in q.shape:
+        return like(np.empty(q.shape, wanted) if out is None else _check_decoded(out, q, wanted), q.codes)
     if kept.whole is not None and out is None:
         decoded = dequantize_at_once(q, kept.whole, wanted)
         if decoded is not None:
@@ -165,6 +170,38 @@ def dequantize(
     if given is not None and values is not given:
         np.copyto(given, values)
     return out
+
+
+def _without_rows(
+    x: Array, shape: tuple[int, ...], request: Request, global_amax: object, backend: str, out: QuantizedTensor | None
+) -> QuantizedTensor:
+    """A tensor without rows has no codes and no scales; its global scale is that of a row of zeros."""
+    if out is not None:
+        _check_out(out, x, request.format, shape)
+    width, leading = shape[-1], shape[:-1]
+    zeros = x.new_zeros((1, width)) if is_torch(x) else np.zeros((1, width), to_numpy(x).dtype)
+    contract = replace(request.contract, transform=Transform())
+    by_row = request.scaling == "row"
+    one = quantize(
+        zeros, request.format, contract, request.method, scaling=request.scaling,
+        global_amax=None if by_row else global_amax, backend=backend,
+    )  # fmt: skip
+
+    def empty(part: Array) -> Array:
+        return part[:0].reshape(*leading, part.shape[-1])
+
+    def scale(value: Array | None) -> Array | None:
+        return value[:0].reshape(leading) if value is not None and by_row else value
+
+    return replace(
+        one,
+        shape=shape,
+        codes=empty(one.codes) if out is None else out.codes,
+        scales=empty(one.scales) if out is None else out.scales,
+        global_scale=scale(one.global_scale),
+        stored_scale=scale(one.stored_scale),
+        contract=request.contract,
+    )
 
 
 def _check_out(out: QuantizedTensor, x: Array, format: BlockFormat, shape: tuple[int, ...]) -> tuple[U8, U8]:

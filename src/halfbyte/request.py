@@ -80,13 +80,18 @@ def resolve_decoding(
 
 
 def check_shape(request: Request, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The logical shape of an operand after the contract's transform. Raises if the request cannot take the shape."""
+    """The logical shape of an operand after the contract's transform. Raises if the request cannot take the shape.
+
+    A tensor without rows, such as an empty batch, is fine.
+    """
     contract, block = request.contract, request.format.block
-    if not shape or 0 in shape:
-        raise InputError(f"cannot quantize a tensor of shape {shape}: it has no elements along some axis")
+    if not shape:
+        raise InputError("cannot quantize a tensor of shape (): it has no axis to cut into blocks; give it one first")
     if contract.transform.columnwise:
         shape = (shape[-1], math.prod(shape[:-1]))
     width = shape[-1]
+    if width == 0:
+        raise InputError(f"cannot quantize a tensor of shape {shape}: the axis to cut into blocks has no elements")
     if contract.transform.hadamard and width % GROUP:
         raise InputError(f"the Hadamard transform needs a block axis that is a multiple of {GROUP}, not {width}")
     if contract.ragged == "refuse" and width % block:

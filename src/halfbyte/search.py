@@ -63,6 +63,10 @@ def search_global_scale(
     True
     """
     values = widen(to_numpy(x)).astype(np.float64)
+    if not values.size:
+        raise InputError(
+            f"search_global_scale: a tensor of shape {values.shape} has no elements, so no error to reduce"
+        )
     if not np.isfinite(values).all():
         raise InputError("search_global_scale needs finite values; the tensor holds NaN or Inf")
     if steps < 1 or octaves <= 0:

@@ -153,7 +153,7 @@ def _described(value: object) -> Iterator[str]:
     if value is None or isinstance(value, str | int | float | np.generic):
         yield f"{type(value).__name__} {value!r}"
     elif isinstance(value, np.ndarray):
-        yield f"array {value.dtype} {value.shape} {hashlib.sha256(np.ascontiguousarray(value)).hexdigest()}"
+        yield f"array {value.dtype} {value.shape} {hashlib.sha256(value.tobytes()).hexdigest()}"
     elif isinstance(value, Mapping):
         for key in sorted(value, key=repr):
             yield from _described(key)

@@ -39,6 +39,10 @@ class QuantizedTensor:
     """How the scales were chosen."""
 
     def __post_init__(self) -> None:
+        if not self.shape:
+            raise InputError(
+                "a QuantizedTensor has at least one axis, the one that is cut into blocks; its shape is ()"
+            )
         *leading, width = self.shape
         expected = {
             "codes": (*leading, packed_width(width, self.format)),

@@ -265,3 +265,18 @@ def test_out_that_does_not_fit_is_refused(q: hb.QuantizedTensor) -> None:
         hb.cast(q, "nvfp4", out=dataclasses.replace(out, scales=frozen))
     with pytest.raises(hb.UnsupportedError, match="a cast to bfloat16 takes no out"):
         hb.cast(q, "bfloat16", out=out)
+
+
+@pytest.mark.parametrize(
+    ("k", "codes", "inf"), [(125, [7], False), (126, [5], False), (126, [6], True), (127, [3], False), (127, [4], True)]
+)
+def test_a_source_that_decodes_to_inf_is_not_quantized_again(k: int, codes: list[int], inf: bool) -> None:
+    q = source(np.array([[0], [k]]), np.stack([np.ones(32, int), np.resize(codes, 32)]))
+    assert np.isinf(np.asarray(hb.dequantize(q))).any() == inf
+    if inf:
+        message = r"layer\.w of shape \(2, 32\) decodes to Inf in 1 blocks, the first in row 1; .*algorithm='optimal'"
+        with pytest.raises(hb.InputError, match=message):
+            hb.cast(q, "nvfp4", algorithm="requantize", name="layer.w")
+    else:
+        hb.cast(q, "nvfp4", algorithm="requantize", name="layer.w")
+    assert np.isinf(np.asarray(hb.dequantize(hb.cast(q, "nvfp4")[0]))).any() == inf

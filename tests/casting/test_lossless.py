@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -223,3 +224,22 @@ def test_any_tensor_of_spread_17_is_bit_exact(q: hb.QuantizedTensor) -> None:
     assert report.label == "bit-exact"
     assert_same_bits(result.codes, q.codes)
     assert_same_bits(hb.dequantize(result), hb.dequantize(q))
+
+
+@pytest.mark.parametrize("width", [33, 41, 63])
+def test_the_half_byte_behind_an_odd_row_is_no_element(width: int) -> None:
+    """Whatever lies there, the cast is that of a row with nothing there."""
+    rng = np.random.default_rng(width)
+    exponents = np.array([[0, 100], [-3, 100]])  # the last block is zero: its scale byte has no say
+    codes = np.where(np.arange(width) < 32, rng.integers(0, 16, (2, width)), 0)
+    clean = source(exponents, codes)
+    packed = np.array(clean.codes)
+    packed[:, -1] |= 0x70
+    dirty = dataclasses.replace(clean, codes=packed)
+    wanted, report = hb.cast(clean, "nvfp4")
+    result, same = hb.cast(dirty, "nvfp4")
+    assert (same, same.k_max, same.zero) == (report, 0, 2)
+    assert_same_bits(result.scales, wanted.scales)
+    assert_same_bits(np.asarray(result.codes)[:, -1] & 0xF, np.asarray(wanted.codes)[:, -1] & 0xF)
+    wide = dataclasses.replace(dirty, scales=np.array([[127, 127], [127 - 30, 127]], np.uint8))
+    assert hb.cast(wide, "nvfp4")[1].requantized == 1

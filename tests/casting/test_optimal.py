@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -112,3 +113,86 @@ def test_a_scale_is_lossless_only_as_the_contract_decodes_it(monkeypatch: pytest
     report = hb.cast(q, "nvfp4", contract=invented)[1]
     assert not report.lossless
     assert report.squared_error <= hb.cast(q, "nvfp4", "hybrid", contract=invented)[1].squared_error
+
+
+@pytest.mark.parametrize("top", [-80, -61, -40])
+@pytest.mark.parametrize("spread", [19, 26])
+def test_small_exponents_change_nothing_but_the_power_of_two(top: int, spread: int) -> None:
+    """Far from float32's ends a power of two only moves exponents: the same bytes, and a bound that is as tight."""
+    plain, small = (random_source(np.random.default_rng(spread), spread, (12, 96), top=t) for t in (0, top))
+    wanted, report = hb.cast(plain, "nvfp4")
+    result, same = hb.cast(small, "nvfp4")
+    assert not report.lossless
+    assert_same_bits(result.codes, wanted.codes)
+    assert_same_bits(result.scales, wanted.scales)
+    assert_same_bits(np.asarray(result.global_scale), np.asarray(np.ldexp(np.asarray(wanted.global_scale), top)))
+    assert same.squared_error == np.ldexp(report.squared_error, 2 * top)
+    assert same.bound == pytest.approx(np.ldexp(report.bound or 0.0, 2 * top), rel=1e-9)
+    assert same.bound is not None
+    assert 0.99 * same.squared_error <= same.bound <= same.squared_error
+
+
+# --- every candidate counts ---
+
+
+def test_every_candidate_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever of algorithm 1's scale and the sampled ones is best is taken, the last one too."""
+    q = outlier()
+    survey, contract = survey_of([read(q, "q")]), get_contract("modelopt", NVFP4)
+    monkeypatch.setattr(optimal, "_polished", lambda survey, contract, scale, error: (scale, error))
+    monkeypatch.setattr(optimal, "prove", lambda survey, scale, error, contract: Bounded(scale, error, 0.0))
+    good = optimal.requantized_scale(survey, contract, contract)
+    assert good is not None
+    bad = [scales.hold(float(good.multiplier) * factor, contract) for factor in (40.0, 50.0, 60.0)]
+    monkeypatch.setattr(optimal, "requantized_scale", lambda *_: None)
+    for place in range(4):
+        offered = [*bad[:place], good, *bad[place:]]
+        monkeypatch.setattr(optimal, "sampled_candidates", lambda survey, contract, offered=offered: offered)
+        assert optimal.choose_lossy(survey, contract, contract).scale == good
+
+
+def test_the_sampled_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both elements with all upper scales, a grid of 56 sixteenths of an octave, two rounds of nine around the best.
+
+    The four best of them are measured on all halves.
+    """
+    survey, contract = survey_of([read(outlier(), "q")]), get_contract("modelopt", NVFP4)
+    rounds: list[list[float]] = []
+    real = optimal._rated
+
+    def rated(multipliers: Any, sample: Any, contract: Any) -> Any:
+        rounds.append(list(multipliers))
+        return real(rounds[-1], sample, contract)
+
+    monkeypatch.setattr(optimal, "_rated", rated)
+    found = optimal.sampled_candidates(survey, contract)
+    largest = 4.0  # code 6 under exponent 0
+    first = [largest / (element * scale) for element in (6, 4) for scale in UPPER]
+    grid = [largest / 2688 * 2.0 ** (i / 16) for i in range(-16, 40)]
+    assert rounds[0] == pytest.approx(first + grid, rel=1e-12)
+    best = float(real(rounds[0], optimal._sample(survey), contract)[0][1].multiplier)
+    assert rounds[1] == pytest.approx([best * 2.0 ** (i / 128) for i in range(-4, 5)], rel=1e-12)
+    assert len(rounds) == 3
+    assert len(rounds[2]) == 9
+    tried = sorted(
+        (entry for values in rounds for entry in real(values, optimal._sample(survey), contract)), key=optimal._rating
+    )
+    assert len(found) == optimal.FINALISTS == 4
+    assert found == [scale for _, scale in tried[:4]]
+
+
+UPPER = [2.0**e * (1 + i / 8) for e in (7, 8) for i in range(8) if 2.0**e * (1 + i / 8) <= 448]
+"""The E4M3 numbers from 128 to 448."""
+
+
+def test_the_neighbours_of_a_scale_that_is_no_power_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten neighbours in float32 are measured; each of them wins if it is the best."""
+    survey, contract = survey_of([read(outlier(), "q")]), get_contract("modelopt", NVFP4)
+    start = scales.hold(np.float32(0.00123), contract)
+    bits = int(start.multiplier.view(np.uint32))
+    for wanted in (-64, -16, -4, -2, -1, 1, 2, 4, 16, 64):
+        target = np.uint32(bits + wanted).view(np.float32)
+        errors = {float(target): 0.5}
+        monkeypatch.setattr(optimal, "total_error", lambda survey, scale, e=errors: e.get(float(scale.multiplier), 2.0))
+        scale, error = optimal._polished(survey, contract, start, 1.0)
+        assert (float(scale.multiplier), error) == (float(target), 0.5)

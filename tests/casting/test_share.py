@@ -80,6 +80,9 @@ def test_partners_share_their_scales() -> None:
     assert [cost.share for cost in report.costs] == ["tensor", "expert", "alone"]
     assert [cost.scales for cost in report.costs] == [1, 2, 4]
     assert [cost.lossless for cost in report.costs] == [False, True, True]
+    rows, columns = gate.shape[1], gate.shape[2]
+    assert [part.shape for part in report.parts] == [(2 * rows, columns)] * 2, "an expert of both together"
+    assert report.shape == (4 * rows, columns)
 
 
 def test_partners_that_cannot_share_without_loss_show_what_it_costs() -> None:

@@ -107,3 +107,11 @@ def test_a_report_that_cannot_be_written(tmp_path: Path, command: str) -> None:
     result = run(command, path, "--json", tmp_path / "nowhere" / "report.json")
     assert result.exit_code == 2
     assert "report.json cannot be written: No such file or directory" in result.output
+
+
+def test_two_files_without_an_index(tmp_path: Path) -> None:
+    path = make("llama", tmp_path, shards=2)
+    whole = summarize(path)
+    (path / "model.safetensors.index.json").unlink()
+    loose = summarize(path)
+    assert (loose.files, loose.tensors, loose.bytes, loose.lines) == (2, whole.tensors, whole.bytes, whole.lines)

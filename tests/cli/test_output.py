@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
 from io import StringIO
 from pathlib import Path
@@ -17,6 +19,8 @@ from halfbyte.checkpoint import Event
 from halfbyte.cli import app
 from halfbyte.cli.convert_output import Amount, Screen, Speed
 from halfbyte.cli.tables import print_table
+from halfbyte.contracts import CONTRACTS
+from halfbyte.contracts.spec import formulas
 from tests.checkpoint.toy import llama, write_checkpoint
 
 TERMINAL = {"TTY_COMPATIBLE": "1", "FORCE_COLOR": "1", "TERM": "xterm", "NO_COLOR": "1"}
@@ -108,12 +112,57 @@ def test_columns_are_left_out_before_anything_is_cut(
     assert "left out here, because all needs a width of 46: second" in output
 
 
+def test_a_table_that_is_too_wide_for_the_terminal_loses_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in {**TERMINAL, "COLUMNS": "24"}.items():
+        monkeypatch.setenv(name, value)
+    table = Table("name", "first")
+    table.add_column("second", no_wrap=True)
+    table.add_row("a-rather-long-name", "0.123456789", "0.987654321")
+    print_table(table, ("first",))
+    output = plain(capsys.readouterr().out)
+    assert "…" not in output
+    columns = zip(*(re.split("[│]", line)[1:-1] for line in output.splitlines() if line.startswith("│")), strict=True)
+    assert ["".join(cell.strip() for cell in column) for column in columns] == ["a-rather-long-name", "0.987654321"]
+
+
+@pytest.mark.parametrize("columns", [80, None])
+def test_contracts_can_be_told_apart(columns: int | None) -> None:
+    listed = run("contracts", columns=columns)
+    rows = [row for row in cells(listed) if row[0]]
+    assert [row[0] for row in rows][1:] == list(CONTRACTS)
+    assert "…" not in listed
+    for name, make in CONTRACTS.items():
+        shown = "".join(row[1] for row in cells(run("contracts", name, columns=columns))).replace(" ", "")
+        wanted = {formula for rule in make().rules.values() for formula in formulas(rule).values()}
+        assert all(formula.replace(" ", "") in shown for formula in wanted), name
+
+
+@pytest.mark.parametrize("columns", [80, None])
+def test_the_demo_is_whole(columns: int | None) -> None:
+    """At 80 columns each row is one line, with the names of contracts and methods; in a pipe no column is missing."""
+    from examples import demo
+
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(StringIO()) as text:
+        for name, value in ({} if columns is None else {**TERMINAL, "COLUMNS": str(columns)}).items():
+            patch.setenv(name, value)
+        demo.main()
+    output = plain(text.getvalue())
+    assert "…" not in output
+    names = [tuple(row[:3]) for row in cells(output)[-len(demo.quantizers()) :]]
+    assert names == demo.quantizers()
+    assert all(len(line) <= (columns or 1000) for line in output.splitlines() if line[:1] in "│┃┏└┡")
+    assert sum(line.startswith("│") for line in output.splitlines()) == len(names), "one line each"
+    assert ("left out here" in output) == (columns is not None)
+
+
 def test_studies_fit_the_terminal() -> None:
     output = run("study", "--scenario", "subnormal-heavy", columns=80)
     assert "…" not in output
     assert "subnormal-heavy" in {row[0] for row in cells(output)}
     assert "left out here" in output
-    assert "winner" in run("study", "--scenario", "subnormal-heavy", columns=160)
+    assert "least error" in run("study", "--scenario", "subnormal-heavy", columns=160)
 
 
 def test_the_bar_counts_files_while_they_get_their_names() -> None:
@@ -126,3 +175,45 @@ def test_the_bar_counts_files_while_they_get_their_names() -> None:
         progress.console.print(Speed().render(closing))
     assert text.getvalue().splitlines()[0] == "2.5/5.0 MB | 3/7 files"
     assert Speed().render(closing).plain == ""
+
+
+# --- the same as JSON ---
+
+
+def test_every_command_that_prints_a_table_writes_json(tmp_path: Path, source: Path) -> None:
+    vectors = Path(__file__).parents[2] / "conformance" / "vectors.zip"
+    file = tmp_path / "out.json"
+    commands: dict[str, tuple[object, ...]] = {
+        "contracts": (),
+        "convert": (source, tmp_path / "d", "--device", "cpu"),
+        "verify": (tmp_path / "d", "--against", source),
+        "inspect": (tmp_path / "d",),
+        "study": ("--scenario", "constant"),
+        "conform": (vectors,),
+    }
+    assert sorted(commands) == COMMANDS
+    for command, arguments in commands.items():
+        run(command, *arguments, "--json", file)
+        assert json.loads(file.read_text()), command
+        file.unlink()
+
+
+def test_contracts_as_json(tmp_path: Path) -> None:
+    run("contracts", "--json", tmp_path / "all.json")
+    run("contracts", "torchao", "--json", tmp_path / "one.json")
+    found, one = (json.loads((tmp_path / name).read_text()) for name in ("all.json", "one.json"))
+    assert list(found) == list(CONTRACTS)
+    assert one == {"torchao": found["torchao"]}
+    assert one["torchao"]["options"]["scaling_mode"] == "floor"
+    assert one["torchao"]["formulas"]["nvfp4"]["pre_scale"] == "(v/6)/p"
+    assert found["gguf"]["formats"] == ["mxfp4", "nvfp4 (decode)"]
+    assert not (tmp_path / "none.json").exists()
+    run("contracts", "nothing", "--json", tmp_path / "none.json")
+    assert not (tmp_path / "none.json").exists()
+
+
+def test_the_plan_as_json(tmp_path: Path, source: Path) -> None:
+    run("convert", source, tmp_path / "d", "--dry-run", "--json", tmp_path / "plan.json")
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    assert (plan["to"], plan["layout"]) == ("nvfp4", "modelopt")
+    assert not (tmp_path / "d").exists()

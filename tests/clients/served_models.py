@@ -89,8 +89,20 @@ def llava(directory: Path) -> Path:
     return _saved(directory, "LlavaForConditionalGeneration", config, "vision_tower.vision_model")
 
 
+def pixtral(directory: Path) -> Path:
+    """Llava's class with the tower that SGLang has for it."""
+    config = transformers.LlavaConfig(
+        text_config=transformers.MistralConfig(**TEXT),
+        vision_config=transformers.PixtralVisionConfig(**VISION | {"head_dim": 32}),
+        image_token_index=9,
+        vision_feature_layer=-1,
+        vision_feature_select_strategy="full",
+    )
+    return _saved(directory, "LlavaForConditionalGeneration", config)
+
+
 def qwen2_vl(directory: Path) -> Path:
-    vision = PATCHES | {"embed_dim": 64, "hidden_size": HIDDEN, "mlp_ratio": 2}
+    vision = PATCHES | {"embed_dim": 64, "hidden_size": HIDDEN, "mlp_ratio": 2, "in_chans": 3}
     text = TEXT | {"rope_parameters": ROTARY}
     config = transformers.Qwen2VLConfig(text_config=text, vision_config=vision)
     return _saved(directory, "Qwen2VLForConditionalGeneration", config)
@@ -106,7 +118,7 @@ def qwen2_5_vl(directory: Path) -> Path:
 def gemma3(directory: Path) -> Path:
     config = transformers.Gemma3Config(
         text_config=transformers.Gemma3TextConfig(**TEXT, sliding_window=32),
-        vision_config=transformers.SiglipVisionConfig(**VISION),
+        vision_config=transformers.SiglipVisionConfig(**VISION, vision_use_head=False),
         mm_tokens_per_image=1,
     )
     return _saved(directory, "Gemma3ForConditionalGeneration", config, "vision_tower.vision_model")
@@ -116,6 +128,7 @@ def mistral3(directory: Path) -> Path:
     config = transformers.Mistral3Config(
         text_config=transformers.MistralConfig(**TEXT),
         vision_config=transformers.PixtralVisionConfig(**VISION | {"head_dim": 32}),
+        tie_word_embeddings=False,
     )
     return _saved(directory, "Mistral3ForConditionalGeneration", config)
 
@@ -225,10 +238,95 @@ def exaone(directory: Path) -> Path:
     return directory
 
 
+INTERNVL_CONFIG = """from transformers import PretrainedConfig, Qwen2Config
+
+
+class InternVLChatConfig(PretrainedConfig):
+    model_type = "internvl_chat"
+
+    def __init__(self, llm_config=None, vision_config=None, **more):
+        self.llm_config = Qwen2Config(**(llm_config or {"architectures": ["Qwen2ForCausalLM"]}))
+        self.vision_config = PretrainedConfig(**(vision_config or {}))
+        super().__init__(**more)
+
+    def get_text_config(self, *_, **__):
+        return self.llm_config
+"""
+
+
+def internvl_chat(directory: Path) -> Path:
+    """InternVL by its own code: a tower, a projector called mlp1, and a Qwen-2 under language_model."""
+    weights, text = Weights(5), "language_model.model"
+    weights.matrix(f"{text}.embed_tokens.weight", VOCABULARY, HIDDEN)
+    for layer in range(LAYERS):
+        at = f"{text}.layers.{layer}"
+        for part, rows in (("q", HEADS * HEAD), ("k", KEY_HEADS * HEAD), ("v", KEY_HEADS * HEAD)):
+            weights.matrix(f"{at}.self_attn.{part}_proj.weight", rows, HIDDEN)
+            weights.norm(f"{at}.self_attn.{part}_proj.bias", rows)
+        weights.matrix(f"{at}.self_attn.o_proj.weight", HIDDEN, HEADS * HEAD)
+        for part in ("gate", "up"):
+            weights.matrix(f"{at}.mlp.{part}_proj.weight", INNER, HIDDEN)
+        weights.matrix(f"{at}.mlp.down_proj.weight", HIDDEN, INNER)
+        weights.norm(f"{at}.input_layernorm.weight", HIDDEN)
+        weights.norm(f"{at}.post_attention_layernorm.weight", HIDDEN)
+    weights.norm(f"{text}.norm.weight", HIDDEN)
+    weights.matrix("language_model.lm_head.weight", VOCABULARY, HIDDEN)
+    width, inner = VISION["hidden_size"], VISION["intermediate_size"]
+    eyes = "vision_model.embeddings"
+    weights.matrix(f"{eyes}.patch_embedding.weight", width, 3 * 14 * 14)
+    weights.norm(f"{eyes}.patch_embedding.bias", width)
+    weights.matrix(f"{eyes}.class_embedding", 1, width)
+    weights.matrix(f"{eyes}.position_embedding", 5, width)
+    for name, shape in (
+        (f"{eyes}.patch_embedding.weight", (width, 3, 14, 14)),
+        (f"{eyes}.class_embedding", (1, 1, width)),
+        (f"{eyes}.position_embedding", (1, 5, width)),
+    ):
+        weights.tensors[name] = weights.tensors[name].reshape(shape)
+    for layer in range(VISION["num_hidden_layers"]):
+        at = f"vision_model.encoder.layers.{layer}"
+        sizes = {
+            "attn.qkv": (3 * width, width),
+            "attn.proj": (width, width),
+            "mlp.fc1": (inner, width),
+            "mlp.fc2": (width, inner),
+        }
+        for name, (rows, columns) in sizes.items():
+            weights.matrix(f"{at}.{name}.weight", rows, columns)
+            weights.norm(f"{at}.{name}.bias", rows)
+        for name in ("norm1.weight", "norm1.bias", "norm2.weight", "norm2.bias", "ls1", "ls2"):
+            weights.norm(f"{at}.{name}", width)
+    for name, rows in (("mlp1.0", 4 * width), ("mlp1.1", HIDDEN), ("mlp1.3", HIDDEN)):
+        weights.norm(f"{name}.bias", rows)
+    weights.norm("mlp1.0.weight", 4 * width)
+    weights.matrix("mlp1.1.weight", HIDDEN, 4 * width)
+    weights.matrix("mlp1.3.weight", HIDDEN, HIDDEN)
+    vision = VISION | {"model_type": "intern_vit_6b", "architectures": ["InternVisionModel"], "qkv_bias": True}
+    vision |= {"qk_normalization": False, "norm_type": "layer_norm", "layer_norm_eps": 1e-6, "num_channels": 3}
+    vision |= {"hidden_act": "gelu", "initializer_factor": 1.0, "drop_path_rate": 0.0, "dropout": 0.0}
+    config = {
+        "model_type": "internvl_chat",
+        "architectures": ["InternVLChatModel"],
+        "auto_map": {"AutoConfig": "configuration_internvl_chat.InternVLChatConfig"},
+        "llm_config": TEXT | {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "dtype": "bfloat16"},
+        "vision_config": vision,
+        "downsample_ratio": 0.5,
+        "force_image_size": 28,
+        "select_layer": -1,
+        "template": "internvl2_5",
+        "ps_version": "v2",
+        "tie_word_embeddings": False,
+        "dtype": "bfloat16",
+    }
+    write_checkpoint(directory, weights.tensors, config)
+    (directory / "configuration_internvl_chat.py").write_text(INTERNVL_CONFIG)
+    return directory
+
+
 MODELS: dict[str, Callable[[Path], Path]] = {
     maker.__name__: maker
     for maker in (
-        llava, qwen2_vl, qwen2_5_vl, gemma3, mistral3, internvl, gpt_neox, falcon, mamba, mamba2, lfm2, olmo2, phi3,
-        qwen3_5, exaone,
+        llava, pixtral, qwen2_vl, qwen2_5_vl, gemma3, mistral3, internvl, gpt_neox, falcon, mamba, mamba2, lfm2, olmo2,
+        phi3, qwen3_5, exaone, internvl_chat,
     )
 }  # fmt: skip

@@ -16,6 +16,7 @@ import os
 import sys
 import traceback
 from importlib import import_module
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,7 @@ def compare(job: dict[str, str]) -> dict[str, Any]:
     if set(ours) != set(plain):
         raise SystemExit(f"vLLM builds other layers: {sorted(set(ours) ^ set(plain))[:8]}")
     errors = {
-        name: float((values - plain[name][0]).norm() / plain[name][0].norm().clamp(min=1e-30))
+        name: float(((values - plain[name][0]).norm() / plain[name][0].norm().clamp(min=1e-30)).nan_to_num(nan=inf))
         for name, (values, _) in ours.items()
     }
     worst = max(errors, key=lambda name: errors[name])

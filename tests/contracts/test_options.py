@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from halfbyte import UnknownNameError, UnsupportedError, contracts
+from halfbyte import InputError, UnknownNameError, UnsupportedError, contracts
 from halfbyte.contracts.options import changed, check_choice, check_name, error_name
 
 NAMES = sorted(contracts.CONTRACTS)
@@ -107,3 +107,21 @@ def test_modes_restrict_the_formats() -> None:
         ("torchao", "nvfp4", ["nvfp4"]),
     ):
         assert list(contracts.CONTRACTS[name](mode=mode).rules) == formats
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("two", "^global_scale must be a number, not 'two'$"),
+        ({}, "^global_scale must be a number, not {}$"),
+        ([1.0, 2.0], r"^global_scale must be one number, not an array of shape \(2,\)$"),
+        (0, "^global_scale must be positive and finite, not 0$"),
+        (-1.0, "^global_scale must be positive and finite, not -1.0$"),
+        (float("inf"), "^global_scale must be positive and finite, not inf$"),
+        (float("nan"), "^global_scale must be positive and finite, not nan$"),
+    ],
+)
+@pytest.mark.parametrize("name", ["flashinfer", "vllm"])
+def test_a_global_scale_is_a_positive_number(name: str, value: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        contracts.CONTRACTS[name](global_scale=value)

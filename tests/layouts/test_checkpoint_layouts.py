@@ -132,16 +132,19 @@ def test_compressed_tensors_reads_its_config() -> None:
         ({"kv_cache_scheme": {"dynamic": False, "num_bits": 8, "type": "float"}}, True),
         ({"kv_cache_scheme": None, "kv_cache_quant_algo": None}, False),
         ({"kv_cache_quant_algo": "NVFP4"}, False),
+        ({"kv_cache_scheme": {"dynamic": False, "num_bits": 4, "type": "float"}}, False),
+        ({"kv_cache_scheme": {"dynamic": False, "num_bits": 8, "type": "int"}}, False),
     ],
 )
 def test_an_fp8_cache_is_asked_for_again(source: dict[str, object], cached: bool) -> None:
     wanted = Setting(NVFP4, "none", ["a"], [], source)
     modelopt = get_layout("modelopt")
-    assert ("kv_cache_scheme" in modelopt.quantization_config(wanted)) is cached
+    eight_bits = {"dynamic": False, "num_bits": 8, "type": "float"}
+    assert modelopt.quantization_config(wanted).get("kv_cache_scheme") == (eight_bits if cached else None)
     nested = modelopt.extra_files(wanted)["hf_quant_config.json"]["quantization"]
     assert nested["kv_cache_quant_algo"] == ("FP8" if cached else None)
     scheme = get_layout("compressed-tensors").quantization_config(wanted)["kv_cache_scheme"]
-    assert (scheme is not None) is cached
+    assert scheme == (eight_bits | {"strategy": "tensor", "symmetric": True} if cached else None)
 
 
 def test_deepseek_v4_builds_on_the_source() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import halfbyte as hb
 from halfbyte.codec.pack import pack
 from halfbyte.errors import InputError
 from halfbyte.formats import FORMATS
@@ -59,5 +60,19 @@ def test_even_odd_inverts_half_split(name: str) -> None:
 def test_rows_that_are_not_whole() -> None:
     with pytest.raises(InputError, match="a GGUF row of nvfp4 is a multiple of 64 elements"):
         to_blocks(*parts("nvfp4", 1, 3), FORMATS["nvfp4"])
-    with pytest.raises(InputError, match="a GGUF block of mxfp4 has 17 bytes; a row of 20 is not whole blocks"):
+    with pytest.raises(
+        InputError, match=r"GGUF blocks of mxfp4 of shape \(\d, 20\): expected \(rows, bytes\) with a multiple of 17"
+    ):
         from_blocks(np.zeros((1, 20), np.uint8), FORMATS["mxfp4"])
+
+
+def test_shapes_that_are_no_rows_of_blocks() -> None:
+    mxfp4, nvfp4 = hb.get_format("mxfp4"), hb.get_format("nvfp4")
+    with pytest.raises(InputError, match=r"codes of shape \(16,\): expected \(rows, bytes\)"):
+        half_split(np.zeros(16, np.uint8), mxfp4)
+    with pytest.raises(InputError, match=r"codes of shape \(2, 12\): .* a multiple of 16 bytes"):
+        even_odd(np.zeros((2, 12), np.uint8), mxfp4)
+    with pytest.raises(InputError, match=r"need scales of shape \(2, 4\), not \(2, 3\)"):
+        to_blocks(np.zeros((2, 32), np.uint8), np.zeros((2, 3), np.uint8), nvfp4)
+    with pytest.raises(hb.UnknownNameError, match="unknown format of GGUF 'mxfp8'; known: mxfp4, nvfp4"):
+        from_blocks(np.zeros((2, 33), np.uint8), hb.get_format("mxfp8"))

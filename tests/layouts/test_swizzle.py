@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -53,3 +55,13 @@ def test_one_tile_by_hand() -> None:
 def test_wrong_size() -> None:
     with pytest.raises(InputError, match="swizzled scales of a 129x5 matrix take 2048 bytes, got 100"):
         unswizzle(np.zeros(100, np.uint8), (129, 5))
+
+
+@pytest.mark.parametrize("shape", [(128,), (2, 128, 4), ()])
+def test_only_a_matrix_is_swizzled(shape: tuple[int, ...]) -> None:
+    with pytest.raises(
+        InputError, match=rf"scales of shape {re.escape(str(shape))}: swizzle takes a \(rows, columns\)"
+    ):
+        swizzle(np.zeros(shape, np.uint8))
+    with pytest.raises(InputError, match="are those of a"):
+        unswizzle(np.zeros(512, np.uint8), shape)  # type: ignore[arg-type]

@@ -18,7 +18,9 @@ from halfbyte.models.limits import RULES, limits
         ("gpt_oss", "gpt-oss", "mxfp4", True, False, []),
         ("llama", "compressed-tensors", "mxfp4", False, True, ["SGLang"]),
         ("qwen3_moe", "compressed-tensors", "mxfp4", True, False, []),
-        ("mamba", "modelopt", "nvfp4", False, True, ["vLLM"]),
+        ("mamba", "modelopt", "nvfp4", False, True, ["SGLang", "vLLM"]),
+        ("gpt_neox", "compressed-tensors", "nvfp4", False, True, ["SGLang"]),
+        ("internvl", "modelopt", "nvfp4", False, True, ["SGLang"]),
         ("mamba2", "modelopt", "nvfp4", False, True, []),
         ("gpt2", "compressed-tensors", "nvfp4", False, True, []),
         ("falcon_mamba", "modelopt", "nvfp4", False, True, ["vLLM"]),
@@ -36,7 +38,35 @@ from halfbyte.models.limits import RULES, limits
 def test_who_cannot_load_what(
     model_type: str, layout: str, format: str, experts: bool, dense: bool, readers: list[str]
 ) -> None:
-    assert [limit.reader for limit in limits(model_type, layout, format, experts, dense)] == readers
+    assert [limit.reader for limit in limits(model_type, layout, format, modules(experts, dense))] == readers
+
+
+def modules(experts: bool, dense: bool) -> list[str]:
+    """Names of quantized modules, of experts or others."""
+    return [*(["layers.0.mlp.experts.0.up_proj"] if experts else ()), *(["layers.0.mlp.up_proj"] if dense else ())]
+
+
+@pytest.mark.parametrize(
+    ("model_type", "module", "fused"),
+    [
+        ("phi3", "model.layers.0.self_attn.qkv_proj", True),
+        ("phi3", "model.layers.0.mlp.gate_up_proj", True),
+        ("lfm2", "model.layers.0.conv.in_proj", True),
+        ("lfm2_moe", "model.layers.0.conv.in_proj", True),
+        ("llama", "model.layers.0.conv.in_proj", False),
+        ("llama", "model.layers.0.self_attn.q_proj", False),
+        ("llama", "model.layers.0.mlp.w1", False),
+        ("llama", "model.layers.0.mlp.experts.gate_up_proj", False),
+    ],
+)
+def test_layers_that_are_stored_fused_want_quantized_activations_in_sglang(
+    model_type: str, module: str, fused: bool
+) -> None:
+    """Seen in `make test-clients`: SGLang fills the first of several tensor scales."""
+    readers = ["SGLang"] if fused else []
+    assert [limit.reader for limit in limits(model_type, "modelopt", "nvfp4", [module])] == readers
+    assert limits(model_type, "modelopt", "nvfp4", [module], activations=True) == []
+    assert "SGLang" not in [limit.reader for limit in limits(model_type, "compressed-tensors", "nvfp4", [module])]
 
 
 def test_every_limit_names_its_reader_and_a_version_or_reason() -> None:
@@ -61,9 +91,5 @@ def test_every_limit_names_its_reader_and_a_version_or_reason() -> None:
 )
 @pytest.mark.parametrize("experts", [False, True])
 def test_models_that_vllm_dropped(model_type: str, version: str, experts: bool) -> None:
-    (limit,) = limits(model_type, "modelopt", "nvfp4", experts, not experts)
+    (limit,) = limits(model_type, "modelopt", "nvfp4", modules(experts, not experts))
     assert (limit.reader, limit.text) == ("vLLM", f"vLLM has no model for {model_type} after {version}")
-
-
-def test_other_linear_layers_are_quantized_as_a_rule() -> None:
-    assert limits("mamba", "modelopt", "nvfp4", has_experts=False) != []

@@ -25,11 +25,11 @@ def test_one_scenario_with_every_output(tmp_path: Path) -> None:
     result = run("study", "--scenario", "constant", "--scenario", "conv", *options)
     assert result.exit_code == 0, result.output
     assert "exact: requantize, verbatim, hybrid, optimal" in result.output
-    assert "2 scenarios. Exact: requantize 1, verbatim 2, hybrid 2, modelopt 2, optimal 2." in result.output
+    assert "2 scenarios. Exact: requantize 1, midpoint 2, verbatim 2, hybrid 2, modelopt 2, optimal 2." in result.output
     assert "2^-11" in result.output, "few scenarios are shown algorithm by algorithm"
     data = json.loads(files["json"].read_text())
     assert [row["scenario"] for row in data["rows"]] == ["constant", "conv"]
-    assert len(files["csv"].read_text().splitlines()) == 1 + 2 * 5
+    assert len(files["csv"].read_text().splitlines()) == 1 + 2 * 8
     assert files["html"].read_text().startswith("<!doctype html>")
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from halfbyte.casting.rows import F64, MAGNITUDES, values_of
 from halfbyte.casting.scales import GlobalScale, hold
 from halfbyte.casting.survey import Halves, Survey
-from halfbyte.casting.tables import FIRST_NORMAL, largest_value, least_error, total_error
+from halfbyte.casting.tables import ABSURD, FIRST_NORMAL, largest_value, least_error, total_error
 from halfbyte.contracts import Contract
 from halfbyte.errors import UnsupportedError
 from halfbyte.formats import E2M1, E4M3
@@ -173,4 +173,5 @@ def interval_errors(k: int, intervals: F64) -> F64:
         above = offered[None, :, code] * high[:, None]
         distance = np.maximum(below[:, None, :] - values[None, :, None], values[None, :, None] - above[:, None, :])
         np.minimum(least, np.maximum(distance, 0.0), out=least)
-    return least**2
+    with np.errstate(over="ignore"):
+        return np.asarray(np.minimum(least**2, ABSURD))  # a magnitude that overflows and does not occur costs nothing

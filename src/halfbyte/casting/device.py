@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from halfbyte.arrays import is_torch
 from halfbyte.backends import choose_backend
 from halfbyte.backends.blocks import cast_device_blocks
-from halfbyte.casting.measure import exact_tally, has_negative_zero, reads_zeros_alike
+from halfbyte.casting.measure import decodes_kept, exact_tally, has_negative_zero, reads_zeros_alike
 from halfbyte.casting.report import CastReport, ShareCost
 from halfbyte.casting.rows import HALF
 from halfbyte.casting.scales import NVFP4, GlobalScale, power
@@ -53,6 +53,8 @@ def keep_on_device(
     if highest == 255 or not Exponents(lowest - BIAS, highest - BIAS).fit_under(m):
         return None  # refused there, or snapped
     scale = power(m, settings.contract)
+    if not decodes_kept(scale, m, exponents):
+        return None  # measured there
     new_codes, new_scales, _ = cast_device_blocks(codes, scales, BIAS + m)
     blocks = scales.numel()
     same_bits = reads_zeros_alike(source, settings.contract) or not has_negative_zero(codes)

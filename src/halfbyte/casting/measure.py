@@ -9,6 +9,9 @@ import numpy.typing as npt
 
 from halfbyte.arrays import Array, to_numpy
 from halfbyte.casting.report import Tally, add
+from halfbyte.casting.rows import values_of
+from halfbyte.casting.scales import GlobalScale
+from halfbyte.casting.window import BIAS, Exponents, power_table
 from halfbyte.codec.bits import F32
 from halfbyte.codec.blocks import split
 from halfbyte.contracts import Contract
@@ -26,6 +29,20 @@ def exact_tally(blocks: int, zeros: int, elements: int, same_bits: bool) -> Tall
     zeros: how many of the blocks are zero. same_bits: whether zeros keep their sign.
     """
     return Tally(blocks, zeros, blocks - zeros, 0, 0, 0.0, 0.0, 0.0, elements, same_bits)
+
+
+def decodes_kept(scale: GlobalScale, m: int, exponents: Exponents | None) -> bool:
+    """Whether kept codes decode to the source's float32 under the global scale 2^m, whichever codes they are.
+
+    True nearly always. Contracts that multiply by the amax before they divide overflow to Inf for large exponents.
+    """
+    decoded = scale.decoded()
+    with_zero = decoded[power_table(m) - 1, 0]  # blocks of zeros may have any scale byte
+    if with_zero.any() or exponents is None:
+        return not with_zero.any()
+    k = np.arange(exponents.low, exponents.high + 1)
+    wanted = np.stack([values_of(exponent) for exponent in k.tolist()])
+    return np.array_equal(decoded[power_table(m)[k + BIAS] - 1], wanted)
 
 
 def reads_zeros_alike(source: QuantizedTensor, contract: Contract) -> bool:

@@ -51,7 +51,7 @@ class CastReport:
     squared_error: float
     max_error: float
     signal: float
-    """Sum of the squared values of the source."""
+    """Sum of the squared values of the source; 0 where all codes were kept, because then no value is decoded."""
     elements: int
     k_min: int | None = None
     """Smallest exponent of the blocks that are not zero; None if all are, or if the source has no E8M0 scales."""

@@ -11,15 +11,18 @@ from halfbyte.arrays import is_torch, like, to_numpy
 from halfbyte.casting.device import keep_on_device
 from halfbyte.casting.measure import rows_of
 from halfbyte.casting.report import CastReport, ShareCost, Tally, add
-from halfbyte.casting.rows import read
+from halfbyte.casting.rows import Rows, read
 from halfbyte.casting.scales import NVFP4
 from halfbyte.casting.to_nvfp4 import Cast, Member, Settings, Sharers, assemble, cast_together, describe_scaled
-from halfbyte.casting.window import join
-from halfbyte.codec.bits import U8
+from halfbyte.casting.window import BIAS, NO_BLOCKS, join
+from halfbyte.codec.bits import U8, power_of_two
 from halfbyte.errors import InputError
+from halfbyte.formats import E2M1
 from halfbyte.types import QuantizedTensor
 
 SHARES = ("tensor", "expert")
+FIRST_WITH_INF = 126
+"""The smallest exponent under which a magnitude (4 or 6) exceeds float32."""
 MONOTONE = ("optimal", "hybrid", "verbatim")
 """Algorithms that are lossless on a part of what they are lossless on."""
 
@@ -34,7 +37,10 @@ def cast_tensors(
         room = _room(out, tensors, name)
         settings = replace(settings, out=room if share == "tensor" else None)
     for number, tensor in enumerate(tensors):
-        read(tensor, name if len(tensors) == 1 else f"{name}[{number}]")
+        called = name if len(tensors) == 1 else f"{name}[{number}]"
+        rows = read(tensor, called)
+        if settings.algorithm == "requantize":
+            _check_finite(rows, tensor.shape, called)
     if share == "expert":
         _check_stacks(tensors, name)
     groups = grouped(tensors, share)
@@ -49,6 +55,21 @@ def cast_tensors(
     if out is not None:
         results = [_into(out, results[0])]
     return results, _whole(tensors, groups, casts, share, settings)
+
+
+def _check_finite(rows: Rows, shape: tuple[int, ...], name: str) -> None:
+    """Refuse a tensor with an Inf: quantized again, it would be NaN everywhere."""
+    if (rows.exponents or NO_BLOCKS).high < FIRST_WITH_INF:
+        return
+    largest = np.maximum(rows.whole & 7, (rows.whole >> 4) & 7).max(axis=-1)
+    with np.errstate(over="ignore"):
+        values = E2M1.magnitudes[largest] * power_of_two(rows.scales.astype(np.int32) - BIAS)
+    blocks = np.argwhere(np.isinf(values))
+    if len(blocks):
+        raise InputError(
+            f"{name} of shape {shape} decodes to Inf in {len(blocks)} blocks, the first in row {blocks[0][0]}; "
+            "'requantize' would make the whole tensor NaN: take algorithm='optimal', which keeps Inf, or repair it"
+        )
 
 
 def _room(out: QuantizedTensor, tensors: Sequence[QuantizedTensor], name: str) -> tuple[U8, U8]:

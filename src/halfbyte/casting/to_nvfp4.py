@@ -11,7 +11,7 @@ import numpy as np
 from halfbyte.arrays import Array, to_numpy
 from halfbyte.backends.blocks import host_backend
 from halfbyte.casting import closed_form, hybrid, optimal, verbatim
-from halfbyte.casting.measure import compare, exact_tally, has_negative_zero, reads_zeros_alike
+from halfbyte.casting.measure import compare, decodes_kept, exact_tally, has_negative_zero, reads_zeros_alike
 from halfbyte.casting.report import CastReport, Tally, add, describe
 from halfbyte.casting.rows import Rows
 from halfbyte.casting.scales import NVFP4, GlobalScale, power, scale_of
@@ -125,13 +125,14 @@ def _verbatim(sharers: Sharers, settings: Settings) -> Cast:
 
 
 def _kept(sharers: Sharers, m: int, settings: Settings) -> Cast:
-    """Codes kept under 2^m. Nothing has to be measured where every block fits the window of m."""
+    """Codes kept under 2^m. Where every block fits the window of m, nothing has to be measured."""
     scale = power(m, settings.contract)
     out = settings.out if len(sharers.members) == 1 else None
     rows = [member.rows for member in sharers.members]
     kept = [verbatim.keep_and_count(part, m, out, settings.decoder, settings.threads) for part in rows]
     parts = tuple((codes, scales) for codes, scales, _ in kept)
-    if sharers.exponents is None or sharers.exponents.fit_under(m):
+    fits = sharers.exponents is None or sharers.exponents.fit_under(m)
+    if fits and decodes_kept(scale, m, sharers.exponents):
         tallies = [_exact(member, zeros, settings) for member, (_, _, zeros) in zip(sharers.members, kept, strict=True)]
         return Cast(scale, parts, add(tallies))
     return _measured(sharers, scale, parts, settings)

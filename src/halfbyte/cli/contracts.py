@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.table import Table
 
-from halfbyte.cli.app import app, err, out
+from halfbyte.cli.app import app, err, out, write_json
 from halfbyte.cli.tables import print_table
 from halfbyte.contracts import CONTRACTS, Contract
 from halfbyte.contracts.spec import DecodeRule, defined_methods, formulas
@@ -18,8 +19,17 @@ from halfbyte.errors import unknown_name
 @app.command(short_help="List the contracts, or show one.")
 def contracts(
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Show this contract with its formulas.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Also write everything to this file as JSON.")
+    ] = None,
 ) -> None:
-    """List the contracts, or show one: the project whose bytes it gives, its options, and its formulas."""
+    """List the contracts, or show one: the project whose bytes it gives, its options, and its formulas.
+
+    Exit code 0: done. 2: there is no such contract, or the file cannot be written.
+    """
+    if json_file is not None and (name is None or name in CONTRACTS):
+        described = {known: _as_json(known) for known in CONTRACTS if name in (None, known)}
+        write_json("contracts", json_file, described)
     if name is None:
         table = Table()
         table.add_column("contract", no_wrap=True)
@@ -44,6 +54,19 @@ def contracts(
         for slot, formula in formulas(rule).items():
             table.add_row(slot, formula)
         print_table(table)
+
+
+def _as_json(name: str) -> dict[str, object]:
+    """All that is shown of a contract, with its default options."""
+    make = CONTRACTS[name]
+    contract = make()
+    return {
+        "source": contract.source,
+        "formats": _formats(contract),
+        "methods": _methods(contract),
+        "options": dict(make.__kwdefaults__ or {}),
+        "formulas": {format: formulas(rule) for format, rule in contract.rules.items()},
+    }
 
 
 def _formats(contract: Contract) -> list[str]:

@@ -13,7 +13,7 @@ from halfbyte.checkpoint.execute.conversion import sizes_for
 from halfbyte.checkpoint.execute.destination import Found, check_destination, check_refusal
 from halfbyte.checkpoint.execute.device.choice import Choice, choose_device
 from halfbyte.checkpoint.execute.target_device import resolve_device
-from halfbyte.cli.app import app
+from halfbyte.cli.app import app, write_json
 from halfbyte.cli.convert_arguments import Convert, memory_size
 from halfbyte.cli.convert_output import JsonLog, Quiet, Reporter, Screen
 from halfbyte.errors import CheckpointError, HalfbyteError, InputError
@@ -136,6 +136,9 @@ def convert(
     json_log: Annotated[
         bool, typer.Option("--json-log", help="Print one JSON object per line on standard output, for programs.")
     ] = False,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Also write the plan to this file as JSON.")
+    ] = None,
 ) -> None:
     """Convert a Hugging Face checkpoint to FP4, without model code and in bounded memory.
 
@@ -172,6 +175,8 @@ def convert(
             None if max_gpu_memory is None else memory_size(max_gpu_memory, "--max-gpu-memory"),
         )
         reporter.plan(plan, resources, sizes_for(plan, resources))
+        if json_file is not None:
+            write_json("convert", json_file, plan.as_json())
         if dry_run:
             reporter.found(destination, _examine(plan, destination, overwrite))
             return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,10 +23,21 @@ from halfbyte.study.device import DEVICES, on_device
 from halfbyte.study.export import methods_csv, methods_json, study_csv, study_json
 from halfbyte.study.methods import COLUMNS as METHOD_COLUMNS
 from halfbyte.study.methods import SAMPLE
-from halfbyte.study.page import decibels, findings, methods_page, study_page, summary, winner
-from halfbyte.study.run import COLUMNS, Row
+from halfbyte.study.page import methods_page, study_page
+from halfbyte.study.run import COLUMNS, MEASURED, Row
 from halfbyte.study.scenarios import SCENARIOS
 from halfbyte.study.weights import read_statistics, read_weights
+from halfbyte.study.words import (
+    APRIL_NOTE,
+    beside_published,
+    decibels,
+    error_text,
+    findings,
+    number_text,
+    published_rows,
+    summary,
+    winner,
+)
 
 DETAILED = 3
 """If at most this many scenarios are studied, every algorithm gets a separate line."""
@@ -57,7 +67,9 @@ def study(
         Path | None, typer.Option("--html", metavar="FILE", help="Write a page with the figures and plots.")
     ] = None,
 ) -> None:
-    """Compare the casts from MXFP4 to NVFP4 on 27 kinds of tensors, or with --methods the ways to quantize to NVFP4.
+    """Compare the casts from MXFP4 to NVFP4 on 31 kinds of tensors, or with --methods the ways to quantize to NVFP4.
+
+    27 of them are those of the public study, whose figures are printed beside ours.
 
     Exit code 0: done. 2: a scenario, device or file does not exist.
     """
@@ -119,22 +131,34 @@ def _run_methods(
 
 
 def _print_study(result: Study) -> None:
-    table = Table("scenario")
-    for column in ("spread", "m", "outside", *(f"MSE {name}" for name in COLUMNS), "SNR", "max error"):
+    table = Table("scenario", title="mean squared error against the MXFP4 source", title_justify="left")
+    for column in ("spread", "m", "outside", *COLUMNS, "SNR of optimal", "max error of optimal"):
         table.add_column(column, justify="right")
-    table.add_column("winner")
+    table.add_column("least error")
     for row in result.rows:
         best = row.outcomes["optimal"]
-        cells = ["–" if value is None else str(value) for value in (row.spread, row.m, row.outside)]
+        cells = [number_text(value) for value in (row.spread, row.m, row.outside)]
         cells += [_shown(row, name) for name in COLUMNS]
         table.add_row(row.name, *cells, decibels(best.snr), f"{best.max_error:.3g}", winner(row))
-    print_table(table, ("winner", "outside", "spread", "m", "max error", "SNR", "MSE modelopt", "MSE verbatim"))
+    optional = (
+        "least error",
+        "outside",
+        "m",
+        "max error of optimal",
+        "SNR of optimal",
+        "modelopt",
+        "midpoint",
+        "spread",
+    )
+    print_table(table, optional)
     if len(result.rows) <= DETAILED:
         for row in result.rows:
             _print_details(row)
-    out().print("SNR and max error are those of optimal; errors are against the MXFP4 source.", markup=False)
-    for sentence in (summary(result), *findings(result)):
-        out().print(sentence, markup=False, soft_wrap=True)
+    if lines := published_rows(result):
+        _print_published(lines)
+    for sentence in (summary(result), beside_published(result), *findings(result)):
+        if sentence:
+            out().print(sentence, markup=False, soft_wrap=True)
 
 
 def _print_details(row: Row) -> None:
@@ -142,7 +166,7 @@ def _print_details(row: Row) -> None:
     table = Table("algorithm", title=f"{row.name}: {row.about}, {row.blocks} blocks", title_justify="left")
     for column in ("MSE", "SNR", "max error", "global scale", "blocks changed", "label"):
         table.add_column(column, justify="right")
-    for name in COLUMNS:
+    for name in MEASURED:
         outcome = row.outcomes[name]
         scale = f"2^{outcome.m}" if outcome.m is not None else f"{outcome.global_scale:.6g}"
         figures = (_shown(row, name), decibels(outcome.snr), f"{outcome.max_error:.3g}", scale)
@@ -150,9 +174,19 @@ def _print_details(row: Row) -> None:
     print_table(table, ("max error", "SNR"))
 
 
+def _print_published(lines: Sequence[tuple[str, ...]]) -> None:
+    """The figures of the public study beside ours."""
+    table = Table("scenario", "algorithm", title="beside the published mean squared errors", title_justify="left")
+    for column in ("published", "rule of April 2026", "today's rule"):
+        table.add_column(column, justify="right")
+    for line in lines:
+        table.add_row(*line)
+    print_table(table)
+    out().print(APRIL_NOTE, markup=False, soft_wrap=True)
+
+
 def _shown(row: Row, name: str) -> str:
-    mse = row.outcomes[name].mse
-    shown = "0" if mse == 0 else "inf" if math.isinf(mse) else f"{mse:.4g}"
+    shown = error_text(row, name)
     return f"[bold green]{shown}[/]" if name in row.winners else shown
 
 

@@ -1,4 +1,4 @@
-"""Tables that fit the terminal without a number or a word being cut: columns that matter less are left out instead."""
+"""Tables that fit the terminal and lose no text: columns that matter less are left out, and the rest is never cut."""
 
 from __future__ import annotations
 
@@ -30,7 +30,11 @@ def print_table(table: Table, optional: Sequence[str] = (), markup: bool = True)
         table.columns = [column for column in table.columns if column.header != heading]
         for number, column in enumerate(table.columns):
             column._index = number
-    _set_widths(console, table)
+    if _total(_least(console, column) for column in table.columns) > console.width:
+        for column in table.columns:  # nothing more can be left out: words go on in the next line, whole
+            column.no_wrap, column.overflow = False, "fold"
+    else:
+        _set_widths(console, table)
     console.print(table)
     if left_out:
         text = f"left out here, because all needs a width of {whole}: {', '.join(reversed(left_out))}"
@@ -38,14 +42,20 @@ def print_table(table: Table, optional: Sequence[str] = (), markup: bool = True)
 
 
 def _set_widths(console: Console, table: Table) -> None:
-    """Where the table is too wide, give each column what its words need, and the rest to those that need most."""
-    wanted = [max(map(len, _lines(console, column))) for column in table.columns]
-    if _total(wanted) <= console.width:
+    """Where the table is too wide, give each column what its words need, and the rest to cells that need most.
+
+    Headings come last: they are folded once, cells in each row.
+    """
+    if _total(max(map(len, _lines(console, column))) for column in table.columns) <= console.width:
         return
     widths = [_least(console, column) for column in table.columns]
-    for _ in range(console.width - _total(widths)):
-        neediest = max(range(len(widths)), key=lambda i: wanted[i] - widths[i])
-        widths[neediest] += 1
+    for cells_alone in (True, False):
+        wanted = [max(map(len, _lines(console, column, cells_alone)), default=0) for column in table.columns]
+        while _total(widths) < console.width:
+            neediest = max(range(len(widths)), key=lambda i: wanted[i] - widths[i])
+            if wanted[neediest] <= widths[neediest]:
+                break
+            widths[neediest] += 1
     for column, width in zip(table.columns, widths, strict=True):
         column.width = width
 
@@ -55,8 +65,9 @@ def _total(widths: Iterable[int]) -> int:
     return 1 + sum(FRAME + width for width in widths)
 
 
-def _lines(console: Console, column: Column) -> list[str]:
-    cells = [console.render_str(str(cell)).plain for cell in (column.header, *column.cells)]
+def _lines(console: Console, column: Column, cells_alone: bool = False) -> list[str]:
+    given = column.cells if cells_alone else (column.header, *column.cells)
+    cells = [console.render_str(str(cell)).plain for cell in given]
     return [line for cell in cells for line in cell.splitlines() or [""]]
 
 

@@ -54,6 +54,8 @@ def encode_factor(value: object) -> np.float32 | None:
         factor = np.float32(value)  # type: ignore[arg-type]
     except (TypeError, ValueError) as error:
         raise InputError(f"global_scale must be a number, not {value!r}") from error
+    if np.ndim(factor):
+        raise InputError(f"global_scale must be one number, not an array of shape {np.shape(factor)}")
     if not (np.isfinite(factor) and factor > 0):
         raise InputError(f"global_scale must be positive and finite, not {value!r}")
     return factor

@@ -148,4 +148,5 @@ LAYOUT = Layout(
     read_config=read_config,
     readers=(Reader("vLLM", compressed_tensors),),
     run_time_names=True,
+    all_under=r"re:(.*\.)?{}\..*",
 )

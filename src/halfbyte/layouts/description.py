@@ -292,6 +292,8 @@ class Layout:
     """The order of rows in stacks, where readers know only one."""
     run_time_names: bool = False
     """Whether a reader looks modules up under transformers' names, which may differ from those on disk."""
+    all_under: str = ""
+    """The entry of an exclude list for all modules under one, with {} for its name; "" where there is none."""
     needs_input_scales: bool = False
     """Whether readers expect input scales unless they are told otherwise."""
     replaces: str = ""

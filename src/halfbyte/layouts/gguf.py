@@ -12,7 +12,7 @@ import numpy as np
 
 from halfbyte.codec.bits import U8
 from halfbyte.codec.pack import pack, unpack
-from halfbyte.errors import InputError
+from halfbyte.errors import InputError, unknown_name
 from halfbyte.formats import BlockFormat
 
 GROUPS = {"mxfp4": 1, "nvfp4": 4}
@@ -21,7 +21,7 @@ GROUPS = {"mxfp4": 1, "nvfp4": 4}
 
 def half_split(codes: U8, format: BlockFormat) -> U8:
     """Packed codes with even-odd nibbles (rows, K/2) as half-split nibbles of the same size."""
-    rows, width = codes.shape
+    rows, width = _whole_blocks("codes", codes, format.block // 2)
     elements = unpack(codes, 2 * width, format).reshape(rows, -1, 2, format.block // 2)
     halves: U8 = elements[:, :, 0] | (elements[:, :, 1] << np.uint8(4))
     return halves.reshape(rows, width)
@@ -29,14 +29,19 @@ def half_split(codes: U8, format: BlockFormat) -> U8:
 
 def even_odd(halves: U8, format: BlockFormat) -> U8:
     """The inverse of `half_split`."""
-    rows, width = halves.shape
+    rows, width = _whole_blocks("codes", halves, format.block // 2)
     blocks = halves.reshape(rows, -1, format.block // 2)
     return pack(np.concatenate([blocks & 0xF, blocks >> 4], axis=-1).reshape(rows, 2 * width), format)
 
 
 def to_blocks(codes: U8, scales: U8, format: BlockFormat) -> U8:
     """(rows, K/2) codes and (rows, K/block) scales as rows of GGUF blocks."""
-    rows, group = codes.shape[0], GROUPS[format.name]
+    group = _group(format)
+    rows, width = _whole_blocks("codes", codes, format.block // 2)
+    if scales.shape != (rows, 2 * width // format.block):
+        raise InputError(
+            f"codes of shape {codes.shape} need scales of shape {(rows, 2 * width // format.block)}, not {scales.shape}"
+        )
     if scales.shape[1] % group:
         raise InputError(f"a GGUF row of {format.name} is a multiple of {group * format.block} elements")
     parts = [
@@ -48,13 +53,24 @@ def to_blocks(codes: U8, scales: U8, format: BlockFormat) -> U8:
 
 def from_blocks(blocks: U8, format: BlockFormat) -> tuple[U8, U8]:
     """Rows of GGUF blocks as (codes, scales): the inverse of `to_blocks`."""
-    group = GROUPS[format.name]
+    group = _group(format)
     size = group + group * format.block // 2
-    rows = blocks.shape[0]
-    if blocks.shape[1] % size:
-        raise InputError(
-            f"a GGUF block of {format.name} has {size} bytes; a row of {blocks.shape[1]} is not whole blocks"
-        )
+    rows, _ = _whole_blocks(f"GGUF blocks of {format.name}", blocks, size)
     split = blocks.reshape(rows, -1, size)
     halves = np.ascontiguousarray(split[..., group:]).reshape(rows, -1)
     return even_odd(halves, format), np.ascontiguousarray(split[..., :group]).reshape(rows, -1)
+
+
+def _group(format: BlockFormat) -> int:
+    if format.name not in GROUPS:
+        raise unknown_name("format of GGUF", format.name, GROUPS)
+    return GROUPS[format.name]
+
+
+def _whole_blocks(what: str, array: U8, size: int) -> tuple[int, int]:
+    """Rows and bytes per row of a matrix whose rows are whole blocks of that many bytes."""
+    if array.ndim != 2 or array.shape[1] % size:
+        raise InputError(
+            f"{what} of shape {array.shape}: expected (rows, bytes) with a multiple of {size} bytes per row"
+        )
+    return array.shape[0], array.shape[1]

@@ -109,4 +109,5 @@ LAYOUT = Layout(
         Reader("TensorRT-LLM", tensorrt_llm, asks_for_fused=False),
     ),
     stacks="some families",
+    all_under="{}*",
 )

@@ -16,6 +16,8 @@ ROWS, COLUMNS = 128, 4
 
 def swizzle(scales: U8) -> U8:
     """A (rows, columns) matrix of scale bytes as flat bytes in tile order, padded with zeros to whole tiles."""
+    if scales.ndim != 2:
+        raise InputError(f"scales of shape {scales.shape}: swizzle takes a (rows, columns) matrix; give one at a time")
     rows, columns = scales.shape
     padded = np.pad(scales, [(0, -rows % ROWS), (0, -columns % COLUMNS)])
     tiles = padded.reshape(
@@ -26,6 +28,8 @@ def swizzle(scales: U8) -> U8:
 
 def unswizzle(flat: U8, shape: tuple[int, int]) -> U8:
     """The (rows, columns) matrix that `swizzle` made the flat bytes from."""
+    if len(shape) != 2:
+        raise InputError(f"shape {shape}: swizzled scales are those of a (rows, columns) matrix")
     rows, columns = shape
     row_tiles, column_tiles = -(-rows // ROWS), -(-columns // COLUMNS)
     needed = row_tiles * column_tiles * ROWS * COLUMNS

@@ -10,19 +10,21 @@ import numpy as np
 import numpy.typing as npt
 
 from halfbyte.errors import InputError, unknown_name
-from halfbyte.methods.spec import Method, frozen_copy
+from halfbyte.methods.spec import Method, frozen_copy, is_tensor, numbers
 
 CODES = ("nearest", "descent")
+NEGATIVE = 1e-3
+"""A negative eigenvalue up to this share of the largest one is taken for rounding."""
 
 
 @dataclass(frozen=True, eq=False)
 class Hessian(Method):
     """The scale of the format that minimises rᵀHr, where r is the rounding error of a block.
 
-    `h`: shape (K/block, block, block), one symmetric matrix per block of columns. `hessian_from_activations` computes
-    it from the inputs of a layer. `codes`: "nearest" keeps the nearest codes; "descent" then moves single codes by one
-    step while rᵀHr falls, so it is never worse in the float32 arithmetic of the objective. All-zero blocks, and blocks
-    with NaN or Inf, keep the scale of `amax`.
+    `h`: shape (K/block, block, block), one symmetric positive semidefinite matrix per block of columns.
+    `hessian_from_activations` computes it from the inputs of a layer. `codes`: "nearest" keeps the nearest codes;
+    "descent" then moves single codes by one step while rᵀHr falls, so it is never worse in the float32 arithmetic of
+    the objective. All-zero blocks, and blocks with NaN or Inf, keep the scale of `amax`.
 
     The array is copied. Backends derive numbers from it and keep them with this object, so use one object for many
     tensors.
@@ -43,6 +45,7 @@ class Hessian(Method):
             raise InputError("h holds NaN or Inf")
         if not np.array_equal(matrices, matrices.swapaxes(1, 2)):
             raise InputError("h is not symmetric; give (h + hᵀ)/2, which has the same rᵀHr")
+        _check_semidefinite(matrices)
         if self.codes not in CODES:
             raise unknown_name("codes of Hessian", self.codes, CODES)
         object.__setattr__(self, "h", frozen_copy(matrices))
@@ -58,27 +61,57 @@ class Hessian(Method):
     @property
     def matrices(self) -> npt.NDArray[np.float32]:
         """The matrices as float32."""
-        return np.asarray(self.h, dtype=np.float32)
+        return numbers(self.h, np.float32, "h")
 
 
-def hessian_from_activations(
-    x: npt.NDArray[np.generic] | Iterable[npt.NDArray[np.generic]], block: int = 16
-) -> npt.NDArray[np.float32]:
+def _check_semidefinite(matrices: npt.NDArray[np.float32]) -> None:
+    """Raise if an error could count as negative. What rounding takes from XᵀX is allowed for."""
+    values = np.linalg.eigvalsh(matrices.astype(np.float64))
+    wrong = np.flatnonzero(values[:, 0] < -NEGATIVE * np.abs(values).max(axis=1))
+    if wrong.size:
+        first, least = int(wrong[0]), values[:, 0]
+        raise InputError(
+            f"h[{first}] is not positive semidefinite: it has the eigenvalue {least[first]:.3g}, and {wrong.size} of "
+            f"{len(matrices)} matrices have such a one. XᵀX never has; add {-least.min():.3g} to the diagonals, or "
+            "take hb.hessian_from_activations"
+        )
+
+
+def hessian_from_activations(x: object, block: int = 16) -> npt.NDArray[np.float32]:
     """XᵀX of each block of columns, shape (K/block, block, block), from activations (tokens, K) or chunks of them.
 
-    Sums run in float64, chunk by chunk in the order given; the result is rounded to float32 once.
+    Activations are numpy arrays or torch tensors on any device, with any leading axes; a chunk may have no tokens. Sums
+    run in float64 on the CPU, chunk by chunk in the order given; the result is rounded to float32 once. It is a numpy
+    array.
     """
-    chunks: Iterable[npt.NDArray[np.generic]] = [x] if isinstance(x, np.ndarray) else x
+    if not isinstance(block, int) or block < 1:
+        raise InputError(f"block must be a whole number of at least 1, not {block!r}")
+    chunks = [x] if isinstance(x, np.ndarray) or is_tensor(x) else x
+    if not isinstance(chunks, Iterable):
+        raise InputError(f"activations must be an array (tokens, K) or chunks of it, not {type(x).__name__}")
     total: npt.NDArray[np.float64] | None = None
     for chunk in chunks:
-        width = chunk.shape[-1] if chunk.ndim else 0
-        if chunk.size == 0 or width % block:
-            raise InputError(f"activations of shape {chunk.shape}: the last axis must be a multiple of {block}")
-        columns = chunk.reshape(-1, width // block, block).astype(np.float64)
-        part = np.einsum("tki,tkj->kij", columns, columns)
+        part = _squared(chunk, block)
         if total is not None and total.shape != part.shape:
-            raise InputError(f"activation chunks differ in width: {total.shape[0] * block} and {width}")
+            raise InputError(f"activation chunks differ in width: {len(total) * block} and {len(part) * block}")
         total = part if total is None else total + part
     if total is None:
         raise InputError("no activations: give an array (tokens, K) or at least one chunk")
-    return total.astype(np.float32)
+    with np.errstate(over="ignore"):
+        rounded = total.astype(np.float32)
+    if not np.isfinite(rounded).all():
+        raise InputError("XᵀX of these activations exceeds float32; divide them by their largest magnitude first")
+    return rounded
+
+
+def _squared(chunk: object, block: int) -> npt.NDArray[np.float64]:
+    """XᵀX of one chunk in float64."""
+    values = numbers(chunk, np.float64, "activations")
+    width = values.shape[-1] if values.ndim else 0
+    if width == 0 or width % block:
+        raise InputError(f"activations of shape {values.shape}: the last axis must be a multiple of {block}")
+    if not np.isfinite(values).all():
+        raise InputError(f"activations of shape {values.shape} hold NaN or Inf; leave out the tokens that have them")
+    columns = values.reshape(-1, width // block, block)
+    squared: npt.NDArray[np.float64] = np.einsum("tki,tkj->kij", columns, columns)
+    return squared

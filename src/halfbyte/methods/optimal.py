@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from halfbyte.errors import InputError
-from halfbyte.methods.spec import Method, frozen_copy
+from halfbyte.methods.spec import Method, frozen_copy, numbers
 
 
 def checked_weights(weights: object, what: str) -> npt.NDArray[np.float32]:
     """Weights as float32: finite and not negative."""
-    array = np.asarray(weights, dtype=np.float32)
+    array = numbers(weights, np.float32, what)
     if array.size == 0 or not np.isfinite(array).all() or (array < 0).any():
         raise InputError(f"{what} must be finite, not negative and not empty")
     return array

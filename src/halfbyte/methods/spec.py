@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
+
+from halfbyte.errors import InputError
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +31,21 @@ class Method:
     def check_width(self, width: int, block: int) -> None:
         """Raise if the method's arrays do not belong to operands of that width. A method without arrays has no say."""
         return
+
+
+def is_tensor(values: object) -> bool:
+    """Whether something is a torch tensor. Methods know nothing of torch, so they go by what only a tensor has."""
+    return hasattr(values, "detach") and hasattr(values, "numpy")
+
+
+def numbers(values: Any, dtype: type[np.floating[Any]], what: str) -> npt.NDArray[Any]:
+    """Values as a numpy array of that dtype. A torch tensor is copied from its device."""
+    try:
+        if is_tensor(values):
+            values = values.detach().cpu().double().numpy()
+        return np.asarray(values, dtype=dtype)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{what} must be an array of numbers, not {type(values).__name__}: {error}") from error
 
 
 def frozen_copy(array: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:

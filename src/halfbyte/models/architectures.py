@@ -15,6 +15,7 @@ from functools import cache, cached_property
 from importlib.resources import files
 from typing import Any
 
+from halfbyte.models.config import text_part
 from halfbyte.models.experts import Stacking
 from halfbyte.models.names import FIRST_EXPERT, NUMBERED_EXPERT, first_expert, pattern_of
 from halfbyte.models.roles import Role
@@ -245,8 +246,7 @@ def find_architecture(config: Mapping[str, Any]) -> Architecture | None:
     for name in named if isinstance(named, list) else ():
         if isinstance(name, str) and name in rows:
             return _row(name, exact=True)
-    text = config.get("text_config")
-    for place in (config, text if isinstance(text, dict) else {}):
+    for place in (config, text_part(config)):
         name = table["model_types"].get(str(place.get("model_type", "")))
         if name is not None:
             return _row(name, exact=not named and place is config)

@@ -5,10 +5,17 @@ Only what was run or stands in the reader's source. `convert` says it before it 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
-Weights = Literal["experts", "dense", "any"]
+from halfbyte.models.fused_layers import GATE_UP, QKV
+from halfbyte.models.names import ROUTED
+
+Weights = Literal["experts", "dense", "fused", "any"]
+
+FUSED = tuple(name for layer in (QKV, GATE_UP) for name in layer.on_disk if name != "w1")
+"""Last parts of modules that are stored as the one matrix that servers make of several."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +35,10 @@ class Rule:
     layouts: tuple[str, ...] = ()
     formats: tuple[str, ...] = ()
     weights: Weights = "any"
-    """Which quantized weights it concerns: those of experts, of other linear layers, or any."""
+    """Which quantized weights it concerns: those of experts, of other linear layers, of such that are stored fused, or
+    any."""
+    unquantized_inputs: bool = False
+    """Whether it holds only where activations stay as they are (W4A16)."""
 
 
 DROPPED = {
@@ -87,6 +97,26 @@ RULES = (
     ),
     Rule(
         Limit(
+            "SGLang",
+            "SGLang (0.5.23) fills one of the tensor scales that it has for a layer that is stored fused (qkv_proj, "
+            "gate_up_proj) and takes the largest of them, whatever lies in memory: quantize activations too "
+            "(--activations unit), or use --layout compressed-tensors",
+        ),
+        layouts=("modelopt",),
+        formats=("nvfp4",),
+        weights="fused",
+        unquantized_inputs=True,
+    ),
+    Rule(
+        Limit(
+            "SGLang",
+            "SGLang (0.5.23) has no model of its own for this architecture, and what it falls back to does not read "
+            "quantized checkpoints",
+        ),
+        model_types=("falcon", "gpt_neox", "internvl", "mamba"),
+    ),
+    Rule(
+        Limit(
             "vLLM",
             "vLLM (0.32) builds the projections of Mamba layers unquantized whatever the config says and cannot load "
             "these; keep them (--keep mixer, in Jamba --keep mamba)",
@@ -101,18 +131,32 @@ RULES = (
 )
 
 
-def limits(model_type: str, layout: str, format: str, has_experts: bool, has_dense: bool = True) -> list[Limit]:
+def limits(
+    model_type: str, layout: str, format: str, modules: Collection[str], activations: bool = False
+) -> list[Limit]:
     """Which readers cannot load a checkpoint, and why.
 
-    has_experts, has_dense: whether weights of routed experts, and of other linear layers, are quantized.
+    modules: those that are quantized, by name. activations: whether their inputs will be quantized too.
 
-    >>> [limit.reader for limit in limits("qwen3_moe", "compressed-tensors", "nvfp4", has_experts=True)]
+    >>> expert = "model.layers.0.mlp.experts.0.up_proj"
+    >>> [limit.reader for limit in limits("qwen3_moe", "compressed-tensors", "nvfp4", [expert])]
     ['transformers']
     """
-    there = {"experts": has_experts, "dense": has_dense, "any": has_experts or has_dense}
+    there = {
+        "experts": any(ROUTED in module for module in modules),
+        "dense": any(ROUTED not in module for module in modules),
+        "fused": any(ROUTED not in module and _is_stored_fused(module, model_type) for module in modules),
+        "any": bool(modules),
+    }
 
     def applies(rule: Rule) -> bool:
         conditions = ((model_type, rule.model_types), (layout, rule.layouts), (format, rule.formats))
-        return there[rule.weights] and all(not allowed or given in allowed for given, allowed in conditions)
+        allowed = all(not allowed or given in allowed for given, allowed in conditions)
+        return allowed and there[rule.weights] and not (rule.unquantized_inputs and activations)
 
     return [rule.limit for rule in RULES if applies(rule)]
+
+
+def _is_stored_fused(module: str, model_type: str) -> bool:
+    """Whether SGLang fills a layer of several parts from this module alone."""
+    return module.endswith(FUSED) or (model_type.startswith("lfm2") and module.endswith(".conv.in_proj"))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from halfbyte.models.architectures import Architecture, RunTime, find_architecture
+from halfbyte.models.config import setting, text_part
 from halfbyte.models.experts import Stacking, is_transposed, projections
 from halfbyte.models.families import POLICIES, UNKNOWN, Family, find_family
 from halfbyte.models.names import layer_index, pattern_of
@@ -133,20 +134,11 @@ class Model:
         return None if self.expert_inner is None else 2 * self.expert_inner, self.hidden
 
 
-def setting(config: Mapping[str, Any], name: str) -> Any:
-    """A value of config.json, or of its text_config."""
-    text = config.get("text_config")
-    if name not in config and isinstance(text, dict):
-        return text.get(name)
-    return config.get(name)
-
-
 def model_of(config: Mapping[str, Any], architecture: Architecture | None = None) -> Model:
     """The model that a config.json describes. `architecture`: what is known of it from elsewhere than the table."""
-    text = config.get("text_config")
     family = find_family(str(config.get("model_type", "")))
-    if family is UNKNOWN and isinstance(text, dict):
-        family = find_family(str(text.get("model_type", "")))
+    if family is UNKNOWN:
+        family = find_family(str(text_part(config).get("model_type", "")))
     architecture = architecture or find_architecture(config)
     layers = setting(config, "num_hidden_layers")
     return Model(

@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any
 
 from halfbyte.errors import CheckpointError
+from halfbyte.models.config import text_part
 from halfbyte.models.fused_layers import BY_MODEL_TYPE, DEFAULT, FusedLayer
 from halfbyte.models.names import ONE_EXPERT, pattern_of
 
@@ -92,8 +93,7 @@ def fused_layers(*model_types: str) -> FusedLayers:
 
 def fused_layers_of(config: Mapping[str, Any]) -> FusedLayers:
     """What servers fuse in the model that a config.json describes."""
-    text = config.get("text_config")
-    types = [config.get("model_type"), text.get("model_type") if isinstance(text, dict) else None]
+    types = [config.get("model_type"), text_part(config).get("model_type")]
     return fused_layers(*(str(found) for found in types if found))
 
 
@@ -158,6 +158,11 @@ def share_scales(
         if len(present) < len(members):
             expected = [member for member in members if member in names or not lacks(member, wanted[0])]
             missing = _missing(parent, expected, names, kinds, (*optional, *layer.optional))
+            if missing is not None and strict:
+                raise CheckpointError(
+                    f"{wanted[0]} shares its scale with {missing}, which was not handed over with it; hand both over "
+                    f"in one call, or keep {wanted[0]} unquantized: Rules(keep=({wanted[0]!r},))"
+                )
             if missing is not None:
                 raise CheckpointError(
                     f"{wanted[0]} shares its scale with {missing}, which is not in the checkpoint; add the missing "

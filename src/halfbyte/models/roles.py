@@ -79,6 +79,18 @@ PROJECTOR = part(
     "vision_proj", "img_projection", "image_projection", "visual_projection", "audio_projection", "vl_connector",
 )  # fmt: skip
 
+SENSE = "(vision|visual|image|img|video|audio|speech|sound|voice|acoustic|mm|multi_?modal)"
+GUESSED: Mapping[Role, str] = {
+    "table": r"embed(ding)?s?\.\d+$",
+    "head": once(r"\w*_heads?(\.\d+)?") + "|" + part("lm_heads", "classifier", "score"),
+    "router": part("modality_router"),
+    "tower": part(rf"{SENSE}_(tower|model|encoder|decoder|backbone|tokenizer|transformer|branch)(_\w+)?", "vocoder"),
+    "projector": part(
+        rf"{SENSE}_(proj|projection|adapt[eo]r|merger|aligner)(_\w+)?", "abstractor", "perceiver", "merger"
+    ),
+}
+"""What names tell beside: of modules that no table has, a guess is enough to keep them."""
+
 BY_NAME: tuple[tuple[Role, re.Pattern[str]], ...] = (
     ("table", re.compile(TABLE)),
     ("head", re.compile(HEAD)),
@@ -87,6 +99,7 @@ BY_NAME: tuple[tuple[Role, re.Pattern[str]], ...] = (
     ("convolution", re.compile(CONVOLUTION)),
     ("tower", re.compile(TOWER)),
     ("projector", re.compile(PROJECTOR)),
+    *((role, re.compile(pattern)) for role, pattern in GUESSED.items()),
 )
 
 

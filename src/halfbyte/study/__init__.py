@@ -1,4 +1,4 @@
-"""The studies: the errors of the casts on 27 kinds of tensors, and of the quantization methods."""
+"""The studies: the errors of the casts on 31 kinds of tensors, and of the quantization methods."""
 
 from halfbyte.study.methods import MethodRow, run_methods
 from halfbyte.study.run import Study, run_study

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from halfbyte.arrays import Array
+from halfbyte.arrays import Array, like
 from halfbyte.errors import UnsupportedError, unknown_name
 
 DEVICES = ("cpu", "cuda")
@@ -25,4 +25,4 @@ def on_device(device: str) -> Callable[[npt.NDArray[np.generic]], Array]:
         raise UnsupportedError("device cuda needs PyTorch; install it, or use device cpu") from error
     if not torch.cuda.is_available():
         raise UnsupportedError("device cuda: PyTorch sees no CUDA device here; use device cpu")
-    return lambda x: torch.from_numpy(x).to("cuda")
+    return lambda x: like(x, torch.empty(0, device="cuda"))

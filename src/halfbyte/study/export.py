@@ -9,20 +9,21 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from halfbyte.study.methods import MethodRow
-from halfbyte.study.run import ALGORITHMS, COLUMNS, CastOutcome, Row, Study
+from halfbyte.study.published import EXACT, NUMBERED, WINS
+from halfbyte.study.run import ALGORITHMS, MEASURED, CastOutcome, Row, Study
 
 Json: TypeAlias = dict[str, "Json"] | list["Json"] | str | int | float | bool | None
 
 CSV_HEADER = (
-    "scenario", "shape", "spread", "m", "blocks", "zero", "outside", "algorithm", "mse", "squared_error", "max_error",
-    "snr_db", "global_scale", "label", "wins", "bound",
+    "scenario", "public", "shape", "spread", "m", "blocks", "zero", "outside", "algorithm", "mse", "squared_error",
+    "max_error", "snr_db", "global_scale", "label", "wins", "bound", "published_mse",
 )  # fmt: skip
 
 
 def study_json(study: Study) -> dict[str, Json]:
     """Everything that the study measured, with the error maps if they were computed."""
     wins: dict[str, Json] = {name: study.wins(name) for name in ALGORITHMS}
-    exact: dict[str, Json] = {name: study.exact(name) for name in COLUMNS}
+    exact: dict[str, Json] = {name: study.exact(name) for name in MEASURED}
     return {
         "scenarios": len(study.rows),
         "summary": {
@@ -30,8 +31,20 @@ def study_json(study: Study) -> dict[str, Json]:
             "outright_wins": wins,
             "ties": study.ties,
             "hybrid_worse_than_requantize": [
-                {"scenario": loss.scenario, "ratio": _finite(loss.ratio)} for loss in study.losses
+                {
+                    "scenario": loss.scenario,
+                    "ratio": _finite(loss.ratio),
+                    "ratio_rule_of_april": _finite(loss.ratio_of_april),
+                }
+                for loss in study.losses
             ],
+            "public": {
+                "scenarios": len(study.public.rows),
+                "exact": study.public.exact("hybrid"),
+                "exact_published": EXACT,
+                "outright_wins": dict(study.public_wins),
+                "outright_wins_published": dict(WINS),
+            },
         },
         "rows": [_row(row) for row in study.rows],
     }
@@ -41,6 +54,7 @@ def _row(row: Row) -> Json:
     return {
         "scenario": row.name,
         "about": row.about,
+        "public": row.public,
         "shape": list(row.shape),
         "k_min": row.k_min,
         "k_max": row.k_max,
@@ -52,11 +66,19 @@ def _row(row: Row) -> Json:
         "exponents": {str(k): count for k, count in row.exponents.items()},
         "winners": list(row.winners),
         "bound": row.bound,
-        "algorithms": {name: _outcome(outcome) for name, outcome in row.outcomes.items()},
+        "published_spread": None if row.published is None else row.published.spread,
+        "algorithms": {
+            name: _outcome(outcome) | {"published_mse": _published(row, name)} for name, outcome in row.outcomes.items()
+        },
     }
 
 
-def _outcome(outcome: CastOutcome) -> Json:
+def _published(row: Row, name: str) -> float | None:
+    """The mean squared error that the public study has for an algorithm on this scenario."""
+    return None if row.published is None or name not in NUMBERED else row.published.mse(name)
+
+
+def _outcome(outcome: CastOutcome) -> dict[str, Json]:
     found: dict[str, Json] = {
         "mse": _finite(outcome.mse),
         "squared_error": _finite(outcome.squared_error),
@@ -111,11 +133,12 @@ def study_csv(study: Study) -> str:
     lines = csv.writer(text, lineterminator="\n")
     lines.writerow(CSV_HEADER)
     for row in study.rows:
-        for name in COLUMNS:
+        for name in MEASURED:
             outcome = row.outcomes[name]
             lines.writerow([
-                row.name, "x".join(map(str, row.shape)), row.spread, row.m, row.blocks, row.zero, row.outside, name,
-                repr(outcome.mse), repr(outcome.squared_error), repr(outcome.max_error), _finite(outcome.snr),
-                repr(outcome.global_scale), outcome.label, int(name in row.winners), repr(row.bound),
+                row.name, int(row.public), "x".join(map(str, row.shape)), row.spread, row.m, row.blocks, row.zero,
+                row.outside, name, repr(outcome.mse), repr(outcome.squared_error), repr(outcome.max_error),
+                _finite(outcome.snr), repr(outcome.global_scale), outcome.label, int(name in row.winners),
+                repr(row.bound), _published(row, name),
             ])  # fmt: skip
     return text.getvalue()

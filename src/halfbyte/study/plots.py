@@ -11,6 +11,7 @@ from html import escape
 
 COLOURS = {
     "requantize": "#c2410c",
+    "midpoint": "#d97706",
     "verbatim": "#a16207",
     "hybrid": "#1d4ed8",
     "modelopt": "#7e22ce",
@@ -27,6 +28,7 @@ COLOURS = {
 """The colour of each algorithm and each method."""
 
 EXACT = "exact"
+LEGEND_LINE = 14
 INK, FAINT = "#1f2937", "#e5e7eb"
 
 
@@ -61,7 +63,9 @@ def dots(rows: Mapping[str, Mapping[str, float]], title: str) -> str:
     high = math.ceil(math.log10(max(positive))) if positive else 0
     high = max(high, low + 1)
     left = max(150.0, 7.0 * max(map(len, rows), default=0) + 16)  # long tensor names stay inside
-    right, top, step = left + 750, 46.0, 18.0
+    right, step = left + 750, 18.0
+    legend, lines = _legend(left, right, list(next(iter(rows.values()), {})))
+    top = 32.0 + LEGEND_LINE * lines
     zero, start = left + 20, left + 60
 
     def place(value: float) -> float:
@@ -86,16 +90,20 @@ def dots(rows: Mapping[str, Mapping[str, float]], title: str) -> str:
                 f'<circle cx="{place(value):.1f}" cy="{y + shift:.1f}" r="3.4" fill="{COLOURS.get(label, INK)}" '
                 f'fill-opacity="0.85"><title>{escape(f"{name}, {label}: {value:.4g}")}</title></circle>'
             )
-    body += _legend(left, 14, list(next(iter(rows.values()), {})))
-    return svg(right + 30, bottom + 12, body, title)
+    return svg(right + 30, bottom + 12, body + legend, title)
 
 
-def _legend(x: float, y: float, labels: Sequence[str]) -> list[str]:
-    body = []
+def _legend(left: float, right: float, labels: Sequence[str]) -> tuple[list[str], int]:
+    """The legend, and how many lines it takes between left and right."""
+    body, x, lines = [], left, 1
     for label in labels:
+        width = 30.0 + 7 * len(label)
+        if x + width > right and x > left:
+            x, lines = left, lines + 1
+        y = LEGEND_LINE * lines
         body += [rectangle(x, y - 9, 10, 10, COLOURS.get(label, INK)), text(x + 14, y, label)]
-        x += 30 + 7 * len(label)
-    return body
+        x += width
+    return body, lines
 
 
 def bars(counts: Mapping[int, int], inside: tuple[int, int], title: str) -> str:
@@ -109,10 +117,9 @@ def bars(counts: Mapping[int, int], inside: tuple[int, int], title: str) -> str:
         tall = max(48.0 * count / most, 1.0)
         colour = "#1d4ed8" if inside[0] <= k <= inside[1] else "#dc2626"
         body.append(rectangle(10 + (k - low) * each, base - tall, max(each - 1, 0.8), tall, colour, f"2^{k}: {count}"))
-    body += [
-        text(8, height + 2, f"2^{low}", size=9),
-        text(10 + (high - low + 1) * each, height + 2, f"2^{high}", size=9),
-    ]
+    body.append(text(8, height + 2, f"2^{low}", size=9))
+    if high > low:
+        body.append(text(max(10 + (high - low + 1) * each, 40), height + 2, f"2^{high}", size=9))
     return svg(width + 20, height + 6, body, title)
 
 

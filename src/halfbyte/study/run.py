@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from halfbyte import CastReport, QuantizedTensor, cast, contracts, dequantize, quantize
 from halfbyte.arrays import Array, to_numpy
+from halfbyte.casting.measure import compare
+from halfbyte.casting.report import describe
 from halfbyte.study.device import on_device
+from halfbyte.study.published import APRIL, NUMBERED, PUBLISHED, Published, hybrid_of_april, rule_of_april
 from halfbyte.study.scenarios import SCENARIOS, Scenario
 
 F64 = npt.NDArray[np.float64]
@@ -21,7 +24,13 @@ ALGORITHMS = ("requantize", "verbatim", "hybrid", "optimal")
 PEER = "modelopt"
 """Model-Optimizer's own closed-form cast. It is shown next to the algorithms but cannot win."""
 
-COLUMNS = ("requantize", "verbatim", "hybrid", PEER, "optimal")
+MIDPOINT = "midpoint"
+"""Algorithm 2 with m in the middle of the exponents, instead of the best m. It cannot win either."""
+
+COLUMNS = ("requantize", MIDPOINT, "verbatim", "hybrid", PEER, "optimal")
+MEASURED = (*COLUMNS, *APRIL.values())
+"""Everything that is measured: the columns, and algorithms 1 and 3 under the rule of the public study."""
+
 MAP_SHAPE = (24, 48)
 """Rows and columns of an error map."""
 
@@ -63,17 +72,28 @@ class Row:
     outcomes: dict[str, CastOutcome]
     bound: float
     """A lower bound on the squared error of any choice of scales and codes."""
+    public: bool = True
+    """Whether the public study has this scenario."""
 
     @property
     def winners(self) -> tuple[str, ...]:
         """The algorithms with the least squared error."""
-        least = min(self.outcomes[name].squared_error for name in ALGORITHMS)
-        return tuple(name for name in ALGORITHMS if self.outcomes[name].squared_error == least)
+        return self.best_of(ALGORITHMS)
+
+    def best_of(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Those of some algorithms that have the least squared error among them."""
+        errors = {name: self.outcomes[name].squared_error for name in names}
+        return tuple(name for name, error in errors.items() if error == min(errors.values()))
 
     @property
     def exact(self) -> tuple[str, ...]:
         """The columns whose cast is exact on this scenario."""
-        return tuple(name for name in COLUMNS if self.outcomes[name].label != "lossy")
+        return tuple(name for name in MEASURED if self.outcomes[name].label != "lossy")
+
+    @property
+    def published(self) -> Published | None:
+        """The figures that the public study has for this scenario, if it is not exact there."""
+        return PUBLISHED.get(self.name)
 
 
 @dataclass(frozen=True)
@@ -83,6 +103,8 @@ class Loss:
     scenario: str
     ratio: float
     """Squared error of 3 over that of 1."""
+    ratio_of_april: float
+    """The same under the rule of April 2026, which the public study ran under."""
 
 
 @dataclass(frozen=True)
@@ -105,13 +127,25 @@ class Study:
         return sum(len(row.winners) > 1 for row in self.rows)
 
     @property
+    def public(self) -> Study:
+        """The scenarios of the public study alone."""
+        return Study(tuple(row for row in self.rows if row.public))
+
+    @property
+    def public_wins(self) -> dict[str, int]:
+        """On how many scenarios each algorithm of the public study alone has the least error of these three."""
+        best = [row.best_of(NUMBERED) for row in self.public.rows]
+        return {name: best.count((name,)) for name in NUMBERED}
+
+    @property
     def losses(self) -> list[Loss]:
         """The scenarios in which algorithm 3 is worse than algorithm 1."""
         found = []
         for row in self.rows:
             first, third = row.outcomes["requantize"].squared_error, row.outcomes["hybrid"].squared_error
             if third > first:
-                found.append(Loss(row.name, third / first if first else float("inf")))
+                april = (row.outcomes[APRIL[name]].squared_error for name in ("hybrid", "requantize"))
+                found.append(Loss(row.name, _ratio(third, first), _ratio(*april)))
         return found
 
     @property
@@ -143,21 +177,49 @@ def run_study(
         return Study(tuple(done[scenario.name].result() for scenario in chosen))
 
 
-def run_scenario(scenario: Scenario, place: Callable[[npt.NDArray[np.float32]], Array], maps: bool = False) -> Row:
+def _ratio(error: float, other: float) -> float:
+    return error / other if other else float("inf") if error else 1.0
+
+
+def run_scenario(scenario: Scenario, place: Callable[[npt.NDArray[np.generic]], Array], maps: bool = False) -> Row:
     """One scenario. `place` puts the tensor on the device that quantizes and decodes."""
     source = quantize(place(scenario.tensor()), "mxfp4", "modelopt")
     reports: dict[str, CastReport] = {}
     outcomes: dict[str, CastOutcome] = {}
     values = to_numpy(dequantize(source)) if maps else None
+    results: dict[str, QuantizedTensor] = {}
     for name in COLUMNS:
-        if name == PEER:
-            contract = contracts.modelopt(mode="quantize_mxfp4_to_nvfp4_lossless")
-            result, report = cast(source, "nvfp4", contract=contract, threads=1)
-        else:
-            result, report = cast(source, "nvfp4", algorithm=name, threads=1)
-        reports[name] = report
-        outcomes[name] = _outcome(report, _error_map(result, values) if values is not None else [])
+        results[name], reports[name] = _cast(source, name)
+    for name, column in APRIL.items():
+        results[column], reports[column] = _cast_of_april(source, name, results[name], reports[name])
+    for name, report in reports.items():
+        shown = values if name in COLUMNS else None
+        outcomes[name] = _outcome(report, _error_map(results[name], shown) if shown is not None else [])
     return _row(scenario, source, reports, outcomes)
+
+
+def _cast(source: QuantizedTensor, name: str) -> tuple[QuantizedTensor, CastReport]:
+    """The cast of one column."""
+    if name == PEER:
+        contract = contracts.modelopt(mode="quantize_mxfp4_to_nvfp4_lossless")
+        return cast(source, "nvfp4", contract=contract, threads=1)
+    if name == MIDPOINT:
+        return cast(source, "nvfp4", algorithm="verbatim", m="midpoint", threads=1)
+    return cast(source, "nvfp4", algorithm=name, threads=1)
+
+
+def _cast_of_april(
+    source: QuantizedTensor, name: str, today: QuantizedTensor, report: CastReport
+) -> tuple[QuantizedTensor, CastReport]:
+    """Algorithm 1 or 3 under the rule of April 2026, from what today's rule gives."""
+    if name == "requantize":
+        return cast(source, "nvfp4", algorithm=name, contract=rule_of_april(), threads=1)
+    if report.label != "lossy" or report.m is None:
+        return today, report  # no block is outside the window
+    result = hybrid_of_april(source, today, report.m)
+    tally = compare(source, result, threads=1)
+    described = describe(tally, report.source, report.target, report.algorithm, report.shape)
+    return result, replace(described, m=report.m, global_scales=report.global_scales)
 
 
 def _outcome(report: CastReport, error_map: list[list[float]]) -> CastOutcome:
@@ -199,6 +261,7 @@ def _row(
         exponents=exponents,
         outcomes=outcomes,
         bound=0.0 if report.bound is None else report.bound,
+        public=scenario.public,
     )
 
 

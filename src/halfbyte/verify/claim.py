@@ -8,6 +8,7 @@ from halfbyte.checkpoint.io.index import INDEX, Checkpoint, read_json
 from halfbyte.layouts import LAYOUTS, modelopt
 from halfbyte.layouts.description import Claim, Layout
 from halfbyte.models import Model, model_of
+from halfbyte.models.config import text_part
 from halfbyte.verify.activations import activation_problems
 from halfbyte.verify.limits import limit_problems
 from halfbyte.verify.problems import Problem
@@ -36,7 +37,7 @@ def claim_problems(checkpoint: Checkpoint, contents: Contents, claim: Claim) -> 
     yield from _others(contents, claim)
     model, layout = model_of(checkpoint.config), LAYOUTS.get(claim.layout or "")
     yield from _stacking(checkpoint, model, layout)
-    yield from limit_problems(model, checkpoint.model_type, layout, contents)
+    yield from limit_problems(model, checkpoint.model_type, layout, contents, claim.activations)
     yield from activation_problems(checkpoint.quantization, contents, claim)
     yield from _two_files(checkpoint)
     yield from role_problems(model, contents)
@@ -67,11 +68,13 @@ def _stacking(checkpoint: Checkpoint, model: Model, layout: Layout | None) -> It
 
 def _two_files(checkpoint: Checkpoint) -> Iterator[Problem]:
     """text_config must not say anything of its own; hf_quant_config.json must say something."""
-    outer, text = checkpoint.config.get("quantization_config"), checkpoint.config.get("text_config")
-    inner = text.get("quantization_config") if isinstance(text, dict) else None
+    outer, inner = (place.get("quantization_config") for place in (checkpoint.config, text_part(checkpoint.config)))
     if isinstance(outer, dict) and isinstance(inner, dict) and inner != outer:
         yield Problem(
-            "error", "config", "config.json", "text_config holds another quantization_config than the outer one"
+            "error",
+            "config",
+            "config.json",
+            "the part for the language model holds another quantization_config than the outer one",
         )
     path = checkpoint.path / modelopt.CONFIG_FILE
     if path.is_file() and not isinstance(read_json(path).get("quantization"), dict):

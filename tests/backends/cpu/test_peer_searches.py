@@ -116,9 +116,11 @@ def test_near_ties_are_decided_as_the_reference_decides(name: str, peer: str, bl
 
 
 def odd_hessians(block: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
-    """Hessians: zero, the identity, one that is not positive, and one of rank one."""
+    """Hessians: zero, the identity, one with eigenvalues below zero (as far as one may), and one of rank one."""
     random = np.random.default_rng(block).normal(size=(block, block))
-    matrices = [0 * random, np.eye(block), random + random.T, np.outer(random[0], random[0])]
+    rank_two = random[:, :2] @ random[:, :2].T
+    below = rank_two - 9e-4 * np.linalg.eigvalsh(rank_two).max() * np.eye(block)
+    matrices = [0 * random, np.eye(block), below, np.outer(random[0], random[0])]
     return np.asarray(matrices, np.float32)
 
 

@@ -85,6 +85,8 @@ static inline float larger_magnitude(float x, float y) {
 }
 static inline float __fmaf_rn(float x, float y, float z) { return fmaf(x, y, z); }
 static inline int __float2int_rn(float x) { return (int)lrintf(x); }
+static inline uint32_t __shfl_sync(uint32_t, uint32_t x, int) { return x; }
+static inline uint32_t atomicAdd(uint32_t* at, uint32_t x) { return (*at += x) - x; }
 static inline void atomicMin(uint32_t* at, uint32_t x) { *at = x < *at ? x : *at; }
 static inline void atomicOr(uint32_t* at, uint32_t x) { *at |= x; }
 
@@ -121,7 +123,8 @@ static float TOP;
 static int PRE, ELEMENT, STATISTICS, FOR_ZERO_BYTE, TIE, SIGN, NAN_CODE, ZERO_INPUT, WRAPS;
 static uint32_t FIRST;
 static float LARGEST, SMALLEST, FOR_ZERO;
-constexpr int THREADS = 1, BUILD_THREADS = 1, BUILD_BLOCKS = 4, TABLE_BYTES = 96 << 10, SHARED_BYTES = sizeof(shared_memory) - 64;
+constexpr int THREADS = 1, BUILD_THREADS = 1, BUILD_BLOCKS = 4, TABLE_BYTES = 96 << 10,
+              SHARED_BYTES = sizeof(shared_memory) - 64;
 
 extern "C" void choose(int rows, int swizzled, int grouped, int listed, int kind, int squared, float top) {
     ROWS = rows;

@@ -25,7 +25,8 @@ from halfbyte.checkpoint import Options, Rules
 from halfbyte.codec.element import encode
 from halfbyte.formats import E4M3
 from halfbyte.layouts.swizzle import swizzle
-from halfbyte.online_batch import BatchQuantizer
+from halfbyte.online_batch import Batches
+from halfbyte.online_plan import decided
 from halfbyte.testing import assert_same_bits
 from tests.backends.cases import Matrix, hessian, make_input, weights
 from tests.backends.gpu.strict_interpreter import refuse_unknown_constants
@@ -142,25 +143,25 @@ def synced() -> Iterator[int]:
     ]
     shapes: list[tuple[int, ...]] = [(2, 32), (2, 32), (3, 16)] * 2
     source = torch.from_numpy(small("gauss", "fp32", 8, 64)).reshape(-1)
-    pairs = [(name, source[at : at + math.prod(shape)].reshape(shape).to(torch.bfloat16) * (at + 1))
-             for at, (name, shape) in enumerate(zip(names, shapes, strict=True))]  # fmt: skip
-    pairs[2][1].zero_()
-    pairs[5][1].fill_(1e-38)
+    pairs: list[online.Named] = [
+        (name, source[at : at + math.prod(shape)].reshape(shape).to(torch.bfloat16) * (at + 1))
+        for at, (name, shape) in enumerate(zip(names, shapes, strict=True))
+    ]
+    torch.as_tensor(pairs[2][1]).zero_()
+    torch.as_tensor(pairs[5][1]).fill_(1e-38)
     for options in (
         Options(method="amax"), Options(), Options(contract="transformer_engine", method="amax"),
         Options(layout="compressed-tensors", contract="compressed_tensors", method="amax", activations="unit"),
     ):  # fmt: skip
         expected = dict(online.quantize_named(pairs, Rules(), online.Config(options)))
-        sync = online._decided(tuple(names), shapes, Rules(), online.Config(options))
+        sync = decided(tuple(names), shapes, Rules(), online.Config(options))
         assert sync.batches is not None
         assert [modules.share for modules in sync.batches] == [2, 1]
-        found: dict[str, Any] = {}
-        for modules in sync.batches:
-            tensors = [pairs[at][1] for at in modules.at]
-            quantizer = BatchQuantizer(modules, sync.target, torch.bfloat16, HERE.device)
-            for named in quantizer(tensors, [x.data_ptr() for x in tensors]):
-                found.update(named)
-        assert set(found) == set(expected)
+        tensors = [torch.as_tensor(x) for _, x in pairs]
+        together = Batches(sync.batches, len(pairs), sync.target, torch.bfloat16, HERE.device)
+        named = together(pairs, tensors, [x.data_ptr() for x in tensors])
+        assert [name for name, _ in named] == list(expected)
+        found: dict[str, Any] = dict(named)
         for name, value in expected.items():
             assert (value.shape, value.dtype) == (found[name].shape, found[name].dtype), name
             assert_same_bits(to_numpy(found[name]), to_numpy(value))

@@ -15,7 +15,7 @@ import pytest
 import halfbyte.backends.gpu
 from halfbyte.backends import numbering
 from halfbyte.backends.gpu import constants
-from halfbyte.backends.gpu.cuda.table_kernels import SOURCES, Operand
+from halfbyte.backends.gpu.cuda.table_kernels import CONTRACT, SOURCES, Operand
 from halfbyte.codec.bits import FLOAT32_MAX
 
 TRITON = Path(halfbyte.backends.gpu.__file__).parent / "triton"
@@ -90,10 +90,24 @@ def prepared_problem(source: str) -> str | None:
     return None if count is not None and int(count[1]) == constants.NUMBERS else "NUMBERS"
 
 
-def error_problem(source: str) -> str | None:
-    names = [str(getattr(error, "__name__", "")).upper() for error in numbering.ERRORS]
-    found = enumerated(source, "Kind")
-    return None if found == {name: number for number, name in enumerate(names)} else f"{found} are not {names}"
+ENUMS: dict[str, list[object]] = {
+    "Kind": numbering.ERRORS,
+    "PreScale": numbering.PRE_SCALES,
+    "ElementFormula": numbering.ELEMENTS,
+    "Dtype": list(numbering.DTYPE_NUMBERS),
+    "Tie": list(numbering.TIES),
+    "Sign": ["below_zero", "sign_bit", "not_above_zero"],
+}
+"""C++ enums and the lists whose order they repeat; signs are formulas in Python, which have names here."""
+
+
+def enum_problem(source: str) -> str | None:
+    """What the enums of a source and Python's lists disagree about."""
+    for enum in re.findall(r"enum (\w+) \{", source):
+        names = [str(getattr(entry, "__name__", entry)).upper() for entry in ENUMS.get(enum, [])]
+        if enum in ENUMS and enumerated(source, enum) != {name: number for number, name in enumerate(names)}:
+            return f"{enum} is not {names}"
+    return None
 
 
 SIZES = {"i64": ctypes.c_longlong}
@@ -125,7 +139,12 @@ def float32_max_problem(source: str) -> str | None:
         (prepared_problem, "numbers.cuh", ("UNIT = 9", "UNIT = 8")),
         (prepared_problem, "numbers.cuh", ("NUMBERS = 16", "NUMBERS = 12")),
         (prepared_problem, "numbers.cuh", ("SEARCHED = 10", "SOUGHT = 10")),
-        (error_problem, "four_six.cu", ("ERROR_BY_AMAX = 0, ERROR_BY_RECIPROCAL = 1", "ERROR_BY_AMAX = 1, X = 0")),
+        (enum_problem, "four_six.cuh", ("ERROR_BY_AMAX = 0, ERROR_BY_RECIPROCAL = 1", "ERROR_BY_AMAX = 1, X = 0")),
+        (enum_problem, "contract.cuh", ("OVER_PRODUCT = 3", "OVER_PRODUCT = 4")),
+        (enum_problem, "contract.cuh", ("OVER_SCALE = 8", "OVER_SCALES = 8")),
+        (enum_problem, "contract.cuh", ("EVEN = 0, DOWN = 1", "EVEN = 1, DOWN = 0")),
+        (enum_problem, "contract.cuh", ("SIGN_BIT = 1", "SIGN_BIT = 2")),
+        (enum_problem, "values.cuh", ("FP16 = 1, FP32 = 2", "FP32 = 1, FP16 = 2")),
         (operand_problem, "blocks.cuh", ("i64 groups, group_blocks;", "i64 group_blocks, groups;")),
         (operand_problem, "blocks.cuh", ("i64 blocks, columns, row_quads;", "int blocks, columns, row_quads;")),
         (float32_max_problem, "numbers.cuh", ("FLOAT32_MAX = 3.4", "FLOAT32_MAX = 3.3")),
@@ -141,11 +160,16 @@ def test_cuda_agrees_with_python(problem: object, file: str, edit: tuple[str, st
 
 
 def test_an_edited_list_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    numbers, four_six = (SOURCES / "numbers.cuh").read_text(), (SOURCES / "four_six.cu").read_text()
+    numbers, four_six = (SOURCES / "numbers.cuh").read_text(), (SOURCES / "four_six.cuh").read_text()
     monkeypatch.setattr(constants, "PREPARED", ("something", *constants.PREPARED))
     assert prepared_problem(numbers) is not None
-    monkeypatch.setattr(numbering, "ERRORS", list(reversed(numbering.ERRORS)))
-    assert error_problem(four_six) is not None
+    monkeypatch.setitem(ENUMS, "Kind", list(reversed(numbering.ERRORS)))
+    assert enum_problem(four_six) is not None
+
+
+def test_the_cpu_build_takes_the_contract_in_order() -> None:
+    source = (Path(__file__).parent / "cuda_on_cpu.h").read_text()
+    assert tuple(re.findall(r"^    (\w+) = \(\w+\)c\[\d+\];", source, re.MULTILINE)) == CONTRACT
 
 
 SHORT_DIVISIONS = ("0.0003720237873494625", "0.0006510416278615594", "2.217434742768365e-11", "3.8805108432127255e-11")
@@ -155,4 +179,10 @@ SHORT_DIVISIONS = ("0.0003720237873494625", "0.0006510416278615594", "2.21743474
 def test_short_divisions_have_the_same_parts_on_both_sides(number: str) -> None:
     """1/2688 and 1/1536 in two parts; test_arithmetic.py tries them on every significand."""
     assert number in (TRITON / "four_six.py").read_text()
-    assert f"{number}f" in (SOURCES / "four_six.cu").read_text()
+    assert f"{number}f" in (SOURCES / "four_six.cuh").read_text()
+
+
+@pytest.mark.parametrize("number", ["0.1666666567325592", "9.934107758624577e-09"])
+def test_a_sixth_has_the_same_parts_on_both_sides(number: str) -> None:
+    assert number in (TRITON / "scales.py").read_text()
+    assert f"{number}f" in (SOURCES / "four_six_estimate.cu").read_text()

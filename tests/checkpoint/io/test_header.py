@@ -147,3 +147,12 @@ def read_or_refuse(raw: bytes) -> None:
     ends = [(info.start, info.stop) for info in header.tensors.values()]
     assert [start for start, _ in ends[1:]] == [stop for _, stop in ends[:-1]]
     assert not ends or ends[-1][1] == len(raw)
+
+
+def test_a_tensor_that_is_named_twice_is_told_by_name(tmp_path: Path) -> None:
+    entry = '{"dtype":"U8","shape":[1],"data_offsets":[0,1]}'
+    raw = f'{{"first":{entry},"second":{entry},"third":{entry},"second":{entry}}}'.encode()
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(len(raw).to_bytes(8, "little") + raw + b"\0")
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: the header names 'second' twice$"):
+        read_header(path)

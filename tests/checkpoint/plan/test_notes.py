@@ -135,3 +135,18 @@ def test_what_becomes_of_a_source_that_is_quantized(tmp_path: Path) -> None:
     assert make_plan(tmp_path / "q", Options(to="bf16")).notes == ()
     plain = make_plan(tmp_path / "s", Options(rules=rules)).notes
     assert not [note for note in plain if "already" in note or "become BF16" in note or "alike" in note]
+
+
+def test_a_class_that_was_never_tried_in_transformers_is_said_where_transformers_reads_the_layout(
+    tmp_path: Path,
+) -> None:
+    untried = "whether transformers loads {} packed was not tried: --check-load transformers tells"
+    for name, model_type, tried in (
+        ("LlamaForCausalLM", "llama", True),
+        ("LlamaModel", "llama", False),
+        ("X", "x", False),
+    ):
+        config = {"architectures": [name], "model_type": model_type}
+        notes = notes_of(tmp_path / "s", llama(), config, layout="compressed-tensors")
+        assert (untried.format(name) in notes) != tried
+        assert untried.format(name) not in notes_of(tmp_path / "s", llama(), config)

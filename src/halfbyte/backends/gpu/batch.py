@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from halfbyte.backends.gpu.backend import tensor_numbers
 from halfbyte.backends.gpu.choose import choose
 from halfbyte.backends.gpu.constants import LISTED, MOST_PARTS
+from halfbyte.backends.gpu.cuda.table_kernels import setting
 from halfbyte.backends.gpu.dispatch import (
     AMAX_CHUNK,
     AMAX_DEPTH,
@@ -52,8 +55,8 @@ if TYPE_CHECKING:
 HINTED = 1 << 27
 """Bytes of codes below which hints to the cache make a cast faster: 4 % for 48 MiB, but 6 % slower for 336."""
 
-AMAX_TABLE = Address(Slot.GIVEN)
-"""Where tensors are listed twice: for the amaxes, and in X for the blocks."""
+TABLE_COLUMNS = 3
+"""Numbers per tensor in the table of blocks. The table for the amaxes follows it."""
 
 
 def check_list(tensors: list[torch.Tensor], block: int) -> None:
@@ -85,7 +88,8 @@ def list_amaxes(tensors: list[torch.Tensor]) -> torch.Tensor:
     listed = Listed(tuple(x.numel() for x in tensors), dtype_name_of(first.dtype), first.device)
     command, parts = listed.amax(X, CODES)
     out = torch.empty(len(tensors), parts, dtype=torch.int32, device=first.device)
-    table = table_of(listed.amax_rows([x.data_ptr() for x in tensors]), first.device)
+    addresses = tuple(x.data_ptr() for x in tensors)
+    table = _tables_on(first.device).table(addresses, lambda: listed.amax_rows(addresses))
     run(Program((command,)), first.device, {Slot.X: table, Slot.CODES: out})
     return out.amax(dim=1)
 
@@ -110,10 +114,10 @@ class Listed:
     dtype: str
     device: torch.device
 
-    def amax_rows(self, addresses: list[int]) -> tuple[tuple[int, ...], ...]:
+    def amax_rows(self, addresses: Sequence[int]) -> npt.NDArray[np.int64]:
         """The table for the amaxes: address, and length in units of sixteen bytes."""
         per_quad = 4 if self.dtype == "fp32" else 8
-        return tuple((address, size // per_quad) for address, size in zip(addresses, self.sizes, strict=True))
+        return np.stack([np.array(addresses, np.int64), np.array(self.sizes, np.int64) // per_quad], axis=1)
 
     def amax(self, table: Address, out: Address) -> tuple[Command, int]:
         """Partial amaxes of each tensor, and how many each has."""
@@ -124,16 +128,53 @@ class Listed:
         return Command(kernel, (count * programs, 1), (table, out, programs)), programs
 
 
-@functools.lru_cache(maxsize=128)
-def table_of(rows: tuple[tuple[int, ...], ...], device: torch.device) -> torch.Tensor:
-    """A table of addresses on the device. Kept, so that a captured graph finds it there when it is replayed.
+class AddressTables:
+    """Tables on a device that begin with addresses, by these addresses. Nothing waits for a table to arrive.
 
-    The copy comes from pinned memory, so that nothing waits for it.
+    A table is copied from pinned memory on the current stream. Calls on other streams wait for it on the device. In a
+    graph that is captured, which begins with everything done, they need not; a table that is made there is kept for
+    ever, with the memory it is copied from, because the graph copies it again whenever it is replayed.
     """
-    import torch
 
-    table = torch.from_numpy(np.array(rows, dtype=np.int64))
-    return table if device.type != "cuda" else table.pin_memory().to(device, non_blocking=True)
+    MOST = 32
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._found: dict[tuple[int, ...], tuple[torch.Tensor, int, Any]] = {}
+        self._captured: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def table(self, addresses: tuple[int, ...], make: Callable[[], npt.NDArray[np.int64]]) -> torch.Tensor:
+        import torch
+
+        if self.device.type != "cuda":
+            return torch.from_numpy(make())
+        stream = torch.cuda.current_stream(self.device)
+        found = self._found.get(addresses)
+        if found is None:
+            return self._copied(addresses, make(), stream)
+        table, handle, arrived = found
+        if stream.cuda_stream != handle and not torch.cuda.is_current_stream_capturing():
+            stream.wait_event(arrived)
+        return table
+
+    def _copied(self, addresses: tuple[int, ...], rows: npt.NDArray[np.int64], stream: Any) -> torch.Tensor:
+        import torch
+
+        host = torch.from_numpy(rows).pin_memory()
+        table = host.to(self.device, non_blocking=True)
+        if torch.cuda.is_current_stream_capturing():
+            self._captured.append((table, host))
+            return table
+        if len(self._found) >= self.MOST:
+            self._found.clear()
+        self._found[addresses] = table, stream.cuda_stream, stream.record_event()
+        return table
+
+
+@functools.cache
+def _tables_on(device: torch.device) -> AddressTables:
+    """The tables of amaxes alone."""
+    return AddressTables(device)
 
 
 # --- quantization ---
@@ -163,7 +204,8 @@ class ListQuantizer:
         lanes = SEARCH_LANES if kernel.family in SEARCHES else LANES
         programs = ceil_div(max(self.blocks), lanes)
         source = Source(LISTED, count, lanes, programs, 1, 0, programs * count, self.before[-1])
-        amax, parts = listed.amax(AMAX_TABLE, Small(count).address(Small(count).partial))
+        behind = Address(Slot.X, 8 * TABLE_COLUMNS * count)
+        amax, parts = listed.amax(behind, Small(count).address(Small(count).partial))
         self.at_once = parts * share <= MOST_PARTS
         """Whether one program can read all parts of an amax."""
         if self.at_once:
@@ -175,27 +217,35 @@ class ListQuantizer:
         commands, table_bytes = block_commands(Launch(kernel, request, source, listed.device))
         self.program = Program((*first, *commands), self.small.floats, table_bytes)
 
-    def __call__(self, tensors: list[torch.Tensor], addresses: list[int]) -> Parts[torch.Tensor]:
+        self._tables = AddressTables(listed.device)
+
+    def rows(self, addresses: Sequence[int]) -> npt.NDArray[np.int64]:
+        """The table of blocks (address, blocks, blocks before), and behind it the one for the amaxes."""
+        columns = (addresses, self.blocks, self.before[:-1])
+        blocks = np.stack([np.array(column, np.int64) for column in columns], axis=1)
+        return np.concatenate([blocks.reshape(-1), self.listed.amax_rows(addresses).reshape(-1)])
+
+    def __call__(self, tensors: Sequence[torch.Tensor], addresses: tuple[int, ...]) -> Parts[torch.Tensor]:
         """Codes and scales of the tensors, which follow each other in two flat arrays."""
         import torch
 
         device, program, blocks = self.listed.device, self.program, self.before[-1]
-        given = (
-            table_of(self.listed.amax_rows(addresses), device)
-            if self.at_once
-            else list_amaxes(tensors).view(-1, self.share).amax(dim=1).repeat_interleave(self.share)
-        )
-        rows = tuple(zip(addresses, self.blocks, self.before, strict=False))
+        table = self._tables.table(addresses, lambda: self.rows(addresses))
+        given = 0 if self.at_once else self._shared_amaxes(tensors)
         codes = torch.empty(blocks * self.request.format.block // 2, dtype=torch.uint8, device=device)
         scales = torch.empty(blocks, dtype=torch.uint8, device=device)
         small = torch.empty(program.small_floats, dtype=torch.float32, device=device)
         tables = torch.empty(program.table_bytes, dtype=torch.uint8, device=device)
         run(program, device, {
-            Slot.X: table_of(rows, device), Slot.GIVEN: given, Slot.CODES: codes, Slot.SCALES: scales,
-            Slot.SMALL: small, Slot.TABLES: tables,
+            Slot.X: table, Slot.GIVEN: given, Slot.CODES: codes, Slot.SCALES: scales, Slot.SMALL: small,
+            Slot.TABLES: tables,
         })  # fmt: skip
         stored, multiplier = tensor_numbers(self.kernel, self.small, small)
         return Parts(codes, scales, stored, multiplier)
+
+    def _shared_amaxes(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        """float32 bits of each tensor's amax, which it has in common with those that share it."""
+        return list_amaxes(list(tensors)).view(-1, self.share).amax(dim=1).repeat_interleave(self.share)
 
 
 def quantize_list(tensors: list[torch.Tensor], request: Request, share: int = 1) -> Parts[torch.Tensor]:
@@ -203,7 +253,26 @@ def quantize_list(tensors: list[torch.Tensor], request: Request, share: int = 1)
     check_list(tensors, request.format.block)
     with on_device(tensors[0]):
         listed = Listed(tuple(x.numel() for x in tensors), request.dtype, tensors[0].device)
-        return ListQuantizer(listed, request, share)(tensors, [x.data_ptr() for x in tensors])
+        return _list_quantizer(listed, request, share)(tensors, tuple(x.data_ptr() for x in tensors))
+
+
+def _list_quantizer(listed: Listed, request: Request, share: int) -> ListQuantizer:
+    """Kept, so that lists of the same sizes find their tables again."""
+    key = (listed, request, share, setting())
+    try:
+        found = _QUANTIZERS.get(key)
+    except TypeError:  # a contract made by hand may hold options that cannot be hashed
+        return ListQuantizer(listed, request, share)
+    if found is None:
+        found = ListQuantizer(listed, request, share)
+        if len(_QUANTIZERS) >= MOST_QUANTIZERS:
+            _QUANTIZERS.clear()
+        _QUANTIZERS[key] = found
+    return found
+
+
+MOST_QUANTIZERS = 64
+_QUANTIZERS: dict[object, ListQuantizer] = {}
 
 
 # --- the cast ---

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import TYPE_CHECKING
 
 from halfbyte.backends.gpu.choose import choose, choose_decoder
@@ -34,7 +35,8 @@ class Bound:
         self.stored = small.stored if small is not None and is_stored else -1
         """Where in slot SMALL the stored scale is; -1: nowhere."""
         self.multiplier = small.multiplier if small is not None else -1
-        self._address, self._launch, self._stream = bind(program, index), launcher(), stream_of()
+        self._words, self._launch, self._stream = bind(program, index), launcher(), stream_of()
+        self._address = ctypes.addressof(self._words)
 
     def launch(self, x: int, codes: int, scales: int, small: int, given: int, tables: int) -> None:
         """Put the launches on the current stream; the numbers are those of the slots."""

@@ -13,7 +13,7 @@ from halfbyte.checkpoint.io.header import Header, TensorInfo, encodable, read_he
 from halfbyte.checkpoint.io.side_files import PICKLES, side_files
 from halfbyte.errors import CheckpointError
 from halfbyte.layouts import LAYOUTS
-from halfbyte.models.model import setting
+from halfbyte.models.config import setting, text_part
 
 INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
@@ -54,7 +54,7 @@ class Checkpoint:
     """Tensor name → where it lies, shard by shard in the order of the data."""
     config: Json
     quantization: Json
-    """quantization_config of config.json (or of its text_config), or of the file of a layout; {} if none."""
+    """quantization_config of config.json or of its language part, or that of a layout's file; {} if none."""
     side_files: tuple[str, ...]
     """Files to copy byte for byte: tokenizer, generation config, chat template, remote code, weights in folders."""
     left_out: Mapping[str, str]
@@ -65,7 +65,7 @@ class Checkpoint:
         return str(self.config.get("model_type", ""))
 
     def setting(self, name: str) -> Any:
-        """A value of config.json, or of its text_config."""
+        """A value of config.json, or of its part for the language model."""
         return setting(self.config, name)
 
 
@@ -172,8 +172,7 @@ def _assemble(
 
 def _quantization(path: Path, config: Json) -> Json:
     """What config.json, or the file of a layout beside it, says about a source that is quantized already."""
-    text = config.get("text_config")
-    for place in (config, text if isinstance(text, dict) else {}):
+    for place in (config, text_part(config)):
         found = place.get("quantization_config")
         if isinstance(found, dict):
             return found

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from halfbyte.checkpoint.io.index import Tensor
 from halfbyte.checkpoint.io.views import SourceMatrix, View
 from halfbyte.checkpoint.plan.cache_scales import place_cache_scales
-from halfbyte.checkpoint.plan.config_files import excluded_modules, json_files
+from halfbyte.checkpoint.plan.config_files import json_files
 from halfbyte.checkpoint.plan.draft import Draft, action_of
+from halfbyte.checkpoint.plan.excluded import excluded_modules
 from halfbyte.checkpoint.plan.notes import plan_notes
 from halfbyte.checkpoint.plan.select import Selector
 from halfbyte.checkpoint.plan.source_weights import SourceWeight
@@ -86,7 +87,7 @@ def assemble(draft: Draft, options: Options, selector: Selector) -> Plan:
         kept=draft.kept,
         dropped=draft.dropped,
         left_out=checkpoint.left_out,
-        notes=(*plan_notes(draft, selector, excluded), *draft.notes),
+        notes=(*plan_notes(draft, selector, excluded, activations), *draft.notes),
         json_files=json_files(draft, activations, shards, excluded),
     )
 

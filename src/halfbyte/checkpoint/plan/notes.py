@@ -8,13 +8,17 @@ from collections.abc import Iterator, Sequence
 from halfbyte.checkpoint.plan.config_files import computes_in_bfloat16
 from halfbyte.checkpoint.plan.draft import Draft, action_of
 from halfbyte.checkpoint.plan.select import Selector
+from halfbyte.layouts.description import Activations
 from halfbyte.layouts.exclude import culprit, swallowed
+from halfbyte.models import Model
 from halfbyte.models.limits import limits
 from halfbyte.models.names import ROUTED, is_row_parallel, pattern_of, routed_layer
 from halfbyte.models.transformers_limits import single_experts, transformers_limits
 
 
-def plan_notes(draft: Draft, selector: Selector, excluded: Sequence[str]) -> list[str]:
+def plan_notes(
+    draft: Draft, selector: Selector, excluded: Sequence[str], activations: Activations = "none"
+) -> list[str]:
     """What is unusual about a conversion, in sentences."""
     notes = [f"pattern {pattern!r} matches no module" for pattern in selector.unused()]
     format = draft.target.format
@@ -32,6 +36,7 @@ def plan_notes(draft: Draft, selector: Selector, excluded: Sequence[str]) -> lis
         packed = set(quantized)
         plain = [module for module in stored if module not in packed]  # in the order of the files: notes are stable
         notes += transformers_limits(draft.model, format.name, quantized, plain)
+        notes += _never_tried(draft.model)
     narrow = [
         weight.module
         for weight in draft.converted
@@ -51,8 +56,7 @@ def plan_notes(draft: Draft, selector: Selector, excluded: Sequence[str]) -> lis
             "this; keep or include them all"
         )
     notes += _swallowed(draft, excluded)
-    experts = [weight.stacked or ROUTED in weight.module for weight in draft.converted]
-    found = limits(draft.checkpoint.model_type, draft.target.layout.name, format.name, any(experts), not all(experts))
+    found = limits(draft.checkpoint.model_type, draft.target.layout.name, format.name, quantized, activations != "none")
     notes += [limit.text for limit in found]
     counts = Counter(weight.kind for weight in draft.decoded)
     if counts:
@@ -78,6 +82,12 @@ def _told_by_name(draft: Draft, quantized: Sequence[str]) -> Iterator[str]:
         f"apart by their names. Taken for linear layers: {listed}. Look at all of it with --dry-run, decide with "
         "--include and --keep, or ask the model itself with --modules-from-model"
     )
+
+
+def _never_tried(model: Model) -> Iterator[str]:
+    """That nothing is known of how transformers loads a class, where the table has another of its type or none."""
+    if model.name and not (model.architecture is not None and model.architecture.exact):
+        yield f"whether transformers loads {model.name} packed was not tried: --check-load transformers tells"
 
 
 def _swallowed(draft: Draft, excluded: Sequence[str]) -> Iterator[str]:

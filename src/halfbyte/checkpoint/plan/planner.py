@@ -11,6 +11,7 @@ from halfbyte.checkpoint.plan.draft import Draft
 from halfbyte.checkpoint.plan.select import Selector
 from halfbyte.checkpoint.plan.source_weights import Found, SourceWeight, find_source_weights
 from halfbyte.checkpoint.plan.target import resolve_target
+from halfbyte.checkpoint.plan.transposed import transposed_modules
 from halfbyte.checkpoint.plan.types import Options, Plan
 from halfbyte.checkpoint.plan.unreadable import keep_unreadable
 from halfbyte.checkpoint.plan.unstack import orient, split
@@ -79,6 +80,8 @@ def _choose(draft: Draft, selector: Selector) -> None:
         if weight.stacked and draft.model.stacking is not None:
             stacks[weight.tensor.name] = orient(weight, draft.model)
     reasons = {weight.module: _reason(draft, selector, weight, quantized_source) for weight in single}
+    if draft.target.format is not None:
+        reasons |= dict.fromkeys(transposed_modules(draft.checkpoint, draft.model, weights), REASONS["transposed"])
     format = draft.target.format
     if format is not None and format.has_global:
         flat = [*(weight.module for weight in single if not weight.stacked), *unreadable]

@@ -106,7 +106,8 @@ BUILDS: dict[str, Build] = {
     "nvfp4 wrapping": Build(plain_kernels.quantize_nvfp4, WRAPPING),
     "mxfp4": Build(plain_kernels.quantize_mx, MX),
     "mxfp4 float32": Build(plain_kernels.quantize_mx, {**MX, "DTYPE": FP32}),
-    "mxfp4 nearest": Build(plain_kernels.quantize_mx, {**MX, "NEAREST": True}),
+    "mxfp4 element by element": Build(plain_kernels.quantize_mx, {**MX, "SHORT": False}),
+    "mxfp4 nearest": Build(plain_kernels.quantize_mx, {**MX, "NEAREST": True, "SHORT": False}),
     "mxfp8": Build(plain_kernels.quantize_mx, {**MX, "WIDE": True, "SIGN": 1, "NAN_CODE": 127}),
     "4over6": Build(four_six_kernels.quantize_four_six, FOUR_SIX),
     "4over6 mse": Build(

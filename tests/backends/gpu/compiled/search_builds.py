@@ -30,6 +30,9 @@ MX = {
     "B": 32, "N": 16, "DTYPE": 0, "SWIZZLED": False, "OBJECTIVE": 0, "WIDE": False, "NEAREST": False, "ROUNDED": False,
     **ROUNDING,
 }  # fmt: skip
+MX_OPTIMAL = {
+    "B": 128, "N": 16, "DTYPE": 0, "MAP": 0, "SWIZZLED": False, "ROUNDED": False, "ASM": 1, **ROUNDING,
+}  # fmt: skip
 QWANTIZE = {
     "B": 32, "N": 16, "DTYPE": 0, "MAP": 0, "SWIZZLED": False, "POWERS": False, "MATRICES": False, "ASM": 1,
 }  # fmt: skip
@@ -50,7 +53,9 @@ BUILDS: dict[str, Build] = {
     "qwantize nvfp4": Build(qwantize_kernels.improve_as_qwantize, QWANTIZE, 1),
     "qwantize nvfp4 hessian": Build(qwantize_kernels.improve_as_qwantize, {**QWANTIZE, "MATRICES": True}, 1),
     "qwantize mxfp4": Build(qwantize_kernels.improve_as_qwantize, {**QWANTIZE, "MAP": ROWS, "POWERS": True}, 1),
-    "mxfp4 optimal": Build(mx_search_kernels.improve_mx, MX, 1),
+    "mxfp4 optimal": Build(mx_search_kernels.quantize_mx_optimal, MX_OPTIMAL),
+    "mxfp4 optimal float32": Build(mx_search_kernels.quantize_mx_optimal, {**MX_OPTIMAL, "DTYPE": FP32, "N": 32}),
+    "mxfp4 nearest": Build(mx_search_kernels.improve_mx, {**MX, "NEAREST": True}, 1),
     "mxfp4 weighted nearest": Build(mx_search_kernels.improve_mx, {**MX, "OBJECTIVE": WEIGHTED, "NEAREST": True}, 1),
     "mxfp8 optimal": Build(mx_search_kernels.improve_mx, {**MX, "WIDE": True, "SIGN": 1, "NAN_CODE": 127}, 1),
     "mxfp4 hessian": Build(mx_search_kernels.improve_mx, {**MX, "OBJECTIVE": HESSIAN, "TIE": TIES.index("down")}, 1),

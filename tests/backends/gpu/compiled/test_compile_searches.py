@@ -14,7 +14,8 @@ FUSED = {
     "sweep fused": 80,
     "static 4over6": 128,
     "qwantize nvfp4 hessian": 256,  # the naive scale is measured with fused sums; candidates are not
-    "mxfp4 optimal": 64,
+    "mxfp4 optimal": 336,  # three scales, five per element; two per code, and four where scale by scale is tried
+    "mxfp4 optimal float32": 576,  # 32 elements; squares are added by themselves
 }
 """Fused operations that a kernel asks for; none elsewhere."""
 

@@ -21,6 +21,7 @@ from halfbyte.backends.gpu.cuda.compile import CudaKernel
 from halfbyte.backends.gpu.cuda.table_kernels import TABLE_KERNELS, Form, definitions_of
 from halfbyte.backends.gpu.driver.commands import Address, Slot
 from halfbyte.backends.gpu.launch import Launch, Matrix, source_of
+from halfbyte.contracts import Contract
 from halfbyte.methods import Method
 from tests.backends.cases import FOUR_SIX, every_case
 from tests.backends.gpu.compiled.builds import CAPABILITIES
@@ -33,8 +34,13 @@ SEPARATE = "-D__fmaf_rn(x,y,z)=((x)*(y)+(z))"
 """Takes out every fused operation that the source asks for."""
 
 
-def definitions(method: Method, form: Form = PLAIN) -> tuple[str, tuple[str, ...]]:
-    request = Request(hb.get_format("nvfp4"), TE, method, (1, 16), "tensor", "bf16", device="cuda")
+MODELOPT, QWANTIZE, FOUROVERSIX = contracts.modelopt(), contracts.qwantize(), contracts.fouroversix()
+
+
+def definitions(
+    method: Method, form: Form = PLAIN, contract: Contract = TE, dtype: str = "bf16"
+) -> tuple[str, tuple[str, ...]]:
+    request = Request(hb.get_format("nvfp4"), contract, method, (1, 16), "tensor", dtype, device="cuda")
     kernel = choose(request)
     assert isinstance(kernel, ChosenKernel)
     assert kernel.table is not None
@@ -45,32 +51,48 @@ def fused(ptx: bytes) -> int:
     return len(re.findall(rb"\bfma\.rn(?:\.ftz)?\.f32", ptx))
 
 
+BUILDS = [
+    (hb.FourSix("mae", 448), Form(), TE, "bf16"),
+    (hb.FourSix("mse", 256, True), Form(rows=True, swizzled=True), TE, "bf16"),
+    (hb.FourSix("mse", 448), Form(grouped=True, listed=True), TE, "bf16"),
+    (hb.FourSix("mae", 448), Form(rows=True), TE, "fp16"),
+    (hb.FourSix("mse", 256), Form(grouped=True), TE, "fp32"),
+    (hb.Optimal(), Form(), TE, "bf16"),
+    (hb.Optimal(), Form(copies=2, grouped=True), MODELOPT, "bf16"),
+    (hb.Optimal(), Form(), FOUROVERSIX, "bf16"),
+    (hb.Optimal(), Form(swizzled=True, rows=True), QWANTIZE, "fp16"),
+    (hb.Optimal(), Form(grouped=True, listed=True), MODELOPT, "fp32"),
+]
+
+
 @pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize(("method", "form", "contract", "dtype"), BUILDS, ids=str)
+def test_builds(method: Method, form: Form, contract: Contract, dtype: str, capability: int) -> None:
+    name, chosen = definitions(method, form, contract, dtype)
+    table = TABLE_KERNELS[name]
+    cubin = cuda_compile.compile_source(table.source, f"sm_{capability}", chosen)
+    assert cubin[:4] == b"\x7fELF"
+    assert table.function.encode() in cubin
+    assert table.builder is None or table.builder.encode() in cubin
+
+
 @pytest.mark.parametrize(
-    ("method", "form"),
+    ("method", "contract", "dtype"),
     [
-        (hb.FourSix("mae", 448), Form()),
-        (hb.FourSix("mse", 256, True), Form(rows=True, swizzled=True)),
-        (hb.FourSix("mse", 448), Form(grouped=True, listed=True)),
-        (hb.Optimal(), Form()),
-        (hb.Optimal(), Form(copies=2, grouped=True)),
+        *((method, TE, "bf16") for method in (*FOUR_SIX, hb.Optimal())),
+        *((hb.Optimal(), contract, "fp16") for contract in (TE, MODELOPT, QWANTIZE, FOUROVERSIX)),
+        (hb.Optimal(), MODELOPT, "fp32"),
+        (hb.FourSix("mse", 448), TE, "fp16"),
+        (hb.FourSix("mae", 448), TE, "fp32"),
     ],
     ids=str,
 )
-def test_builds(method: Method, form: Form, capability: int) -> None:
-    name, chosen = definitions(method, form)
-    cubin = cuda_compile.compile_source(TABLE_KERNELS[name].source, f"sm_{capability}", chosen)
-    assert cubin[:4] == b"\x7fELF"
-    assert TABLE_KERNELS[name].builder.encode() in cubin
-    assert TABLE_KERNELS[name].function.encode() in cubin
-
-
-@pytest.mark.parametrize("method", [*FOUR_SIX, hb.Optimal()], ids=str)
-def test_only_what_was_asked_for_is_fused(method: Method) -> None:
-    name, chosen = definitions(method, Form(rows=True, swizzled=True))
+def test_only_what_was_asked_for_is_fused(method: Method, contract: Contract, dtype: str) -> None:
+    name, chosen = definitions(method, Form(rows=True, swizzled=True), contract, dtype)
     ptx = cuda_compile.compile_source(TABLE_KERNELS[name].source, "compute_90", chosen)
     assert fused(ptx) > 0
-    assert b".ftz" not in ptx, "subnormal numbers would be lost"
+    # A reciprocal is estimated of normal numbers only.
+    assert b".ftz" not in ptx.replace(b"rcp.approx.ftz.f32", b""), "subnormal numbers would be lost"
     assert fused(cuda_compile.compile_source(TABLE_KERNELS[name].source, "compute_90", (*chosen, SEPARATE))) == 0
 
 
@@ -87,20 +109,46 @@ def test_errors_of_the_compiler_are_told() -> None:
 
 def test_sources_belong_to_the_package() -> None:
     files = {entry.name for entry in resources.files("halfbyte.backends.gpu.cuda").iterdir()}
-    assert files >= {"blocks.cuh", "numbers.cuh", *(kernel.source for kernel in TABLE_KERNELS.values())}
+    assert files >= {
+        "blocks.cuh",
+        "contract.cuh",
+        "four_six.cuh",
+        "numbers.cuh",
+        "search.cuh",
+        "values.cuh",
+        *(kernel.source for kernel in TABLE_KERNELS.values()),
+    }
 
 
-def test_what_the_tables_serve() -> None:
-    served = set()
+def test_what_the_cuda_kernels_serve() -> None:
+    """The search under every contract, except those with a search of their own; 4over6 by TransformerEngine's."""
+    served, left = set(), set()
     for case in every_case():
+        if case.format != "nvfp4" or case.method not in ("optimal", "mae 448", "mse 256") or case.block != 16:
+            continue
         for dtype in ("bf16", "fp16", "fp32"):
             request = case.request(dtype)
             kernel = choose(request)
-            if isinstance(kernel, ChosenKernel) and kernel.table is not None:
-                assert (dtype, request.tile) == ("bf16", (1, 16))
-                served.add((case.contract.name, kernel.table))
-    both = {(peer, name) for peer in ("transformer_engine", "miles", "flashinfer") for name in TABLE_KERNELS}
-    assert served == both
+            assert isinstance(kernel, ChosenKernel)
+            key = (case.contract.name, case.method == "optimal", dtype)
+            if kernel.table is not None:
+                assert request.tile == (1, 16)
+                assert kernel.table == KERNEL_OF[case.method == "optimal", dtype == "bf16"]
+                served.add(key)
+            elif request.tile == (1, 16):
+                left.add(key)
+    own_formulas = {("fouroversix", False, dtype) for dtype in ("bf16", "fp16", "fp32")}
+    assert left == {("qwantize", True, "fp32"), *own_formulas}
+    assert not left & served
+
+
+KERNEL_OF = {
+    (True, True): "optimal",
+    (True, False): "estimate",
+    (False, True): "four_six",
+    (False, False): "four_six_estimate",
+}
+"""By whether it is the search, and whether the dtype is bfloat16."""
 
 
 def test_without_a_compiler_triton_serves_and_says_so_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -107,9 +107,7 @@ __device__ __forceinline__ u32 code_down(float y) {
 __device__ __forceinline__ u32 code_of(float x, float y) {
     const bool nan = y != y;
     const float magnitude = nan ? 0.0f : fabsf(y);
-    u32 code = WRAPS         ? code_without_end(magnitude)
-               : TIE == DOWN ? code_down(magnitude)
-                             : round_e2m1(magnitude).code;
+    u32 code = WRAPS ? code_without_end(magnitude) : TIE == DOWN ? code_down(magnitude) : round_e2m1(magnitude).code;
     if (nan) code = NAN_CODE;
     if (ZERO_INPUT) {
         if (x == 0.0f || x != x) code = 0;
@@ -154,21 +152,21 @@ __device__ __forceinline__ Short short_of(float constant) {
     return {reciprocal, __fmaf_rn(-reciprocal, constant, 1.0f) * reciprocal};
 }
 
-// Whether both ways give the same code around threshold number `which` of seven. Both are monotone in x. Number 7 asks
-// where y stops being zero, because signs are taken from y.
-__device__ __forceinline__ bool short_fits(Short by, float constant, u32 which) {
+// Whether both ways give the same code near threshold number `which` of seven: at the number of the dtype nearest to it
+// (`neighbour` 2) or one or two places further. Both are monotone in x, so no other number needs to be asked. Number 7
+// is where y stops being zero, because signs are taken from y.
+constexpr u32 THRESHOLDS = 8, NEIGHBOURS = 5;
+
+__device__ __forceinline__ bool short_fits(Short by, float constant, u32 which, u32 neighbour) {
     const float thresholds[8] = {0.25f, 0.75f, 1.25f, 1.75f, 2.5f, 3.5f, 5.0f, 0.0f};
     if (which == 7 && DTYPE != FP32) return true;
     float middle = divides() ? thresholds[which] * constant : thresholds[which] / constant;
     if (which == 7) middle = __uint_as_float((u32)(constant < 65536.0f ? constant * 0.5f : 32768.0f));
     if (!(middle < (DTYPE == FP16 ? 65000.0f : 3e38f))) return false;
-    const u32 center = bits_in(middle, DTYPE);
-    for (u32 step = 0; step < 5; ++step) {
-        if (center + step < 2) continue;
-        const float x = value_of_bits(center + step - 2), y = quotient(x, constant, false), z = short_quotient(x, by);
-        if (which == 7 ? (y == 0.0f) != (z == 0.0f) : code_of(x, y) != round_e2m1(z).code) return false;
-    }
-    return true;
+    const u32 bits = bits_in(middle, DTYPE) + neighbour;
+    if (bits < 2) return true;
+    const float x = value_of_bits(bits - 2), y = quotient(x, constant, false), z = short_quotient(x, by);
+    return which == 7 ? (y == 0.0f) == (z == 0.0f) : code_of(x, y) == round_e2m1(z).code;
 }
 
 // Eight codes with their signs, for |y| below 8. `w`: their words. From 7 on, y rounds to 8, which is code 8: one less

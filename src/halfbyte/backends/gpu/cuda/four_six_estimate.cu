@@ -1,10 +1,10 @@
 // 4over6 for any dtype, by the contract's own codes and fused sums of the errors.
 //
-// Both scales and all codes are those of the contract: y is the same product, rounded alike. Only the errors are estimated: with s6 and s4 the decoded
-// scales, d = q·s − |x| in one fused operation, Σ|d| or Σd·d in any order. Where the two sums are closer together than
-// MARGIN_UNITS of 2^-18·s6 (for squares s6²), the contract's own arithmetic decides. four_six.cu shows that its two
-// sums are off by less than 37 units. The estimate rounds s6 and s4 twice, each difference, square and sum once, which
-// is less than that: below 37 units as well. 37 + 37 = 74 < MARGIN_UNITS.
+// Both scales and all codes are those of the contract: y is the same product, rounded alike. Only the errors are
+// estimated: with s6 and s4 the decoded scales, d = q·s − |x| in one fused operation, Σ|d| or Σd·d in any order. Where
+// the two sums are closer together than MARGIN_UNITS of 2^-18·s6 (for squares s6²), the contract's own arithmetic
+// decides. four_six.cu shows that its two sums are off by less than 37 units. The estimate rounds s6 and s4 twice, each
+// difference, square and sum once, which is less than that: below 37 units as well. 37 + 37 = 74 < MARGIN_UNITS.
 //
 // All this holds where S6 is a normal number and not saturated, so that no y reaches 7 (6.41 under S6, 6.22 under a
 // saturated S4), and where nothing under- or overflows: amaxes within 2**±50, which follows from S6 and the tensor's
@@ -12,9 +12,12 @@
 #ifndef MARGIN_UNITS
 #define MARGIN_UNITS 96
 #endif
+#ifndef BALANCED
+#define BALANCED 1
+#endif
 #include "four_six.cuh"
 
-constexpr float MARGIN = MARGIN_UNITS * 0.000003814697265625f;  // 2^-18
+constexpr float MARGIN = MARGIN_UNITS * 0.000003814697265625f;                          // 2^-18
 constexpr float LEAST_FACTOR = 3.637978807091713e-12f, MOST_FACTOR = 1099511627776.0f;  // 2^-38, 2^40
 
 // v/6, correctly rounded where nothing underflows: a product in two parts. tests/backends/gpu/test_arithmetic.py tries
@@ -82,7 +85,8 @@ __device__ __forceinline__ bool decide(const Operand& o, const Byte* bytes, cons
         moved_six[i] = add_error(x, by_six, &error_six);
         moved_four[i] = add_error(x, by_four, &error_four);
     }
-    const float difference = error_four - error_six, margin = MARGIN * (SQUARED ? by_six.scale * by_six.scale : by_six.scale);
+    const float difference = error_four - error_six,
+                margin = MARGIN * (SQUARED ? by_six.scale * by_six.scale : by_six.scale);
     const bool same = six.byte == four.byte;  // 6 wins
     const bool picks_four = difference < 0.0f;
     const bool clear = inside && (fabsf(difference) > margin || (same && difference == 0.0f));

@@ -1,5 +1,5 @@
-// Numbers in the CUDA kernels: the numbers of a tensor, pairs of 16-bit numbers in a word, E4M3 and E2M1. On the GPU it is
-// compiled without contraction. The tests also compile it for the CPU, with one thread per thread block and one lane
+// Numbers in the CUDA kernels: the numbers of a tensor, pairs of 16-bit numbers in a word, E4M3 and E2M1. On the GPU it
+// is compiled without contraction. The tests also compile it for the CPU, with one thread per thread block and one lane
 // per warp (tests/backends/gpu/cuda_on_cpu.h).
 #pragma once
 

@@ -31,7 +31,7 @@
 #include "search.cuh"
 
 #ifndef SHORT_BLOCKS
-#define SHORT_BLOCKS 16  // of the building kernel
+#define SHORT_BLOCKS 40  // of the building kernel
 #endif
 
 constexpr int ROW_COUNT = 656;  // M is at most 3.95·s, codes are 0 below 0.25·s/2: 4.99 octaves, plus 0.09
@@ -215,7 +215,8 @@ __device__ __forceinline__ bool decide(const Operand& o, const Head& t, Zero bla
     const bool within = reach >> 4 < info.y >> 16;
     const u32 byte = zero ? blank.byte : last - (winner == 8 ? 8 : winner & 7);
     const Short by = zero ? Short{0.0f, 0.0f} : t.bytes.by[byte & 127];
-    const bool clear = zero || (inside && within && best.second >= reach && float_of_bf16(v) * by.high < (WRAPS ? 6.9999f : 7.9999f));
+    const bool clear =
+        zero || (inside && within && best.second >= reach && float_of_bf16(v) * by.high < (WRAPS ? 6.9999f : 7.9999f));
     if (clear && exists) {
         o.codes[block] = make_uint2(short_codes(b.w, by), short_codes(b.w + 4, by));
         o.scales[scale_place(o, at, block)] = (unsigned char)byte;

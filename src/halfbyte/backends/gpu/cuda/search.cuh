@@ -68,10 +68,10 @@ struct Found {
     float error;
     u32 byte;
 
-    __device__ __forceinline__ void consider(u32 tried, const u32* words, const Bytes& t, const float* n) {
-        const Short by = t.by[tried];
-        const float found = !WRAPS && by.high == by.high
-                                ? short_objective(words, by, t.scale[tried], n)
+    __device__ __forceinline__ void consider(u32 tried, const u32* words, const Bytes& t, float most, const float* n) {
+        const bool is_short = WRAPS ? most < 6.999f * t.scale[tried] : true;  // no y reaches 7, where codes wrap
+        const float found = is_short && t.by[tried].high == t.by[tried].high
+                                ? short_objective(words, t.by[tried], t.scale[tried], n)
                                 : general_objective(words, t.constant[tried], t.scale[tried], n);
         if (found < error || (found == error && tried < byte)) {  // of two equal errors the smaller scale wins
             error = found;
@@ -84,7 +84,7 @@ struct Found {
         for (; tried >= FIRST && tried < 128; --tried) {
             const float d = most - 6.0f * t.scale[tried];
             if (d > 0.0f && d * d * 0.99999f > error) break;
-            if (!excluded(tried, most, n[UNIT])) consider(tried, words, t, n);
+            if (!excluded(tried, most, n[UNIT])) consider(tried, words, t, most, n);
         }
     }
 };
@@ -96,7 +96,7 @@ __device__ __forceinline__ u32 search(const u32* words, const Bytes& t, float mo
     cover = cover < FIRST ? FIRST : cover;
 #pragma unroll 1
     for (u32 byte = cover; byte <= 126; ++byte) {
-        if (!excluded(byte, most, n[UNIT])) best.consider(byte, words, t, n);
+        if (!excluded(byte, most, n[UNIT])) best.consider(byte, words, t, most, n);
         else if (byte > 15) break;
     }
     best.go_down(cover - 1, words, t, most, n);
@@ -117,13 +117,13 @@ __device__ __noinline__ void exact_block(const Operand& o, const Segment& s, con
         Found best = {FLOAT32_MAX, 255};
 #pragma unroll 1
         for (u32 left = mask & (SMALLER - 1); left != 0; left &= left - 1)
-            best.consider(last - (__ffs(left) - 1), words, t, n);
+            best.consider(last - (__ffs(left) - 1), words, t, most, n);
         if (mask & SMALLER) best.go_down(last - CANDIDATES, words, t, most, n);
         byte = best.byte;
     } else if (v > 0.0f && v <= FLOAT32_MAX && n[SEARCHED] > 0.0f) {
         byte = search(words, t, most, start.byte, n);
     }
-    if (!WRAPS && v * t.by[byte].high < 7.9999f)
+    if (v * t.by[byte].high < (WRAPS ? 6.9999f : 7.9999f))
         o.codes[block] = make_uint2(short_codes(words, t.by[byte]), short_codes(words + WORDS / 2, t.by[byte]));
     else o.codes[block] = codes_of(words, t.constant[byte], byte == 0);
     o.scales[scale_place(o, at, block)] = (unsigned char)byte;
@@ -160,16 +160,19 @@ __device__ __forceinline__ bool fill_constants(Bytes& t, const float* n) {
 
 // Writes the rest, from the constants: the short ways of the bytes `first`, `first + step` and so on, and what a block
 // of zeros becomes.
-__device__ __forceinline__ void fill_shorts(Bytes& t, const Bytes& from, const float* n, bool usable, u32 first, u32 step) {
+__device__ __forceinline__ void fill_shorts(Bytes& t, const Bytes& from, const float* n, bool usable, u32 first,
+                                            u32 step) {
     __shared__ u32 unfit[4];
     for (u32 i = threadIdx.x; i < 4; i += blockDim.x) unfit[i] = 0;
     __syncthreads();
     if (!short_is_exact() && usable) {
         for (u32 i = threadIdx.x;; i += blockDim.x) {
-            const u32 byte = first + (i >> 3) * step;
+            const u32 number = i / (THRESHOLDS * NEIGHBOURS), asked = i - number * (THRESHOLDS * NEIGHBOURS);
+            const u32 byte = first + number * step, which = asked / NEIGHBOURS;
             if (byte > 126) break;
             const float constant = from.constant[byte];
-            if (byte >= 8 && !short_fits(short_of(constant), constant, i & 7)) atomicOr(&unfit[byte >> 5], 1u << (byte & 31));
+            if (byte >= 8 && !short_fits(short_of(constant), constant, which, asked - which * NEIGHBOURS))
+                atomicOr(&unfit[byte >> 5], 1u << (byte & 31));
         }
     }
     __syncthreads();

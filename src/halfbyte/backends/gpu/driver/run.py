@@ -23,17 +23,19 @@ def run(program: Program, device: torch.device, slots: dict[Slot, torch.Tensor |
         return
     index = device.index or 0
     values = (_value(slots.get(slot, 0)) for slot in list(Slot)[1:])
-    check_launch(launcher()(bind(program, index), stream_of()(index), *values), program)
+    words = bind(program, index)
+    check_launch(launcher()(ctypes.addressof(words), stream_of()(index), *values), program)
 
 
-def bind(program: Program, index: int) -> int:
-    """The address of the words that the launcher reads for a device. They live as long as the program."""
+def bind(program: Program, index: int) -> ctypes.Array[ctypes.c_uint64]:
+    """The words that the launcher reads for a device. Who keeps their address must keep them."""
     found = program.words.get(index)
     if found is None:
         architecture = architecture_of(index)
         functions = [function_of(index, architecture, kernel) for kernel in program.kernels()]
-        found = program.words[index] = encode(program, context_of(index), functions, ctypes.addressof(entries()))
-    return ctypes.addressof(found)
+        made = encode(program, context_of(index), functions, ctypes.addressof(entries()))
+        found = program.words.setdefault(index, made)  # another thread may have been faster
+    return found
 
 
 def architecture_of(index: int) -> str:

@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 GPU = Path(__file__).parents[1]
 
 TYPES = {"w": "*i32", "b": "*u8", "h": "*i16", "l": "*i64", "f": "*fp32", "p": "*i32", "s": "*i16",
-         "g": "*fp32", "n": "i64"}  # fmt: skip
-"""w words, b bytes, h halves, l longs, f floats; p words, s halves and g floats at any address; n numbers."""
+         "g": "*fp32", "t": "*i64", "n": "i64"}  # fmt: skip
+"""w words, b bytes, h halves, l longs, f floats; p words, s halves, g floats and t longs at any address; n numbers."""
 
 ALIGNED = "whlf"
 """Pointers whose addresses are multiples of sixteen: the compiler may then load sixteen bytes at once."""
 
 ARGUMENTS = {
     "scales.amax_partials": "wp nnnnn",
-    "scales.amax_listed": "lp n",
+    "scales.amax_listed": "tp n",
     "scales.prepare": "pfgg nnnn",
     "plain.quantize_nvfp4": "wwbf nnnn",
     "plain.quantize_mx": "wwbbfw nnn",

@@ -1,0 +1,66 @@
+"""The bound of a cast: what an interval of global scales costs at least, against scales tried one by one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from halfbyte.casting.bound import Bounds, interval_errors
+from halfbyte.casting.rows import F64, MAGNITUDES, read
+from halfbyte.casting.survey import survey_of
+from halfbyte.formats import E4M3
+from tests.casting.sources import random_source
+
+SCALES = E4M3.magnitudes[1:].astype(np.float64)
+
+
+def tried(k: int, low: float, high: float, points: int = 400) -> tuple[F64, F64]:
+    """(8, 126): the least squared error of each magnitude under each scale, over many global scales; and the values."""
+    values = MAGNITUDES * 2.0**k
+    best = np.full((8, len(SCALES)), np.inf)
+    for g in np.geomspace(low, high, points):
+        offered = SCALES[:, None] * MAGNITUDES * g
+        best = np.minimum(best, np.abs(offered[None] - values[:, None, None]).min(axis=2))
+    return best**2, values
+
+
+@pytest.mark.parametrize("k", [-20, -12, -3, 0, 4])
+@pytest.mark.parametrize(("low", "high"), [(1.0, 1.01), (0.011, 0.0111), (1.0, 1.3)])
+def test_an_interval_costs_what_its_best_scale_costs(k: int, low: float, high: float) -> None:
+    """Never more than any scale within it, and hardly less than the best of many."""
+    found = interval_errors(k, np.array([[low, high]]))[0]
+    wanted, values = tried(k, low, high)
+    least, least_tried = found.min(axis=1), wanted.min(axis=1)
+    step = np.log(high / low) / 399 * values  # how far the nearest of the tried scales may be from the best
+    assert (least <= least_tried * (1 + 1e-6) + 1e-30).all()
+    assert (np.sqrt(least_tried) <= np.sqrt(least) + step + 1e-6 * values).all()
+
+
+def test_scales_that_cannot_be_best_are_left_out_and_no_others() -> None:
+    """For each half of a tensor, the least over the scales that are kept is the least over all of them."""
+    survey = survey_of([read(random_source(np.random.default_rng(3), 24, (8, 96)), "q")])
+    for low in (2.0**-9.3, 2.0**-8.7, 0.0033):
+        interval = np.array([low, low * 1.0001])
+        for k, halves in survey.halves.items():
+            counts = halves.counts.astype(np.float64)
+            every, _ = tried(k, float(interval[0]), float(interval[1]), 20)
+            kept = interval_errors(k, interval[None])[0]
+            least, wanted = (counts @ kept).min(axis=1), (counts @ every).min(axis=1)
+            assert (least <= wanted * (1 + 1e-6) + 1e-30).all()
+            assert (np.sqrt(wanted) <= np.sqrt(least) + 1e-3 * 2.0**k * 6 * 4).all()
+
+
+def test_bounds_of_an_interval_add_up_over_halves() -> None:
+    survey = survey_of([read(random_source(np.random.default_rng(4), 24, (8, 96)), "q")])
+    bounds = Bounds(survey)
+    assert bounds.size == sum(len(halves.ranks) for halves in survey.halves.values())
+    interval = np.array([2.0**-8.4, 2.0**-8.39])
+    total = 0.0
+    for k, halves in survey.halves.items():
+        errors = halves.counts.astype(np.float64) @ interval_errors(k, interval[None])[0]
+        total += float(errors.min(axis=1) @ halves.number)
+    found, looked_at = bounds.from_all(interval, np.inf)
+    assert found == pytest.approx(total, rel=1e-12)
+    assert looked_at == bounds.size
+    assert bounds.from_front(interval[None], np.inf)[0] == pytest.approx(total, rel=1e-12), "few halves: all in front"
+    assert bounds.from_all(interval, total / 1e3)[1] < bounds.size, "it stops where the bound is enough"
