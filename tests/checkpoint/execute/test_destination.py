@@ -150,6 +150,26 @@ def test_a_work_folder_that_a_finished_conversion_left_goes(tmp_path: Path) -> N
     assert not (tmp_path / "d" / ".halfbyte").exists()
 
 
+@pytest.mark.parametrize(
+    "last", ["journal.jsonl", f"{INTO}/model-00003-of-00003.safetensors"], ids=["waiting", "named"]
+)
+def test_a_finished_shard_that_was_cut_is_made_again(tmp_path: Path, last: str) -> None:
+    """By hand, say: a run that is killed leaves no such thing."""
+    scene = fresh(tmp_path)
+    left = dict(
+        scene.left_by(
+            lambda operation: operation.target == last or (last in operation.path and operation.kind == "flush")
+        )
+    )
+    done = next(
+        path for path, found in left.items() if found is not None and path.endswith("00001-of-00003.safetensors")
+    )
+    data, mode = left[done] or (b"", 0)
+    left[done] = data[:-1], mode
+    with scene.disk(left) as root:
+        scene.check_finished(root, promised=0)
+
+
 def test_a_shard_that_is_removed_before_the_last_steps(tmp_path: Path) -> None:
     """It is not missed by a manifest that lists it: the run ends with an error, and the next one makes it again."""
     scene = fresh(tmp_path)
