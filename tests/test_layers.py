@@ -41,6 +41,7 @@ LAYERS = [
     "checkpoint",
     "load_check",
     "online_batch",
+    "online_plan",
     "online",
     "testing",
     "study",

@@ -47,7 +47,7 @@ def to_numpy(x: Array) -> npt.NDArray[Any]:
 
     if x.layout != torch.strided:
         raise InputError(f"expected a dense torch tensor, got layout {x.layout}; call .to_dense() first")
-    tensor = x.detach().cpu()
+    tensor = x.detach().cpu().resolve_neg()
     if tensor.dtype == torch.bfloat16:
         return tensor.view(torch.int16).numpy().view(BFLOAT16)
     if tensor.dtype in (torch.float8_e4m3fn, torch.float8_e8m0fnu):

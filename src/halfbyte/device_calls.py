@@ -269,6 +269,8 @@ class Decoder:
         if first & 15 or (stored is None and self.needs_stored):
             return None
         rows = codes.numel() // codes.shape[-1]
+        if rows == 0:
+            return None
         if stored is not None and self.calls.reads_stored:
             count = stored.numel()
             usual = type(stored) is wanted and stored.get_device() == index and stored.is_contiguous()

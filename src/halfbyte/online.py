@@ -8,29 +8,25 @@ from __future__ import annotations
 
 import functools
 import operator
+import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from halfbyte.arrays import DTYPE_NAMES, Array, is_torch, like, to_numpy
 from halfbyte.checkpoint.execute.engine import Engine
 from halfbyte.checkpoint.execute.repair import LARGEST_PRODUCT, SMALLEST_AMAX
-from halfbyte.checkpoint.plan.select import Rules, Selector, matches
-from halfbyte.checkpoint.plan.target import Target, activations_of, resolve_target
-from halfbyte.checkpoint.plan.types import Options
+from halfbyte.checkpoint.plan.select import Rules
+from halfbyte.checkpoint.plan.target import Target
 from halfbyte.codec.bits import F32, dtype_name, widen
 from halfbyte.contracts import NVFP4Rule
-from halfbyte.device_calls import is_on_card
 from halfbyte.errors import CheckpointError, InputError, UnsupportedError
-from halfbyte.formats import BlockFormat
 from halfbyte.layouts.description import Activations, LogicalWeight
 from halfbyte.models import Model, model_of
 from halfbyte.models.experts import expert_module, is_stack
-from halfbyte.models.names import layer_index
-from halfbyte.models.partners import share_scales
-from halfbyte.online_batch import Batches, Modules, Named, batches
+from halfbyte.online_batch import Batches, Named
+from halfbyte.online_plan import Config, Sync, decided, module_of
 from halfbyte.quantize import quantize
 from halfbyte.types import QuantizedTensor
 
@@ -39,28 +35,6 @@ if TYPE_CHECKING:
 
 
 __all__ = ["Config", "Named", "check", "quantize_named"]
-
-
-@dataclass(frozen=True)
-class Config:
-    """What the engines expect: target and model. Take the options that the checkpoint was converted with."""
-
-    options: Options = Options()
-    model_type: str = ""
-    num_hidden_layers: int | None = None
-    tie_word_embeddings: bool = False
-    trainer_name: str = ""
-    """The trainer's own name of this group (Megatron's, say): patterns match it as well, and its layer number counts
-    where the names handed over have none."""
-
-    @property
-    def as_json(self) -> dict[str, object]:
-        """The same in the words of a config.json."""
-        return {
-            "model_type": self.model_type,
-            "num_hidden_layers": self.num_hidden_layers,
-            "tie_word_embeddings": self.tie_word_embeddings,
-        }
 
 
 def quantize_named(params: Iterable[Named] | Mapping[str, Array], rules: Rules, config: Config) -> list[Named]:
@@ -83,13 +57,18 @@ def quantize_named(params: Iterable[Named] | Mapping[str, Array], rules: Rules, 
     layers.0.mlp.up_proj.weight_scale_2 ()
     """
     pairs = _named(params)
-    if any(len(x.shape) == 3 for _, x in pairs):
+    names, arrays = zip(*pairs, strict=True) if pairs else ((), ())
+    shapes = [x.shape for x in arrays]
+    if 3 in map(len, shapes):
         model = model_of(config.as_json)
         pairs = [pair for given in pairs for pair in _unstack(given, model)]
-    names, arrays = zip(*pairs, strict=True) if pairs else ((), ())
-    sync = _decided(names, [x.shape for x in arrays], rules, config)
-    if sync.fresh and all(map(is_on_card, map(arrays.__getitem__, sync.fresh))):
-        return _on_card(pairs, list(arrays), sync)
+        names, arrays = zip(*pairs, strict=True)
+        shapes = [x.shape for x in arrays]
+    sync = decided(names, shapes, rules, config)
+    fresh = [arrays[at] for at in sync.fresh]
+    devices = {x.device for x in fresh}
+    if fresh and all(getattr(device, "type", device) == "cuda" for device in devices):  # numpy's devices are words
+        return _on_card(pairs, list(arrays), fresh, sync)
     for at in sync.fresh:
         _check_dtype(*pairs[at])
     amaxes = _shared_amaxes(pairs, sync.groups) if sync.format.has_global else {}
@@ -98,7 +77,7 @@ def quantize_named(params: Iterable[Named] | Mapping[str, Array], rules: Rules, 
     quantized = set(sync.fresh)
     for at, (name, x) in enumerate(pairs):
         if at in quantized:
-            result += _quantized(_module(name), x, amaxes.get(at), engine, sync.target, sync.activations)
+            result += _quantized(module_of(name), x, amaxes.get(at), engine, sync.target, sync.activations)
         else:
             result.append((name, x))
     return result
@@ -122,87 +101,7 @@ def check(named: Iterable[Named]) -> None:
             )
 
 
-# --- what happens to which pair ---
-
-
-@dataclass(frozen=True)
-class Sync:
-    """What happens to the pairs of a parameter group: found by their names and shapes alone."""
-
-    target: Target
-    activations: Activations
-    shapes: list[tuple[int, ...]]
-    fresh: tuple[int, ...]
-    """The places of the pairs that are quantized."""
-    groups: tuple[tuple[int, ...], ...]
-    """Those that share a tensor-level scale, in the order of the pairs; every fresh pair is in one."""
-    batches: list[Modules] | None
-    """How a card quantizes them; None: one by one."""
-    quantizers: dict[object, Batches] = field(default_factory=dict)
-    """By device and dtype."""
-
-    @property
-    def format(self) -> BlockFormat:
-        if self.target.format is None:
-            raise UnsupportedError("weight sync quantizes; there is nothing to do for bf16")
-        return self.target.format
-
-
-MOST_KEPT = 64
-_KEPT: dict[object, Sync] = {}
-
-
-def _decided(names: tuple[str, ...], shapes: list[tuple[int, ...]], rules: Rules, config: Config) -> Sync:
-    """The same names come with every step of a trainer: what was decided for them is kept."""
-    key = (names, rules, config)
-    try:
-        found = _KEPT.get(key)
-    except TypeError:  # a contract made by hand may hold options that cannot be hashed
-        return _decide(names, shapes, rules, config)
-    if found is None or found.shapes != shapes:
-        found = _decide(names, shapes, rules, config)
-        if len(_KEPT) >= MOST_KEPT:
-            _KEPT.clear()
-        _KEPT[key] = found
-    return found
-
-
-def _decide(names: tuple[str, ...], shapes: list[tuple[int, ...]], rules: Rules, config: Config) -> Sync:
-    model = model_of(config.as_json)
-    if (rules.keep_first or rules.keep_last) and model.layers is None:
-        raise InputError(
-            "keep_first and keep_last count layers, so Config needs num_hidden_layers; it has "
-            f"{config.num_hidden_layers!r}"
-        )
-    target = resolve_target(config.options, model.family)
-    format = target.format
-    if format is None:
-        raise UnsupportedError("weight sync quantizes; there is nothing to do for bf16")
-    kind, activations = activations_of(config.options, target, sources_have=False)
-    if kind == "file":
-        raise UnsupportedError(
-            "weight sync knows activations none and unit; calibrated scales do not change with weights"
-        )
-    selector = Selector(rules, model)
-    weights = {_module(name): at for at, name in enumerate(names) if name.endswith(".weight") and len(shapes[at]) == 2}
-    fresh = {
-        module: at
-        for module, at in weights.items()
-        if _reason(selector, module, shapes[at], format.block, rules, config) is None
-    }
-    shared, partners = share_scales(
-        list(weights), fresh.__contains__, model.family.optional, True, model.fused, model.lacks
-    )
-    mine = {module: at for module, at in fresh.items() if module not in partners}
-    grouped = [tuple(mine[module] for module in group if module in mine) for group in shared]
-    together = {at for group in grouped for at in group}
-    groups = [group for group in grouped if group] + [(at,) for at in mine.values() if at not in together]
-    groups.sort(key=min)
-    modules = tuple(map(_module, names))
-    return Sync(
-        target, activations, shapes, tuple(sorted(mine.values())), tuple(groups),
-        batches(modules, shapes, groups, target, activations),
-    )  # fmt: skip
+# --- what is given ---
 
 
 def _named(params: object) -> list[Named]:
@@ -211,6 +110,9 @@ def _named(params: object) -> list[Named]:
         params = params.items()
     if not isinstance(params, Iterable):
         raise InputError(f"quantize_named takes (name, tensor) pairs, not {type(params).__name__}")
+    params = list(params)
+    if _are_usual(params):
+        return params
     pairs: dict[str, Array] = {}
     for number, pair in enumerate(params):
         if not (isinstance(pair, tuple | list) and len(pair) == 2 and isinstance(pair[0], str)):
@@ -226,8 +128,15 @@ def _named(params: object) -> list[Named]:
     return list(pairs.items())
 
 
-def _module(name: str) -> str:
-    return name.removesuffix(".weight")
+def _are_usual(params: list[Any]) -> bool:
+    """Whether these are different names with arrays or ordinary tensors. Many of them are asked about at once."""
+    if set(map(type, params)) != {tuple} or set(map(len, params)) != {2}:
+        return False
+    names, arrays = zip(*params, strict=True)
+    kinds = {np.ndarray}
+    if (torch := sys.modules.get("torch")) is not None:
+        kinds |= {torch.Tensor, torch.nn.Parameter}
+    return set(map(type, names)) == {str} and len(set(names)) == len(names) and set(map(type, arrays)) <= kinds
 
 
 def _check_dtype(name: str, x: Array) -> None:
@@ -237,30 +146,13 @@ def _check_dtype(name: str, x: Array) -> None:
         raise InputError(f"{name}: {error}") from error
 
 
-def _reason(
-    selector: Selector, module: str, shape: tuple[int, ...], block: int, rules: Rules, config: Config
-) -> str | None:
-    """Why a parameter is kept; the trainer's name stands in where the checkpoint's has no layer number."""
-    if 0 in shape:
-        return "no elements"
-    reason = selector.reason(module, shape[-1], block)
-    if reason is None and config.trainer_name:
-        for pattern in rules.keep:
-            if matches(config.trainer_name, pattern):
-                return f"--keep {pattern}"
-        if layer_index(module) is None:
-            return selector.layer_reason(layer_index(config.trainer_name))
-    return reason
-
-
 # --- on a card ---
 
 
-def _on_card(pairs: list[Named], tensors: list[torch.Tensor], sync: Sync) -> list[Named]:
+def _on_card(pairs: list[Named], tensors: list[torch.Tensor], fresh: list[torch.Tensor], sync: Sync) -> list[Named]:
     """The results, without waiting for the device. Everything here happens once per tensor: it must be short."""
     import torch
 
-    fresh = [tensors[at] for at in sync.fresh]
     dtypes, devices = {x.dtype for x in fresh}, {x.device for x in fresh}
     for dtype in dtypes:
         if str(dtype).removeprefix("torch.") not in DTYPE_NAMES:
@@ -295,7 +187,7 @@ def _one_by_one(tensors: list[torch.Tensor], pairs: list[Named], sync: Sync) -> 
                 raised = amax.clamp_min(float(SMALLEST_AMAX))
                 amax = raised.where(amax != 0, raised.new_full((), float(LARGEST_PRODUCT)))
         for at in group:
-            made[at] = _from_amax(_module(pairs[at][0]), tensors[at].detach().contiguous(), amax, sync)
+            made[at] = _from_amax(module_of(pairs[at][0]), tensors[at].detach().contiguous(), amax, sync)
     return made
 
 

@@ -7,7 +7,7 @@ found, shared and repaired on the device. Results are views of few tensors.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
@@ -88,10 +88,10 @@ class BatchQuantizer:
         """Launch the kernels."""
         return self.quantizer(tensors, addresses)
 
-    def named(self, made: Parts[torch.Tensor]) -> Iterator[Named]:
-        """The tensors under their names: one part of the layout for all modules, then the next."""
+    def name_into(self, named: list[Named], made: Parts[torch.Tensor]) -> None:
+        """Append the tensors under their names: one part of the layout for all modules, then the next."""
         for part, names in zip(self.modules.parts[0], self.names, strict=True):
-            yield from zip(names, self._whole(part, made).unbind(0), strict=True)
+            named.extend(zip(names, self._whole(part, made).unbind(0), strict=True))
 
     def _whole(self, part: Part, made: Parts[torch.Tensor]) -> torch.Tensor:
         """One part of the layout of all modules. All have the same parts but for the names."""
@@ -140,6 +140,6 @@ class Batches:
             made.append(quantizer(members(tensors)[:-1], members(addresses)[:-1]))
         flat: list[Named] = []
         for quantizer, parts in zip(self.quantizers, made, strict=True):
-            flat.extend(quantizer.named(parts))
+            quantizer.name_into(flat, parts)
         flat += pairs
         return [flat[place] for place in self._order]

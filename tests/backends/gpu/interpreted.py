@@ -26,6 +26,7 @@ from halfbyte.codec.element import encode
 from halfbyte.formats import E4M3
 from halfbyte.layouts.swizzle import swizzle
 from halfbyte.online_batch import Batches
+from halfbyte.online_plan import decided
 from halfbyte.testing import assert_same_bits
 from tests.backends.cases import Matrix, hessian, make_input, weights
 from tests.backends.gpu.strict_interpreter import refuse_unknown_constants
@@ -153,7 +154,7 @@ def synced() -> Iterator[int]:
         Options(layout="compressed-tensors", contract="compressed_tensors", method="amax", activations="unit"),
     ):  # fmt: skip
         expected = dict(online.quantize_named(pairs, Rules(), online.Config(options)))
-        sync = online._decided(tuple(names), shapes, Rules(), online.Config(options))
+        sync = decided(tuple(names), shapes, Rules(), online.Config(options))
         assert sync.batches is not None
         assert [modules.share for modules in sync.batches] == [2, 1]
         tensors = [torch.as_tensor(x) for _, x in pairs]

@@ -66,6 +66,7 @@ def test_names_in_an_old_manifest_are_not_followed_out(tmp_path: Path) -> None:
     outside.mkdir()
     (outside / "precious.txt").write_text("x")
     (into / "linked").symlink_to(outside)
+    (into / "inner").symlink_to(into / ".halfbyte")
     (into / "folder").mkdir()
     plan = plan_of(source, layout="compressed-tensors")
     manifest = json.loads((into / MANIFEST).read_text())
@@ -75,6 +76,8 @@ def test_names_in_an_old_manifest_are_not_followed_out(tmp_path: Path) -> None:
         "linked/precious.txt",
         "folder/../../outside/precious.txt",
         f".halfbyte/{JOURNAL}",
+        *(f"inner/{shard.name}" for shard in plan.shards),
+        *(f"folder/../.halfbyte/{shard.name}" for shard in plan.shards),
         *(f".halfbyte/{shard.name}" for shard in plan.shards),
         "./.halfbyte/halfbyte.json",
         "folder",
@@ -89,6 +92,7 @@ def test_names_in_an_old_manifest_are_not_followed_out(tmp_path: Path) -> None:
     assert (outside / "precious.txt").read_text() == "x"
     assert (into / "folder").is_dir()
     (into / "linked").unlink()
+    (into / "inner").unlink()
     assert all_bytes(into) == all_bytes(tmp_path / "fresh")
 
 

@@ -136,8 +136,7 @@ def _remove_files(names: list[str], destination: Path, disk: Disk) -> None:
 
 
 def _may_remove(name: str, destination: Path) -> bool:
-    """Whether a name is one that a conversion gives: in the destination, behind no link, outside the work folder."""
-    parts = Path(name).parts
-    if Path(name).is_absolute() or ".." in parts or WORK in parts:
-        return False
-    return (destination / name).parent.resolve().is_relative_to(destination.resolve())
+    """Whether it is the name of a file in the destination, wherever links lead, and outside the work folder."""
+    home = destination.resolve()
+    place = (home / name).parent.resolve() / Path(name).name
+    return place.is_relative_to(home) and WORK not in place.relative_to(home).parts

@@ -57,7 +57,7 @@ def usual_and_unusual_memory() -> int:
             whole = normal(12, 272, dtype=dtype)
             pads = call["format"] != "nvfp4"
             shapes = [whole[:, :256], whole.reshape(-1)[: 8 * 256].view(2, 4, 256), whole[3, :256].clone()]
-            shapes += [whole[:, 8:264], whole[:, 1:257], whole[:, :256].clone()[::2]]
+            shapes += [whole[:, 8:264], whole[:, 1:257], whole[:, :256].clone()[::2], whole[:0, :256].clone()]
             for x in (*shapes, *([whole[:, :250]] if pads else [])):
                 expected = by_reference(x, call)
                 for _ in range(2):
