@@ -50,7 +50,7 @@ class Files:
         try:
             done = reader(self._open(file))
         except OSError as error:
-            raise CheckpointError(f"{self._paths[file]} cannot be read at byte {offset}: {error}") from error
+            raise CheckpointError(f"{self._paths[file]} cannot be read after byte {offset}: {error}") from error
         if done < size:
             raise _cut(file, offset + done)
 

@@ -9,7 +9,7 @@ import pytest
 from halfbyte.backends import BACKENDS
 from halfbyte.checkpoint import Options, Plan, make_plan
 from halfbyte.checkpoint.execute.device import choice
-from halfbyte.checkpoint.execute.device.choice import START, choose_device, cpu_seconds
+from halfbyte.checkpoint.execute.device.choice import MOVING, START, choose_device, cpu_seconds
 from tests.backends.gpu.card import convert_checks
 from tests.checkpoint.toy import llama, write_checkpoint
 
@@ -38,15 +38,27 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("seconds", "workers", "device", "reason"),
     [
-        (4 * START - 1, 4, "cpu", f"4 workers compute this in about 5.8 s, and a GPU needs {START:.0f} s to start"),
-        (4 * START + 40, 4, "cuda", "this saves 4 workers about 16 s of computing each"),
-        (4 * START + 40, 16, "cpu", "16 workers compute this in about 4.0 s"),
+        (4 * START - 1, 4, "cpu", "about 5 s on the CPU, 5 s on a GPU, of which 5 to start"),
+        (4 * START + 40, 4, "cuda", "about 15 s on the CPU, 5 s on a GPU, of which 5 to start"),
+        (4 * START + 40, 16, "cpu", "about 4 s on the CPU, 5 s on a GPU"),
     ],
 )
 def test_the_faster_one(plan: Plan, seconds: float, workers: int, device: str, reason: str) -> None:
+    """A small plan: reading and writing take no time."""
     found = choose_device(plan, workers, lambda plan: seconds)
     assert found.device == device
     assert reason in found.reason
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize(
+    ("gigabytes", "workers", "device"), [(300, 2, "cuda"), (300, 8, "cuda"), (300, 16, "cpu"), (16, 8, "cpu")]
+)
+def test_as_measured(plan: Plan, monkeypatch: pytest.MonkeyPatch, gigabytes: int, workers: int, device: str) -> None:
+    """Optimal scales at 0.94 GB/s per worker of the CPU: sixteen of them are as fast as a GPU."""
+    size = gigabytes * 1e9
+    monkeypatch.setattr(type(plan.units[0]), "source_bytes", property(lambda unit: size / len(plan.units)))
+    assert choose_device(plan, workers, lambda plan: size * (1 / 0.94e9 - MOVING)).device == device
 
 
 @pytest.mark.usefixtures("gpu")
