@@ -47,35 +47,20 @@ struct Tables {
     Bytes bytes;
 };
 
-static_assert(sizeof(Tables) <= TABLE_BYTES && sizeof(Tables) <= SHARED_BYTES && sizeof(Tables) % 16 == 0,
-              "the launch sets this much aside");
+static_assert(sizeof(Tables) <= SHARED_BYTES, "the launch sets this much aside");
 
 // a and b for the candidate in the middle of a group.
 __device__ __forceinline__ float shared_step(int k) { return k < 6 ? 1.36041f : k < 8 ? 0.99074f : 1.0f; }
 __device__ __forceinline__ float shared_offset(int k) { return k < 6 ? 10.66665f : k < 8 ? 12.1159f : 12.5f; }
 
-extern "C" __global__ void __launch_bounds__(BUILD_THREADS) build_estimate(const float* numbers, uint4* tables) {
-    const float* n = numbers + blockIdx.y * NUMBERS;
-    Tables* t = (Tables*)(tables + blockIdx.y * (TABLE_BYTES / 16));
-    __shared__ Bytes g;
-    let_next_kernel_begin();
-    const bool usable = fill_constants(g, n);
-    fill_shorts(t->bytes, g, n, usable, blockIdx.x, gridDim.x);
-    if (blockIdx.x != 0) return;
-    for (u32 i = threadIdx.x; i < 128; i += blockDim.x) {
-        t->bytes.constant[i] = g.constant[i];
-        t->bytes.scale[i] = g.scale[i];
-    }
+__device__ __forceinline__ void fill_tables(Tables& t, const float* n) {
     for (u32 i = threadIdx.x; i < 8 * (CANDIDATES + 1); i += blockDim.x) {
         const u32 significand = i / (CANDIDATES + 1), k = i - significand * (CANDIDATES + 1), last = 64 + significand;
         const float scale = value_of_e4m3(last - k) / value_of_e4m3(last);
-        t->ratio[significand][k] = {scale, 1.0f / scale, shared_step(k) * 524288.0f / (scale * scale), 0.0f};
+        t.ratio[significand][k] = {scale, 1.0f / scale, shared_step(k) * 524288.0f / (scale * scale), 0.0f};
     }
-}
-
-__device__ __forceinline__ void copy_tables(const uint4* tables) {
-    wait_for_kernel_before();
-    for (u32 i = threadIdx.x; i < sizeof(Tables) / 16; i += blockDim.x) shared_memory[i] = tables[i];
+    const bool usable = fill_constants(t.bytes, n);
+    fill_shorts(t.bytes, t.bytes, n, usable, 0, 1);
     __syncthreads();
 }
 
@@ -185,7 +170,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) quantize_estimate(const
         for_all_blocks(
             o, s, queue,
             [&] {
-                copy_tables(s.tables);
+                fill_tables(t, s.numbers);
                 return tensor_of(t, s.numbers);
             },
             [&](const Tensor& n, const Block& b, const Place& at, i64 block, bool exists, u32* mask) {

@@ -12,9 +12,6 @@
 #ifndef MARGIN_UNITS
 #define MARGIN_UNITS 96
 #endif
-#ifndef BALANCED
-#define BALANCED 1
-#endif
 #include "four_six.cuh"
 
 constexpr float MARGIN = MARGIN_UNITS * 0.000003814697265625f;                          // 2^-18
