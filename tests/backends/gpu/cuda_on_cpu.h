@@ -85,8 +85,6 @@ static inline float larger_magnitude(float x, float y) {
 }
 static inline float __fmaf_rn(float x, float y, float z) { return fmaf(x, y, z); }
 static inline int __float2int_rn(float x) { return (int)lrintf(x); }
-static inline uint32_t __shfl_sync(uint32_t, uint32_t x, int) { return x; }
-static inline uint32_t atomicAdd(uint32_t* at, uint32_t x) { return (*at += x) - x; }
 static inline void atomicMin(uint32_t* at, uint32_t x) { *at = x < *at ? x : *at; }
 static inline void atomicOr(uint32_t* at, uint32_t x) { *at |= x; }
 
