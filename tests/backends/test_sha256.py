@@ -22,5 +22,5 @@ def test_digests_are_those_of_hashlib(isa: str, length: int, monkeypatch: pytest
         data = generator.integers(0, 256, size, dtype=np.uint8)
         found, other = sha256.sha256_pieces([data, data[:length]], length)
         pieces = [data[at : at + length] for at in range(0, size, length)]
-        assert [bytes(digest) for digest in found] == [hashlib.sha256(piece).digest() for piece in pieces]
-        assert other.tobytes() == b"".join(hashlib.sha256(piece).digest() for piece in pieces[:1])
+        assert [bytes(digest) for digest in found] == [hashlib.sha256(piece.tobytes()).digest() for piece in pieces]
+        assert other.tobytes() == b"".join(hashlib.sha256(piece.tobytes()).digest() for piece in pieces[:1])

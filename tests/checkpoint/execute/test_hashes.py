@@ -16,7 +16,7 @@ SIZES = (0, 1, LEAF - 1, LEAF, LEAF + 1, 2 * LEAF, 5 * LEAF + 77)
 
 
 def by_hand(data: U8) -> str:
-    leaves = [hashlib.sha256(data[at : at + LEAF]).digest() for at in range(0, data.size, LEAF)]
+    leaves = [hashlib.sha256(data[at : at + LEAF].tobytes()).digest() for at in range(0, data.size, LEAF)]
     return hashlib.sha256(b"".join(leaves)).hexdigest()[:32]
 
 
@@ -80,4 +80,4 @@ def test_a_manifest_says_which_hash_it_has() -> None:
     assert hash_named({"hash": "md5"}) is None
     plain = PlainHash(5)
     plain.add(0, some_bytes(5))
-    assert plain.text() == hashlib.sha256(some_bytes(5)).hexdigest()[:32]
+    assert plain.text() == hashlib.sha256(some_bytes(5).tobytes()).hexdigest()[:32]
