@@ -45,6 +45,15 @@ def test_any_cut_in_any_order(size: int, count: int) -> None:
         assert tree.text() == by_hand(data)
 
 
+def test_byte_by_byte_around_the_edges_of_leaves() -> None:
+    data = some_bytes(2 * LEAF)
+    edges = [0, 1, LEAF - 1, LEAF, LEAF + 1, 2 * LEAF - 1, 2 * LEAF]
+    tree = TreeHash(data.size)
+    for start, stop in reversed(list(itertools.pairwise(edges))):
+        tree.add(start, data[start:stop])
+    assert tree.text() == by_hand(data)
+
+
 def test_pieces_from_many_threads() -> None:
     data = some_bytes(40 * LEAF + 5)
     tree = TreeHash(data.size)

@@ -94,3 +94,11 @@ def test_of_another_version(journal: Journal, tmp_path: Path) -> None:
     journal.path.write_text("\n".join([other, *(line.replace("size", "length") for line in lines), ""]))
     with pytest.raises(CheckpointError, match="another version of halfbyte wrote it"):
         Journal.load(journal.path, Disk()).check(plan_of(tmp_path / "source"))
+
+
+@pytest.mark.parametrize("hash", [None, "sha256, first 32 hex digits, of each tensor's bytes"])
+def test_a_journal_with_other_hashes_is_not_continued(journal: Journal, tmp_path: Path, hash: str | None) -> None:
+    """A manifest names one hash for all of its tensors."""
+    journal.first["hash"] = hash
+    with pytest.raises(CheckpointError, match="another version of halfbyte wrote it"):
+        journal.check(plan_of(tmp_path / "source"))
