@@ -3,8 +3,8 @@
 //
 // A program is an array of 64-bit words (backends/gpu/driver/cuda.py writes it):
 //     address of Entries, context, number of launches; then for each launch
-//     function, grid x, grid y, threads, bytes of shared memory, overlaps, number of parameters; then for each parameter
-//     slot, offset
+//     function, grid x, grid y, threads, bytes of shared memory, overlaps, number of parameters; then for each
+//     parameter slot, offset
 // A parameter is the slot's value plus the offset. Slot 0 holds 0. The words are only read, and everything that changes
 // is on the stack: so any number of threads may launch the same program.
 #include <stddef.h>

@@ -39,8 +39,7 @@ int64_t hb_sizeof_ring() { return sizeof(Ring); }
 // the file ended. `failed` becomes 0, errno of a read, or minus an error of CUDA. If `size`, the bytes of an element of
 // `dtype`, is not 0, `most` becomes the bits of the largest magnitude.
 int64_t hb_read_to_device(const DeviceFunctions* cuda, Ring* ring, int file, int64_t offset, uint8_t* device,
-                          int64_t bytes, void* stream, int isa, int dtype, int size, uint32_t* most,
-                          int32_t* failed) {
+                          int64_t bytes, void* stream, int isa, int dtype, int size, uint32_t* most, int32_t* failed) {
     const int HOST_TO_DEVICE = 1;
     int64_t done = 0;
     *failed = 0;

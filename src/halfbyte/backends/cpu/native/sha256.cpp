@@ -1,5 +1,5 @@
-// SHA-256 of many pieces of equal length: sixteen at a time with AVX-512, the rest two at a time with the processor's SHA
-// instructions.
+// SHA-256 of many pieces of equal length: sixteen at a time with AVX-512, the rest two at a time with the processor's
+// SHA instructions.
 //
 // Each round of a message waits for the round before it. One message leaves half of the SHA unit idle, and two fill it.
 // AVX-512 holds one message per lane, and is half as fast again.
@@ -105,8 +105,7 @@ HB_AVX512 inline Words turn(Words x, int bits) { return (x >> bits) | (x << (32 
 
 // The next block of each message, transposed: word i of all messages in words[i].
 HB_AVX512 inline void load_blocks(const uint8_t* data, int64_t stride, Words* words) {
-    const __m512i to_big_endian =
-        _mm512_broadcast_i32x4(_mm_set_epi64x(0x0c0d0e0f08090a0b, 0x0405060700010203));
+    const __m512i to_big_endian = _mm512_broadcast_i32x4(_mm_set_epi64x(0x0c0d0e0f08090a0b, 0x0405060700010203));
     __m512i r[16], t[16];
     for (int i = 0; i < 16; ++i) r[i] = _mm512_shuffle_epi8(_mm512_loadu_si512(data + i * stride), to_big_endian);
     for (int i = 0; i < 16; i += 2) {
@@ -131,12 +130,14 @@ HB_AVX512 inline void load_blocks(const uint8_t* data, int64_t stride, Words* wo
 }
 
 HB_AVX512 inline void take_blocks(Words* state, Words* w) {
-    Words a = state[0], b = state[1], c = state[2], d = state[3], e = state[4], f = state[5], g = state[6], h = state[7];
+    Words a = state[0], b = state[1], c = state[2], d = state[3], e = state[4], f = state[5], g = state[6],
+          h = state[7];
 #pragma GCC unroll 64
     for (int t = 0; t < 64; ++t) {
         if (t >= 16) {
             const Words p = w[(t - 15) & 15], q = w[(t - 2) & 15];
-            w[t & 15] += w[(t - 7) & 15] + (turn(p, 7) ^ turn(p, 18) ^ (p >> 3)) + (turn(q, 17) ^ turn(q, 19) ^ (q >> 10));
+            w[t & 15] +=
+                w[(t - 7) & 15] + (turn(p, 7) ^ turn(p, 18) ^ (p >> 3)) + (turn(q, 17) ^ turn(q, 19) ^ (q >> 10));
         }
         const Words one = h + (turn(e, 6) ^ turn(e, 11) ^ turn(e, 25)) + ((e & f) ^ (~e & g)) + w[t & 15] + ROUNDS[t];
         const Words two = (turn(a, 2) ^ turn(a, 13) ^ turn(a, 22)) + ((a & b) | (c & (a | b)));
