@@ -329,7 +329,7 @@ def test_a_destination_that_cannot_be_made(tmp_path: Path, source: Path) -> None
 def test_a_source_that_goes_away(tmp_path: Path, source: Path) -> None:
     plan = make_plan(source, Options())
     (source / "model-00002-of-00003.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"model-00002-of-00003.safetensors cannot be read (at|after) byte \d+"):
+    with pytest.raises(CheckpointError, match=r"model-00002-of-00003.safetensors cannot be read after byte \d+"):
         run(plan, tmp_path / "d", ONE)
 
 

@@ -53,7 +53,7 @@ def test_a_view_beyond_the_end(files: Files) -> None:
 
 
 def test_a_file_that_is_not_there(files: Files) -> None:
-    with pytest.raises(CheckpointError, match=r"cannot be read at byte 0: .*No such file"):
+    with pytest.raises(CheckpointError, match=r"cannot be read after byte 0: .*No such file"):
         files.read("none", 0, np.zeros(4, np.uint8))
 
 
