@@ -7,7 +7,7 @@ PIP := $(BIN)/python $(INSTALL)
 CPP = $(shell find src tests -name '*.cpp' -o -name '*.h' -o -name '*.inc' -o -name '*.cu' -o -name '*.cuh')
 
 .PHONY: help demo test test-docs test-pages test-clients test-zoo test-real test-gpu test-oldest test-arm64 check sanitize lint types \
-	format conform bench bench-convert docs wheel clean
+	format conform bench bench-convert docs docs-site wheel clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*##  *\(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-14s %s\n", $$1, $$2 }'
@@ -30,7 +30,7 @@ test-clients: $(VENV)/.peers .venv-vllm/.ready .venv-sglang/.ready  ## vLLM and 
 		tests/clients/check_vllm_families.py tests/clients/check_sglang_families.py
 
 test-real: $(VENV)/.peers  ## two real models, fetched once (180 MB), convert, load and compute in transformers (minutes)
-	$(BIN)/python -m pytest tests/real/check_real.py
+	$(BIN)/python -m pytest tests/real/check_real.py tests/real/check_gptq.py
 
 test-zoo: $(VENV)/.peers  ## a tiny model of every architecture class of transformers: converted, verified, loaded, computed (minutes)
 	$(BIN)/python -m tools.architectures.generate --check
@@ -73,14 +73,19 @@ bench: $(VENV)/.peers  ## speed against memcpy and the peers, bits checked
 bench-convert: $(VENV)/.peers  ## convert beside cp -r and a loop in torch (minutes, several GB of disk)
 	$(BIN)/python -m benchmarks.convert
 
-docs: $(VENV)/.runtime  ## rewrite the generated tables in docs/
+docs: $(VENV)/.runtime  ## rewrite the generated tables and pictures in docs/
 	$(BIN)/python docs/generate.py
+	$(BIN)/python docs/draw.py
+
+docs-site: .venv-docs/.ready  ## docs/ as a site in site/, to be opened from the disk; every link and anchor checked
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
+	.venv-docs/bin/python docs/check_site.py site
 
 wheel: .venv-wheel/.ready  ## build wheel and source archive into dist/, check them, try the wheel in an empty environment
 	.venv-wheel/bin/python tests/wheel.py
 
 clean:  ## remove everything that a target made
-	rm -rf $(VENV) .venv-vllm .venv-sglang .venv-oldest .venv-wheel dist .demo .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-vllm .venv-sglang .venv-oldest .venv-wheel .venv-docs site dist .demo .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -108,6 +113,11 @@ $(VENV)/.peers: requirements.txt requirements-dev.txt requirements-peers.txt pyp
 .venv-wheel/.ready: requirements-wheel.txt
 	$(PYTHON) -m venv --clear .venv-wheel
 	.venv-wheel/bin/python $(INSTALL) -r requirements-wheel.txt
+	touch $@
+
+.venv-docs/.ready: requirements-docs.txt
+	$(PYTHON) -m venv --clear .venv-docs
+	.venv-docs/bin/python $(INSTALL) -r requirements-docs.txt
 	touch $@
 
 # torch first and with what it needs; the client itself without, so that nothing built for a GPU comes along

@@ -120,7 +120,7 @@ def draw(curve: dict[str, Any], title: str) -> str:
         across = left + (width - left - right) * math.log2(count / counts[0]) / span
         return across, height - bottom - (height - top - bottom) * value / (math.ceil(most / step) * step)
 
-    body = [text(left, 14, title, size=12)]
+    body = [f'<rect width="{width}" height="{height}" fill="#ffffff"/>', text(left, 14, title, size=12)]
     for number in range(math.ceil(most / step) + 1):
         _, y = at(counts[0], number * step)
         body += [line(left, y, width - right, y, FAINT), text(left - 6, y + 4, f"{number * step:g}", "end")]

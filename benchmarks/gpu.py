@@ -34,11 +34,12 @@ from halfbyte.arrays import to_numpy
 from halfbyte.backends import Request
 from halfbyte.backends.gpu.batch import group_amaxes
 from halfbyte.backends.gpu.choose import ChosenKernel, choose
-from halfbyte.backends.gpu.dispatch import TENSOR, Small, block_commands, prepare_command
+from halfbyte.backends.gpu.dispatch import TENSOR, block_commands, prepare_command
 from halfbyte.backends.gpu.driver.commands import Program, Slot
 from halfbyte.backends.gpu.driver.run import run
 from halfbyte.backends.gpu.launch import Launch, Matrix, source_of
 from halfbyte.backends.gpu.operand import row_quads
+from halfbyte.backends.gpu.small import Small
 from halfbyte.testing import find_difference
 
 Call = Callable[[], object]

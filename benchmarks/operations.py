@@ -198,7 +198,6 @@ def _cast(inputs: Inputs) -> Operation:
             shape=shape,
             codes=codes[rows],
             scales=doubled,
-            global_scale=scale,
             stored_scale=scale,
         )
 

@@ -6,6 +6,7 @@
 imports, not from a list of names:
 
 - a test file that imports an ABSENT package at its top, itself or by way of another test file;
+- a page of documentation whose examples import one;
 - a test that imports one while it runs. An import by halfbyte itself is a failure: nothing here gives it a tensor;
 - the folders WITH_TORCH, which are about kernels for GPUs and about other projects as clients.
 
@@ -17,6 +18,7 @@ from __future__ import annotations
 import ast
 import functools
 import importlib.util
+import re
 import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -78,12 +80,20 @@ def needs_absent(path: Path) -> bool:
     return any(map(is_absent, modules)) or any(map(needs_absent, filter(None, map(file_of, modules))))
 
 
+def shows_absent(page: Path) -> bool:
+    """Whether an example of a page imports an absent package."""
+    imported = re.findall(r"^>>> (?:import|from) (.*)", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return any(is_absent(word) for line in imported for word in re.findall(r"[\w.]+", line))
+
+
 # --- pytest loads this module as a plugin: the hooks ---
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
     if any(collection_path.is_relative_to(ROOT / folder) for folder in WITH_TORCH):
         return True
+    if collection_path.suffix == ".md":
+        return True if shows_absent(collection_path) else None
     return True if collection_path.suffix == ".py" and needs_absent(collection_path) else None
 
 

@@ -26,7 +26,6 @@ def quantize(x: Any = X, format: Any = "nvfp4", **options: Any) -> hb.QuantizedT
 
 GIVE = "give float32, float16 or bfloat16"
 DTYPES: list[tuple[Any, str]] = [
-    (X.astype(np.float64), f"cannot quantize dtype float64: {GIVE}"),
     (X.astype(np.int32), f"cannot quantize dtype int32: {GIVE}"),
     (X.astype(np.uint8), f"cannot quantize dtype uint8: {GIVE}"),
     (X.astype(np.bool_), f"cannot quantize dtype bool: {GIVE}"),
@@ -34,7 +33,6 @@ DTYPES: list[tuple[Any, str]] = [
     (X.astype(">f4"), f"cannot quantize dtype >f4: {GIVE}"),
     (X.astype(ml_dtypes.float8_e4m3fn), f"cannot quantize dtype float8_e4m3fn: {GIVE}"),
     (X.astype(object), f"cannot quantize dtype object: {GIVE}"),
-    (torch.zeros(2, 32, dtype=torch.float64), f"cannot quantize dtype torch.float64: {GIVE}"),
     (torch.zeros(2, 32, dtype=torch.int64), f"cannot quantize dtype torch.int64: {GIVE}"),
     (torch.zeros(2, 32, dtype=torch.int16), f"cannot quantize dtype torch.int16: {GIVE}"),
     (torch.zeros(2, 32, dtype=torch.bool), f"cannot quantize dtype torch.bool: {GIVE}"),

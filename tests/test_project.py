@@ -45,9 +45,9 @@ def test_the_oldest_environment_has_the_floors() -> None:
         assert pinned[name] == ".".join(padded), name
 
 
-@pytest.mark.parametrize("name", ["requirements.txt", "requirements-dev.txt", "requirements-wheel.txt"])
+@pytest.mark.parametrize("name", ["", "-dev", "-wheel", "-docs"])
 def test_everything_is_pinned(name: str) -> None:
-    for line in (ROOT / name).read_text().splitlines():
+    for line in (ROOT / f"requirements{name}.txt").read_text().splitlines():
         assert re.fullmatch(r"#.*|-r \S+|[\w.-]+==[\w.]+", line), line
 
 
@@ -76,7 +76,7 @@ def test_the_workflow_runs_our_targets_with_known_actions() -> None:
     run = [step["run"] for step in steps if "run" in step]
     made = {command.removeprefix("make ") for command in run if command.startswith("make ")}
     assert made <= TARGETS
-    assert made >= {"check", "test-docs", "test-oldest", "wheel", "conform", "demo"}
+    assert made >= {"check", "test-docs", "docs-site", "test-oldest", "wheel", "conform", "demo"}
     assert {command for command in run if not command.startswith("make ")} == {"git diff --exit-code docs"}
     assert {step["uses"] for step in steps if "uses" in step} == {"actions/checkout@v4", "actions/setup-python@v5"}
     systems = {system for job in workflow["jobs"].values() for system in systems_of(job)}
@@ -102,6 +102,11 @@ def test_a_file_that_needs_torch_is_left_out() -> None:
     assert oldest.needs_absent(ROOT / "tests" / "test_quantize.py")
     assert oldest.pytest_ignore_collect(ROOT / "tests" / "test_quantize.py")
     assert oldest.pytest_ignore_collect(ROOT / "tests" / "backends" / "gpu" / "test_arithmetic.py")
+
+
+def test_a_page_whose_examples_need_torch_is_left_out() -> None:
+    assert oldest.pytest_ignore_collect(ROOT / "docs" / "tutorial.md")
+    assert not oldest.pytest_ignore_collect(ROOT / "docs" / "methods.md")
 
 
 def test_an_import_by_way_of_another_file_counts(tmp_path: Path) -> None:

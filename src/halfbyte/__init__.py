@@ -8,13 +8,22 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from halfbyte import checkpoint as checkpoint
     from halfbyte import contracts
+    from halfbyte import gpu as gpu
+    from halfbyte import layouts as layouts
+    from halfbyte import online as online
+    from halfbyte import testing as testing
     from halfbyte.casting import CastReport, cast
     from halfbyte.errors import HalfbyteError, InputError, UnknownNameError, UnsupportedError
+    from halfbyte.feedback import gptq
     from halfbyte.formats import FORMATS, get_format
-    from halfbyte.methods import METHODS, Amax, FourSix, Hessian, Optimal, Sweep, hessian_from_activations
+    from halfbyte.measured import QuantizationError, error
+    from halfbyte.methods import METHODS, Amax, FourSix, Gptq, Hessian, Optimal, Sweep, hessian_from_activations
     from halfbyte.quantize import dequantize, quantize
+    from halfbyte.saved import load
     from halfbyte.search import search_global_scale
+    from halfbyte.straight_through import fake_quant
     from halfbyte.types import QuantizedTensor
 
 __version__ = "0.2.0"
@@ -25,10 +34,12 @@ __all__ = [
     "Amax",
     "CastReport",
     "FourSix",
+    "Gptq",
     "HalfbyteError",
     "Hessian",
     "InputError",
     "Optimal",
+    "QuantizationError",
     "QuantizedTensor",
     "Sweep",
     "UnknownNameError",
@@ -36,8 +47,12 @@ __all__ = [
     "cast",
     "contracts",
     "dequantize",
+    "error",
+    "fake_quant",
     "get_format",
+    "gptq",
     "hessian_from_activations",
+    "load",
     "quantize",
     "search_global_scale",
 ]
@@ -45,15 +60,22 @@ __all__ = [
 HOMES = {
     "casting": ("CastReport", "cast"),
     "errors": ("HalfbyteError", "InputError", "UnknownNameError", "UnsupportedError"),
+    "feedback": ("gptq",),
     "formats": ("FORMATS", "get_format"),
-    "methods": ("METHODS", "Amax", "FourSix", "Hessian", "Optimal", "Sweep", "hessian_from_activations"),
+    "measured": ("QuantizationError", "error"),
+    "methods": ("METHODS", "Amax", "FourSix", "Gptq", "Hessian", "Optimal", "Sweep", "hessian_from_activations"),
     "quantize": ("dequantize", "quantize"),
+    "saved": ("load",),
     "search": ("search_global_scale",),
+    "straight_through": ("fake_quant",),
     "types": ("QuantizedTensor",),
 }
 """The module of each public name. It is loaded when the name is first used, so that importing halfbyte costs little."""
 
-MODULES = ("arrays", "backends", "codec", "contracts", "on_device", "request", *HOMES)
+MODULES = (
+    "arrays", "backends", "checkpoint", "codec", "contracts", "gpu", "layouts", "on_device", "online", "request",
+    "testing", *HOMES,
+)  # fmt: skip
 """Modules that are attributes of the package without an import of their own."""
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import sys
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, cast
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     Array: TypeAlias = npt.NDArray[Any] | torch.Tensor
 else:
     Array = Any
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 DTYPE_NAMES = {
     "float32": "fp32",
@@ -65,6 +69,19 @@ def like(array: npt.NDArray[Any], original: object) -> Array:
     if array.dtype == BFLOAT16:
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16).to(original.device)
     return torch.from_numpy(array).to(original.device)
+
+
+def of_either_kind(function: F) -> F:
+    """Let a function of numpy arrays take torch tensors as well: then its results are tensors on the first's device."""
+
+    @functools.wraps(function)
+    def either(first: Array, *others: Any, **named: Any) -> Any:
+        if not is_torch(first):
+            return function(first, *others, **named)
+        made = function(to_numpy(first), *(to_numpy(each) if is_torch(each) else each for each in others), **named)
+        return tuple(like(each, first) for each in made) if isinstance(made, tuple) else like(made, first)
+
+    return cast("F", either)
 
 
 def float8_view(scales: Array, name: str) -> Array:

@@ -62,10 +62,12 @@ def quantize_experts(
     if width % request.format.block:
         raise InputError(f"shape {tuple(weights.shape)}: the last axis must be a multiple of {request.format.block}")
     matrix = weights.reshape(-1, width)
-    amax = None
+    parts = quantize_matrix(matrix, request, group_rows=matrix.shape[0] if shared else rows)
     if shared:
-        amax = group_amaxes(matrix.contiguous(), matrix.shape[0]).expand(experts).contiguous()
-    parts = quantize_matrix(matrix, request, amax, group_rows=rows)
+        scales = (
+            None if scale is None else scale.expand(experts) for scale in (parts.stored_scale, parts.global_scale)
+        )
+        parts = Parts(parts.codes, parts.scales, *scales)
     return _views(parts, [(rows, width)] * experts, request)
 
 
@@ -111,7 +113,7 @@ def _views(parts: Parts[torch.Tensor], shapes: list[tuple[int, ...]], request: R
             count *= size
         blocks = count // block
         out.append(
-            QuantizedTensor(
+            QuantizedTensor.trusted(
                 format=request.format,
                 shape=shape,
                 codes=codes[at * block // 2 : (at + blocks) * block // 2].view(*shape[:-1], -1),

@@ -10,6 +10,7 @@ from halfbyte.arrays import Array, is_torch
 from halfbyte.backends.protocol import Backend, Parts
 from halfbyte.codec.bits import DTYPES, F32
 from halfbyte.errors import InputError
+from halfbyte.parts import per_row
 from halfbyte.request import Request, check_takes_amax
 from halfbyte.types import QuantizedTensor
 
@@ -47,7 +48,7 @@ def quantize_tensor(
     def scalar_or_rows(value: torch.Tensor | None) -> torch.Tensor | None:
         return None if value is None else value.reshape(leading if request.scaling == "row" else ())
 
-    return QuantizedTensor(
+    return QuantizedTensor.trusted(
         format=request.format,
         shape=shape,
         codes=codes.reshape(*leading, -1) if out is None else out.codes,
@@ -73,6 +74,7 @@ def decode_tensor(
         if part is not None and part.device != codes.device:
             raise InputError(f"codes are on {codes.device}, another part of the tensor on {part.device}")
     rows, width = codes.numel() // codes.shape[-1], q.shape[-1]
+    numbers = None if stored is None else cast("torch.Tensor", per_row(stored, q.shape))
     given: torch.Tensor | None = None
     if out is not None:
         if not is_torch(out) or tuple(out.shape) != q.shape or out.dtype != wanted or out.device != codes.device:
@@ -83,7 +85,7 @@ def decode_tensor(
             _check_apart(out, part, "q")
         given = out.view(rows, width)
     values = engine.dequantize(
-        Parts(codes.reshape(rows, -1), scales.reshape(rows, -1), stored), (rows, width), request, wanted, given
+        Parts(codes.reshape(rows, -1), scales.reshape(rows, -1), numbers), (rows, width), request, wanted, given
     )
     return out if out is not None and is_torch(out) else values.reshape(q.shape)
 

@@ -7,6 +7,7 @@ comes back to its inference engines.
 from __future__ import annotations
 
 import functools
+import math
 import operator
 import sys
 from collections.abc import Iterable, Mapping
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from halfbyte.arrays import DTYPE_NAMES, Array, is_torch, like, to_numpy
+from halfbyte.backends.headroom import ALONE, best, merged, widened
 from halfbyte.checkpoint.execute.engine import Engine
 from halfbyte.checkpoint.execute.repair import LARGEST_PRODUCT, SMALLEST_AMAX
 from halfbyte.checkpoint.plan.select import Rules
@@ -71,8 +73,8 @@ def quantize_named(params: Iterable[Named] | Mapping[str, Array], rules: Rules, 
         return _on_card(pairs, list(arrays), fresh, sync)
     for at in sync.fresh:
         _check_dtype(*pairs[at])
-    amaxes = _shared_amaxes(pairs, sync.groups) if sync.format.has_global else {}
     engine = Engine(sync.format, sync.target.contract, sync.target.method, sync.target.repairs)
+    amaxes = _shared_amaxes(pairs, sync.groups, engine) if sync.format.has_global else {}
     result: list[Named] = []
     quantized = set(sync.fresh)
     for at, (name, x) in enumerate(pairs):
@@ -228,14 +230,28 @@ def to_dtype(x: Array) -> object:
     return to_numpy(x[:0]).dtype
 
 
-def _shared_amaxes(pairs: list[Named], groups: Iterable[tuple[int, ...]]) -> dict[int, np.float32]:
-    shared: dict[int, np.float32] = {}
+def _shared_amaxes(
+    pairs: list[Named], groups: Iterable[tuple[int, ...]], engine: Engine
+) -> dict[int, tuple[np.float32, np.float32]]:
+    """For each tensor, the amax of its group, and the one to quantize the group with."""
+    shared: dict[int, tuple[np.float32, np.float32]] = {}
     for group in groups:
         largest = np.float32(0)
         for at in group:
             largest = np.maximum(largest, _amax(pairs[at][1]))  # NaN stays
-        shared |= dict.fromkeys(group, largest)
+        shared |= dict.fromkeys(group, (largest, _raised([pairs[at][1] for at in group], largest, engine)))
     return shared
+
+
+def _raised(members: list[Array], amax: np.float32, engine: Engine) -> np.float32:
+    """The amax of tensors that share it, raised by the headroom with the least error if the method chooses one."""
+    candidates = engine.headrooms(sum(math.prod(x.shape) for x in members))
+    if candidates == ALONE or not np.isfinite(amax) or amax == 0:
+        return amax
+    if engine.usable_amax(amax, "") != amax:
+        return amax
+    parts = (engine.survey(to_numpy(x.detach() if is_torch(x) else x), amax, candidates) for x in members)
+    return np.float32(widened(amax, best(candidates, merged(parts))))
 
 
 def _amax(x: Array) -> np.float32:
@@ -245,7 +261,12 @@ def _amax(x: Array) -> np.float32:
 
 
 def _quantized(
-    module: str, x: Array, amax: np.float32 | None, engine: Engine, target: Target, activations: Activations
+    module: str,
+    x: Array,
+    amaxes: tuple[np.float32, np.float32] | None,
+    engine: Engine,
+    target: Target,
+    activations: Activations,
 ) -> list[Named]:
     """The tensors of one module under the layout's names."""
     format = target.format
@@ -253,14 +274,16 @@ def _quantized(
         raise UnsupportedError("no format to quantize to")
     if is_torch(x):
         x = x.detach().contiguous()
-    largest = _amax(x) if amax is None else amax
+    largest, raised = (_amax(x),) * 2 if amaxes is None else amaxes
+    if amaxes is None and format.has_global:
+        raised = _raised([x], largest, engine)
     if not np.isfinite(largest):
         who = module if not np.isfinite(_amax(x)) else f"a partner of {module}"
         raise CheckpointError(
             f"{who} holds {'NaN' if np.isnan(largest) else 'Inf'}: its scale would be unusable; repair it, or keep the "
             f"module unquantized: Rules(keep=({module!r},))"
         )
-    usable = engine.usable_amax(largest, module)
+    usable = engine.usable_amax(raised, module)
     q = quantize(x, format, target.contract, target.method, global_amax=usable if format.has_global else None)
     scales = engine.tensor_scales(usable, cast("np.dtype[np.generic]", to_dtype(x))) if format.has_global else None
     one = np.float32(1)

@@ -7,6 +7,7 @@ these objects, so no other object can get their identity.
 
 from __future__ import annotations
 
+import sys
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -20,6 +21,7 @@ from halfbyte.codec.bits import dtype_name
 from halfbyte.contracts import CONTRACTS
 from halfbyte.contracts.spec import Rule
 from halfbyte.errors import InputError
+from halfbyte.foreign import NeedsConversion, needs_conversion
 from halfbyte.formats import FORMATS
 from halfbyte.methods import METHODS, Amax, FourSix, Method, Optimal, Sweep
 from halfbyte.request import Request, resolve, resolve_decoding
@@ -71,7 +73,7 @@ def prepare(
     """The request and the backend for the arguments of `quantize`; see there for their meaning."""
     named_format = FORMATS.get(format, format) if type(format) is str else format
     named_contract = CONTRACTS.get(contract, contract) if type(contract) is str else contract
-    named_method = METHODS.get(method, method) if type(method) is str else method
+    named_method = METHODS.get(method) or sys.intern(method) if type(method) is str else method
     operand: object = None
     if is_torch(x):
         operand = (x.dtype, x.layout, x.is_cpu or x.device.type)
@@ -145,7 +147,9 @@ def holds_no_arrays(method: Method) -> bool:
 
 
 def _dtype_of(x: Array) -> str:
-    """Short name of an operand's dtype. Raises if this kind of array cannot be quantized."""
+    """Short name of an operand's dtype. Raises if this kind of array cannot be quantized as it is."""
+    if needs_conversion(x):
+        raise NeedsConversion
     if not is_torch(x):
         return dtype_name(to_numpy(x).dtype)
     if str(x.layout) != "torch.strided":

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any, cast
+from functools import partial
+from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -16,14 +17,17 @@ from halfbyte.contracts import Contract
 from halfbyte.contracts.spec import Scaling, Transform
 from halfbyte.device_calls import dequantize_on_card, is_on_card, quantize_on_card
 from halfbyte.errors import InputError
+from halfbyte.experts import by_expert
+from halfbyte.foreign import NeedsConversion, move_axis, to_operand
 from halfbyte.formats import BlockFormat
 from halfbyte.methods import Method
 from halfbyte.on_device import decode_tensor, quantize_tensor
 from halfbyte.one_call import dequantize_at_once, quantize_at_once
+from halfbyte.parts import per_row
 from halfbyte.prepared import prepare, prepare_decoding
 from halfbyte.request import Request, check_shape, check_takes_amax, stores_scale
 from halfbyte.tracing import dequantize_traced, is_tracing, quantize_traced
-from halfbyte.types import QuantizedTensor
+from halfbyte.types import QuantizedTensor, missing_scale
 
 
 def quantize(
@@ -33,39 +37,60 @@ def quantize(
     method: str | Method | None = None,
     block: int | None = None,
     tile: tuple[int, int] | None = None,
-    scaling: Scaling | None = None,
+    scaling: Scaling | Literal["expert"] | None = None,
     global_amax: object = None,
     backend: str = "auto",
     threads: int | None = None,
     out: QuantizedTensor | None = None,
+    axis: int = -1,
 ) -> QuantizedTensor:
-    """Quantize a tensor along its last axis to the bytes that a contract defines.
+    """Quantize a tensor to the bytes that a contract defines. Blocks run along the last axis, or along `axis`.
 
     NaN, Inf and all-zero tensors are not errors: each contract has a rule for them (docs/contracts.md). -0.0 becomes
     code 0 or 8, as the contract says. Values beyond the largest element saturate. If the length of the last axis is not
     a multiple of the block, the contract either pads the tensor or raises an error.
 
-    x: float32, float16 or bfloat16; a numpy array (bfloat16 from ml_dtypes) or a torch tensor, with any leading axes.
+    x: float32, float16 or bfloat16; a torch tensor or a numpy array (bfloat16 from ml_dtypes), with any leading axes.
+        The results are of the same kind, on the same device. float64 is rounded once to float32; a finite value that
+        would become Inf raises. Arrays of other libraries (jax, mlx, anything with `__dlpack__` or `__array__`) are
+        copied to numpy, or to torch if they are on a GPU.
     format: "nvfp4", "mxfp4" or "mxfp8".
     contract: the project whose bytes to produce: a name, an instance such as `hb.contracts.torchao(two_level=False)`,
         or None for the format's default ("transformer_engine" for NVFP4, "ocp" for MX).
-    method: "amax", "four_six", "sweep", "optimal", an instance such as `hb.FourSix("mse", 256)`, or None for the
-        contract's own method.
+    method: how each block's scale is chosen; None for the contract's own method. A name has the contract's own options;
+        options follow after colons. `halfbyte contracts` lists what each contract takes.
+        "amax": the largest magnitude gets the largest code. Every contract.
+        "four_six", "four_six:mse:256", "four_six:mae:448:fast_error" or `hb.FourSix("mse", 256)`: the largest
+        magnitude becomes 6 or 4. transformer_engine, miles, modelopt, fouroversix, flashinfer(mode="4over6").
+        "sweep", "sweep:fused" or `hb.Sweep(fused=True)`: Model-Optimizer's search of all scales. modelopt.
+        "optimal" or `hb.Optimal(weights)`: the scale with the least squared, or weighted, error. Every contract.
+        `hb.Hessian(h, codes="descent")`: the scale with the least error of a layer's output. Every contract.
     block: None for the format's block length, or 16 or 32.
     tile: None for one scale per block of one row; (16, 16) for one scale per square, if the contract has square tiles.
-    scaling: "tensor" for one global scale, "row" for one per row, if the contract has row scaling.
-    global_amax: the amax to use instead of the tensor's own, when several tensors share a global scale. If it is a CUDA
-        tensor, its values are not checked, because a check would wait for the device.
+    scaling: "tensor" for one global scale; "row" for one per row, if the contract has row scaling; "expert" for one
+        per index of the first axis of a 3-D tensor, which equals quantizing each matrix alone.
+    global_amax: the amax to use instead of the tensor's own, when several tensors share a global scale. One number; one
+        per row or per expert where `scaling` says so. If it is a CUDA tensor, its values are not checked, because a
+        check would wait for the device.
     backend: "auto", "gpu" (CUDA tensors, which stay on their device), "cpu" (compiled) or "reference" (numpy). All
         give the same bits; "auto" takes the first backend that can serve the call.
     threads: the number of threads; None: HALFBYTE_THREADS, or the number of processors. It never changes a bit.
     out: a QuantizedTensor of the same format and shape. Its codes and scales are overwritten, so no memory is allocated
         for them.
+    axis: the axis to cut into blocks. It is moved to the end first, so the result has the shape of
+        `x.movedim(axis, -1)`, and so have the decoded values: `hb.dequantize(q).movedim(-1, axis)` turns them back.
 
-    >>> q = quantize(np.linspace(-1, 1, 32, dtype=np.float32), "nvfp4")
+    >>> import torch
+    >>> q = quantize(torch.linspace(-1, 1, 32), "nvfp4", method="four_six:mse")
     >>> q.codes.shape, q.scales.tolist(), f"{q.global_scale:.6f}"
-    ((16,), [126, 126], '0.000372')
+    (torch.Size([16]), [126, 126], '0.000372')
+    >>> quantize(torch.ones(64, 3), "mxfp4", axis=0).shape
+    (3, 64)
     """
+    if axis != -1 or scaling == "expert":
+        moved = move_axis(x, axis)
+        options = (contract, method, block, tile, scaling, global_amax, backend, threads, out)
+        return (quantize if scaling != "expert" else partial(by_expert, quantize))(moved, format, *options)
     arguments = (format, contract, method, block, tile, scaling, global_amax, backend, threads, out)
     if is_tracing() and is_torch(x):
         return quantize_traced(x, *arguments)
@@ -73,7 +98,10 @@ def quantize(
         on_card = quantize_on_card(x, *arguments)
         if on_card is not None:
             return on_card
-    kept = prepare(x, format, contract, method, block, tile, scaling, backend, threads)
+    try:
+        kept = prepare(x, format, contract, method, block, tile, scaling, backend, threads)
+    except NeedsConversion:
+        return quantize(to_operand(x), *arguments)
     request, engine = kept.request, kept.engine
     room = None
     if out is not None and not engine.takes_tensors:
@@ -87,13 +115,13 @@ def quantize(
     if 0 in shape:
         return _without_rows(x, shape, request, global_amax, backend, out)
     if engine.takes_tensors and is_torch(x):
-        given = global_amax if is_torch(global_amax) else _check_global_amax(global_amax, request, shape)
+        given = global_amax if is_torch(global_amax) else check_global_amax(global_amax, request, shape)
         return quantize_tensor(x, shape, request, engine, out, given)
     array = to_numpy(x)
     matrix: npt.NDArray[Any] = array.reshape(-1, array.shape[-1])
     if request.contract.transform.columnwise:
         matrix = matrix.T
-    parts = engine.quantize(matrix, request, _check_global_amax(global_amax, request, shape), room)
+    parts = engine.quantize(matrix, request, check_global_amax(global_amax, request, shape), room)
     leading = shape[:-1]
     codes, scales = parts.codes, parts.scales
     if room is not None:
@@ -104,7 +132,7 @@ def quantize(
     def scalar_or_rows(value: F32 | None) -> Array | None:
         return None if value is None else like(value.reshape(leading if request.scaling == "row" else ()), x)
 
-    return QuantizedTensor(
+    return QuantizedTensor.trusted(
         format=request.format,
         shape=shape,
         codes=like(codes.reshape(*leading, -1), x) if out is None else out.codes,
@@ -127,13 +155,17 @@ def dequantize(
 
     NaN scale bytes decode to NaN. Code 8 decodes to -0.0 or +0.0, as the contract says.
 
+    q: what `quantize` gives, or a QuantizedTensor made from bytes. The result has its shape, and is a torch tensor on
+        its device or a numpy array, as its parts are.
     dtype: "float32", "float16" or "bfloat16", or the numpy or torch dtype.
+    backend, threads: as in `quantize`.
     out: an array of that dtype and of q's shape. The values are written into it and it is returned, so no memory is
         allocated.
 
-    >>> q = quantize(np.float32([[1.0] * 16]), "nvfp4")
-    >>> dequantize(q)[0, :3].tolist()
-    [1.0, 1.0, 1.0]
+    >>> import torch
+    >>> q = quantize(torch.ones(1, 16), "nvfp4")
+    >>> dequantize(q, torch.bfloat16)[0, :3]
+    tensor([1., 1., 1.], dtype=torch.bfloat16)
     """
     if is_tracing() and is_torch(q.codes):
         return dequantize_traced(q, dtype, backend, threads, out)
@@ -144,9 +176,7 @@ def dequantize(
     kept = prepare_decoding(q, dtype, backend, threads)
     request, engine, wanted = kept.request, kept.engine, kept.dtype
     if q.stored_scale is None and stores_scale(kept.rule):
-        raise InputError(
-            f"contract {q.contract.name} decodes {q.format.name} with a stored scale, and the tensor has none"
-        )
+        raise InputError(missing_scale(q))
     if 0 in q.shape:
         return like(np.empty(q.shape, wanted) if out is None else _check_decoded(out, q, wanted), q.codes)
     if kept.whole is not None and out is None:
@@ -157,7 +187,7 @@ def dequantize(
     if engine.takes_tensors:
         return decode_tensor(q, request, engine, wanted, out)
     given = None if out is None else _check_decoded(out, q, wanted).reshape(rows, width)
-    stored = None if q.stored_scale is None else to_numpy(q.stored_scale).reshape(-1)
+    stored = None if q.stored_scale is None else to_numpy(per_row(q.stored_scale, q.shape))
     values = engine.dequantize(
         Parts(to_numpy(q.codes).reshape(rows, -1), to_numpy(q.scales).reshape(rows, -1), stored),
         (rows, width),
@@ -198,7 +228,6 @@ def _without_rows(
         shape=shape,
         codes=empty(one.codes) if out is None else out.codes,
         scales=empty(one.scales) if out is None else out.scales,
-        global_scale=scale(one.global_scale),
         stored_scale=scale(one.stored_scale),
         contract=request.contract,
     )
@@ -251,7 +280,7 @@ def _one_amax(global_amax: object, request: Request) -> float | None:
     return abs(float(global_amax))
 
 
-def _check_global_amax(global_amax: object, request: Request, shape: tuple[int, ...]) -> F32 | None:
+def check_global_amax(global_amax: object, request: Request, shape: tuple[int, ...]) -> F32 | None:
     """The given amax as float32 of shape (1,) or (rows,)."""
     if global_amax is None:
         return None

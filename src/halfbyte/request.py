@@ -6,14 +6,14 @@ Only `resolve` and `resolve_decoding` create a `Request`. They compute nothing, 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from halfbyte.contracts import CONTRACTS, Contract, DecodeRule, MXRule, NVFP4Rule, get_contract
 from halfbyte.contracts.hadamard import GROUP
 from halfbyte.contracts.spec import Rule, Scaling, Tile, defined_methods, with_defaults
 from halfbyte.errors import InputError, UnsupportedError, unknown_name
 from halfbyte.formats import E2M1, E4M3, E8M0, BlockFormat, get_format
-from halfbyte.methods import Amax, FourSix, Method, check_method_name
+from halfbyte.methods import Amax, FourSix, Method, parse_method
 
 SCALINGS = ("tensor", "row")
 
@@ -169,16 +169,18 @@ def _resolve_method(method: str | Method | None, contract: Contract, rule: Rule,
     if isinstance(method, Method) and method.everywhere:
         return method
     if isinstance(method, str):
-        kind = check_method_name(method)
+        kind, given = parse_method(method)
         if kind.needs:
             raise UnsupportedError(f"method {method!r} needs {kind.needs}")
         if kind.everywhere:
-            return with_defaults(kind)
+            return replace(with_defaults(kind), **given) if given else with_defaults(kind)
         known = defined_methods(rule)
         named = [candidate for candidate in known if isinstance(candidate, kind)]
         if not named:
             raise _undefined(method, contract, format, known)
-        return named[0]
+        if not given:
+            return named[0]
+        method = replace(named[0], **given)
     if not isinstance(method, Method):
         raise unknown_name("method", method, ["a name", "hb.Amax()", "hb.FourSix(...)", "hb.Optimal(...)"])
     if isinstance(method, FourSix) and isinstance(rule, NVFP4Rule) and rule.four_six is not None:

@@ -53,7 +53,8 @@ def search_global_scale(
     The amax is multiplied by 2**(octaves·i/steps) for i from -steps/4 to steps. Most candidates are larger than the
     amax, because a smaller one clips. Block scales are E4M3 values, eight per octave; another tensor scale shifts the
     products that they can form. Errors are summed in float64. The tensor's own amax is a candidate and wins ties, so
-    the result is never worse.
+    the result is never worse. Each amax is given to `quantize`, so a method's own choice of the tensor scale (the
+    `headroom` of Optimal) plays no part.
 
     Tensors with NaN or Inf raise: they have no error to minimise.
 

@@ -1,36 +1,27 @@
 """quantize and dequantize as operators of PyTorch, so that torch.compile can trace through them. Imports torch.
 
 import halfbyte.torch_ops
-codes, scales, multiplier, stored = torch.ops.halfbyte.quantize(x, "nvfp4", "transformer_engine", "amax")
+codes, scales, multiplier, stored = torch.ops.halfbyte.quantize(x, "nvfp4", "transformer_engine", "four_six:mse:256")
+y = torch.ops.halfbyte.fake_quant(x, "nvfp4", "transformer_engine", "optimal")
+
+Methods are spelled as everywhere (methods/spelling.py).
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 
 from halfbyte import tracing
 from halfbyte.codec.blocks import ceil_div
 from halfbyte.contracts import NVFP4Rule, get_contract
-from halfbyte.errors import InputError
+from halfbyte.errors import UnsupportedError
 from halfbyte.formats import get_format
-from halfbyte.methods import Amax, FourSix, Method, Optimal
 from halfbyte.quantize import dequantize as dequantize_tensor
 from halfbyte.quantize import quantize as quantize_tensor
-from halfbyte.request import check_shape
+from halfbyte.request import check_shape, resolve
 from halfbyte.types import QuantizedTensor
-
-METHODS: dict[str, Method] = {
-    "amax": Amax(),
-    "optimal": Optimal(),
-    **{
-        f"four_six_{error}_{top}{'_fast' * fast}": FourSix(error, top, fast)
-        for error in ("mae", "mse")
-        for top in (448, 256)
-        for fast in (False, True)
-    },
-}
-"""The methods by their names in the operators."""
-
 
 Four = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -53,7 +44,7 @@ def quantize(
     x: torch.Tensor, format: str, contract: str, method: str = "amax", global_amax: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Codes, scales, multiplier and stored scale. If the contract has no multiplier or stored scale, it is empty."""
-    q = quantize_tensor(x, format, contract, _method(method), global_amax=global_amax)
+    q = quantize_tensor(x, format, contract, method, global_amax=global_amax)
     return _parts(q)
 
 
@@ -78,10 +69,10 @@ def dequantize(
     dtype: torch.dtype, method: str = "amax",
 ) -> torch.Tensor:  # fmt: skip
     """Decoded values of that dtype. `stored` is the stored scale that quantize returned, which may be empty."""
-    block_format = get_format(format)
-    chosen = get_contract(contract, block_format)
+    request = resolve(format, contract, method)
     kept = stored.reshape(()) if stored.numel() == 1 else stored if stored.numel() else None
-    q = QuantizedTensor(block_format, (*codes.shape[:-1], width), codes, scales, None, kept, chosen, _method(method))
+    shape = (*codes.shape[:-1], width)
+    q = QuantizedTensor(request.format, shape, codes, scales, None, kept, request.contract, request.method)
     values = dequantize_tensor(q, dtype)
     if not isinstance(values, torch.Tensor):
         raise TypeError("tensors decode to tensors")
@@ -94,12 +85,6 @@ def _(
     dtype: torch.dtype, method: str = "amax",
 ) -> torch.Tensor:  # fmt: skip
     return codes.new_empty((*codes.shape[:-1], width), dtype=dtype)
-
-
-def _method(name: str) -> Method:
-    if name not in METHODS:
-        raise InputError(f"unknown method {name!r} of the operator; known: {', '.join(METHODS)}")
-    return METHODS[name]
 
 
 # --- what torch.compile makes of hb.quantize and hb.dequantize (tracing.py) ---
@@ -155,3 +140,58 @@ def _(
 ) -> torch.Tensor:
     names = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
     return codes.new_empty(shape, dtype=names[tracing.CALLS[call].dtype])
+
+
+# --- fake quantization ---
+
+
+def _straight(function: Any, others: int) -> None:
+    """Let the gradient of the first argument be the gradient of the result."""
+
+    def backward(ctx: object, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return (gradient, *(None,) * others)
+
+    function.register_autograd(backward)
+
+
+@torch.library.custom_op("halfbyte::fake_quant", mutates_args=())
+def fake_quant(x: torch.Tensor, format: str, contract: str, method: str = "amax") -> torch.Tensor:
+    """The values that x has after quantization, in its dtype; the gradient passes straight through."""
+    return _decoded(quantize_tensor(x, format, contract, method), x)
+
+
+@fake_quant.register_fake
+def _(x: torch.Tensor, format: str, contract: str, method: str = "amax") -> torch.Tensor:
+    return x.new_empty(x.shape)
+
+
+@torch.library.custom_op("halfbyte::fake_quant_traced", mutates_args=())
+def fake_quant_traced(
+    x: torch.Tensor, call: str, global_amax: torch.Tensor | None, number: float | None
+) -> torch.Tensor:
+    """The same by the name of a traced call."""
+    traced = tracing.CALLS[call]
+    request = traced.request
+    q = quantize_tensor(
+        x, request.format, request.contract, request.method, tile=request.tile, scaling=request.scaling,
+        global_amax=number if global_amax is None else global_amax, backend=traced.backend, threads=request.threads,
+    )  # fmt: skip
+    return _decoded(q, x)
+
+
+@fake_quant_traced.register_fake
+def _(x: torch.Tensor, call: str, global_amax: torch.Tensor | None, number: float | None) -> torch.Tensor:
+    return x.new_empty(x.shape)
+
+
+_straight(fake_quant, 3)
+_straight(fake_quant_traced, 3)
+
+
+def _decoded(q: QuantizedTensor, x: torch.Tensor) -> torch.Tensor:
+    if q.contract.transform.columnwise or q.contract.transform.hadamard:
+        raise UnsupportedError(f"{q.contract} transforms the tensor, so its decoded values do not stand for x")
+    values = dequantize_tensor(q, x.dtype)
+    if not isinstance(values, torch.Tensor):
+        raise TypeError("tensors decode to tensors")
+    return values

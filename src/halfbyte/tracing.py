@@ -6,6 +6,7 @@ operator gets a name for them. The name is made from what they are, because torc
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import functools
 import hashlib
@@ -22,7 +23,6 @@ from halfbyte.arrays import is_torch, output_dtype
 from halfbyte.codec.bits import DTYPES
 from halfbyte.contracts import NVFP4Rule
 from halfbyte.errors import UnsupportedError
-from halfbyte.methods import Method
 from halfbyte.request import Request, resolve, resolve_decoding, stores_scale
 from halfbyte.types import QuantizedTensor
 
@@ -71,8 +71,9 @@ def quantize_traced(
     import torch
 
     name = quantizing(
-        format, contract, method, block, tile, scaling, backend, threads, str(x.dtype), str(x.device.type)
-    )
+        handle(format), handle(contract), handle(method), block, tile, scaling, backend, threads,
+        str(x.dtype), str(x.device.type),
+    )  # fmt: skip
     call = CALLS[name]
     tensor = global_amax if is_torch(global_amax) else None
     number = None if tensor is not None or global_amax is None else float(global_amax)
@@ -82,16 +83,18 @@ def quantize_traced(
         codes, scales = into.codes.copy_(codes), into.scales.copy_(scales)
     width = x.shape[-1]
     shape = (width, x.numel() // width) if call.request.contract.transform.columnwise else tuple(x.shape)
-    return QuantizedTensor(
+    q = QuantizedTensor(
         call.request.format,
         shape,
         codes,
         scales,
-        multiplier if call.has_multiplier else None,
+        None,
         stored if call.has_stored else None,
         call.request.contract,
         call.request.method,
     )
+    object.__setattr__(q, "_multiplier", multiplier if call.has_multiplier else None)
+    return q
 
 
 def dequantize_traced(q: QuantizedTensor, dtype: Any, backend: Any, threads: Any, out: Any) -> torch.Tensor:
@@ -99,9 +102,25 @@ def dequantize_traced(q: QuantizedTensor, dtype: Any, backend: Any, threads: Any
     import torch
 
     codes: Any = q.codes
-    name = decoding(q.format, q.contract, q.method, dtype, backend, threads, str(codes.device.type))
+    wanted = dtype if isinstance(dtype, str | torch.dtype) else handle(dtype)
+    device = str(codes.device.type)
+    name = decoding(handle(q.format), handle(q.contract), handle(q.method), wanted, backend, threads, device)
     values: torch.Tensor = torch.ops.halfbyte.dequantize_traced(codes, q.scales, q.stored_scale, list(q.shape), name)
     return values if out is None else out.copy_(values)
+
+
+def handle(value: Any) -> Any:
+    """What stands for an object in the arguments of the functions below; names and None stand for themselves.
+
+    torch before 2.13 hands only plain values to a function that it calls while it traces. It knows `id`, and compiles
+    again if the object is another one.
+    """
+    return value if value is None or isinstance(value, str) else (id(value),)
+
+
+def behind(handle: Any) -> Any:
+    """The object that a handle stands for. It is an argument of the call that is being traced, so it is alive."""
+    return ctypes.cast(handle[0], ctypes.py_object).value if isinstance(handle, tuple) else handle
 
 
 # --- looked up when a call is traced ---
@@ -111,21 +130,22 @@ def quantizing(
     format: Any, contract: Any, method: Any, block: Any, tile: Any, scaling: Any, backend: str, threads: Any,
     dtype: str, device: str,
 ) -> str:  # fmt: skip
-    """The name of a call of quantize."""
+    """The name of a call of quantize. Format, contract and method are handles."""
     short = {"torch.float32": "fp32", "torch.float16": "fp16", "torch.bfloat16": "bf16"}.get(dtype)
     if short is None:
         raise UnsupportedError(f"cannot quantize dtype {dtype.removeprefix('torch.')}: give a float tensor")
     request = resolve(
-        format, contract, method, block=block, tile=tile, scaling=scaling, dtype=short, threads=threads, device=device
-    )
+        behind(format), behind(contract), behind(method),
+        block=block, tile=tile, scaling=scaling, dtype=short, threads=threads, device=device,
+    )  # fmt: skip
     rule = request.contract.rule(request.format)
     return _remembered(Traced(request, backend, isinstance(rule, NVFP4Rule), stores_scale(rule)))
 
 
-def decoding(format: Any, contract: Any, method: Method, dtype: Any, backend: str, threads: Any, device: str) -> str:
-    """The name of a call of dequantize."""
-    request = resolve_decoding(format, contract, method, threads, device)
-    wanted = output_dtype(dtype)
+def decoding(format: Any, contract: Any, method: Any, dtype: Any, backend: str, threads: Any, device: str) -> str:
+    """The name of a call of dequantize. Format, contract and method are handles, as is a dtype without a name."""
+    request = resolve_decoding(behind(format), behind(contract), behind(method), threads, device)
+    wanted = output_dtype(behind(dtype))
     short = next(name for name, known in DTYPES.items() if known == wanted)
     return _remembered(Traced(request, backend, False, False, short))
 

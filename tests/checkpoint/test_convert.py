@@ -45,9 +45,11 @@ def test_modelopt_tensors_are_what_quantize_gives(tmp_path: Path, dtype: npt.DTy
     made = read_checkpoint(tmp_path / "d")
     left = dict(made)
     for group in groups():
-        shared = amax(*(tensors[f"{module}.weight"] for module in group))
-        for module in group:
-            q = hb.quantize(tensors[f"{module}.weight"], "nvfp4", "modelopt", method, global_amax=shared)
+        weights = [tensors[f"{module}.weight"] for module in group]
+        whole = hb.quantize(np.concatenate(weights), "nvfp4", "modelopt", method)  # what shares a scale, as one tensor
+        stops = np.cumsum([len(weight) for weight in weights])
+        for module, weight, stop in zip(group, weights, stops, strict=True):
+            q = whole[stop - len(weight) : stop]
             assert_same_bits(left.pop(f"{module}.weight"), q.codes)
             assert_same_bits(left.pop(f"{module}.weight_scale"), q.scales)
             assert q.global_scale is not None

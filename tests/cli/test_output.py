@@ -51,7 +51,12 @@ COMMANDS = sorted(getattr(get_command(app), "commands"))  # noqa: B009
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_shows_every_option_whole(command: str, columns: int | None) -> None:
     output = run(command, "--help", columns=columns)
-    options = [name for option in getattr(get_command(app), "commands")[command].params for name in option.opts]  # noqa: B009
+    options = [
+        name
+        for option in getattr(get_command(app), "commands")[command].params  # noqa: B009
+        if not getattr(option, "hidden", False)
+        for name in option.opts
+    ]
     for name in options:
         assert not name.startswith("-") or re.search(rf"(?m)(^| ){name}\b", output), name
     assert max(map(len, output.splitlines())) <= 80

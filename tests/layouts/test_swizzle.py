@@ -57,11 +57,9 @@ def test_wrong_size() -> None:
         unswizzle(np.zeros(100, np.uint8), (129, 5))
 
 
-@pytest.mark.parametrize("shape", [(128,), (2, 128, 4), ()])
-def test_only_a_matrix_is_swizzled(shape: tuple[int, ...]) -> None:
-    with pytest.raises(
-        InputError, match=rf"scales of shape {re.escape(str(shape))}: swizzle takes a \(rows, columns\)"
-    ):
+@pytest.mark.parametrize("shape", [(128,), ()])
+def test_only_matrices_are_swizzled(shape: tuple[int, ...]) -> None:
+    with pytest.raises(InputError, match=rf"scales of shape {re.escape(str(shape))}: swizzle takes \(rows, columns\)"):
         swizzle(np.zeros(shape, np.uint8))
-    with pytest.raises(InputError, match="are those of a"):
-        unswizzle(np.zeros(512, np.uint8), shape)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="are those of"):
+        unswizzle(np.zeros(512, np.uint8), shape)

@@ -19,6 +19,7 @@ from halfbyte.casting.scales import NVFP4, GlobalScale, power
 from halfbyte.casting.to_nvfp4 import Settings, describe_scaled
 from halfbyte.casting.verbatim import midpoint
 from halfbyte.casting.window import BIAS, NO_BLOCKS, Exponents
+from halfbyte.methods import Amax
 from halfbyte.on_device import device_of
 from halfbyte.request import resolve_decoding
 from halfbyte.types import QuantizedTensor
@@ -92,7 +93,7 @@ def _assemble(
     def filled(value: float) -> torch.Tensor:
         return torch.full((), value, dtype=torch.float32, device=codes.device)
 
-    return QuantizedTensor(
+    return QuantizedTensor.trusted(
         format=NVFP4,
         shape=source.shape,
         codes=codes,
@@ -100,4 +101,5 @@ def _assemble(
         global_scale=filled(float(scale.multiplier)),
         stored_scale=filled(float(scale.stored)),
         contract=scale.contract,
+        method=Amax(),
     )

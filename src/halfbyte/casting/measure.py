@@ -71,7 +71,6 @@ def rows_of(q: QuantizedTensor, start: int, stop: int) -> QuantizedTensor:
         shape=(len(codes), q.shape[-1]),
         codes=codes,
         scales=part(q.scales),
-        global_scale=scale(q.global_scale),
         stored_scale=scale(q.stored_scale),
     )
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from halfbyte.cli.app import app, err, out, write_json
 from halfbyte.cli.tables import print_table
 from halfbyte.contracts import CONTRACTS, Contract
-from halfbyte.contracts.spec import DecodeRule, defined_methods, formulas
+from halfbyte.contracts.spec import DecodeRule, formulas, spelled_methods
 from halfbyte.errors import unknown_name
 
 
@@ -23,7 +23,9 @@ def contracts(
         Path | None, typer.Option("--json", metavar="FILE", help="Also write everything to this file as JSON.")
     ] = None,
 ) -> None:
-    """List the contracts, or show one: the project whose bytes it gives, its options, and its formulas.
+    """List the contracts, or show one: the project whose bytes it gives, its options, methods and formulas.
+
+    Methods are spelled as --method and quantize(method=...) take them: [:x] may be left out, x|y is a choice.
 
     Exit code 0: done. 2: there is no such contract, or the file cannot be written.
     """
@@ -36,7 +38,9 @@ def contracts(
         for column in ("formats", "methods", "source"):
             table.add_column(column, overflow="fold")
         for contract in (make() for make in CONTRACTS.values()):
-            table.add_row(contract.name, ", ".join(_formats(contract)), ", ".join(_methods(contract)), contract.source)
+            table.add_row(
+                contract.name, ", ".join(_formats(contract)), ", ".join(_short(_methods(contract))), contract.source
+            )
         print_table(table)
         return
     if name not in CONTRACTS:
@@ -48,6 +52,10 @@ def contracts(
     out().print((inspect.getdoc(inspect.getmodule(make)) or "") + "\n", markup=False, soft_wrap=True)
     for option, default in (make.__kwdefaults__ or {}).items():
         out().print(f"  {option}={default!r}", markup=False)
+    for format, rule in contract.rules.items():
+        out().print(
+            f"  methods of {format}: {', '.join(spelled_methods(rule)) or 'none'}", markup=False, soft_wrap=True
+        )
     for format, rule in contract.rules.items():
         table = Table("slot", title=f"{contract.name}, {format}", title_justify="left")
         table.add_column("formula", overflow="fold")
@@ -64,6 +72,7 @@ def _as_json(name: str) -> dict[str, object]:
         "source": contract.source,
         "formats": _formats(contract),
         "methods": _methods(contract),
+        "methods_by_format": {format: spelled_methods(rule) for format, rule in contract.rules.items()},
         "options": dict(make.__kwdefaults__ or {}),
         "formulas": {format: formulas(rule) for format, rule in contract.rules.items()},
     }
@@ -74,5 +83,22 @@ def _formats(contract: Contract) -> list[str]:
 
 
 def _methods(contract: Contract) -> list[str]:
-    rules = contract.rules.values()
-    return list(dict.fromkeys(method.name for rule in rules for method in defined_methods(rule)))
+    """Every method that the contract takes, as `--method` and quantize(method=…) spell it."""
+    return list(dict.fromkeys(text for rule in contract.rules.values() for text in spelled_methods(rule)))
+
+
+def _short(spellings: list[str]) -> list[str]:
+    """Spellings for a table: the choices of each option side by side."""
+    names = list(dict.fromkeys(text.split(":")[0] for text in spellings))
+    return [_choices(name, [text for text in spellings if text.split(":")[0] == name]) for name in names]
+
+
+def _choices(name: str, spellings: list[str]) -> str:
+    words = [text.split(":")[1:] for text in spellings]
+    length = max(map(len, words))
+    choices = [list(dict.fromkeys(word[at] for word in words if len(word) > at)) for at in range(length)]
+    optional = [any(len(word) <= at for word in words) for at in range(length)]
+    return name + "".join(
+        f"[:{'|'.join(choice)}]" if may else f":{'|'.join(choice)}"
+        for choice, may in zip(choices, optional, strict=True)
+    )

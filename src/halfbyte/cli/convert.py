@@ -15,6 +15,7 @@ from halfbyte.checkpoint.execute.device.choice import Choice, choose_device
 from halfbyte.checkpoint.execute.target_device import resolve_device
 from halfbyte.cli.app import app, write_json
 from halfbyte.cli.convert_arguments import Convert, memory_size
+from halfbyte.cli.convert_calibrated import Text, solve_first
 from halfbyte.cli.convert_output import JsonLog, Quiet, Reporter, Screen
 from halfbyte.errors import CheckpointError, HalfbyteError, InputError
 from halfbyte.layouts import writable_layouts
@@ -33,9 +34,30 @@ def convert(
     method: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="How scales are chosen: amax, four_six, sweep, optimal. Default: optimal for NVFP4."
+            metavar="NAME",
+            help="How scales are chosen: amax, four_six, sweep, optimal; with --stats also hessian and gptq; "
+            "with options: four_six:mse:256, sweep:fused. `halfbyte contracts` lists what each contract takes. "
+            "Default: optimal for NVFP4.",
         ),
     ] = None,
+    statistics: Annotated[
+        Path | None,
+        typer.Option("--stats", metavar="DIR", help="Statistics of the inputs (halfbyte calibrate), for these two."),
+    ] = None,
+    strict_statistics: Annotated[
+        bool, typer.Option("--strict-stats", help="Refuse modules that have no usable statistics.")
+    ] = False,
+    solved: Annotated[Path | None, typer.Option("--solved", metavar="DIR", hidden=True)] = None,
+    calibrate_on: Annotated[
+        Path | None,
+        typer.Option(
+            "--calibrate",
+            metavar="FILE",
+            help="With --method gptq: run the model on this text (or .npy, .u16, .u32 tokens), layer by layer.",
+        ),
+    ] = None,
+    windows: Annotated[int, typer.Option(min=1, metavar="N", help="With --calibrate: at most N windows.")] = 128,
+    length: Annotated[int, typer.Option(min=2, metavar="L", help="With --calibrate: tokens per window.")] = 1024,
     layout: Annotated[
         str | None, typer.Option(metavar="NAME", help=f"{LAYOUT_NAMES}. Default: the format's usual one.")
     ] = None,
@@ -159,12 +181,17 @@ def convert(
             ignore=tuple(ignore or ()),
             modules_from_model=modules_from_model,
             trust_remote_code=trust_remote_code,
+            statistics=statistics,
+            strict_statistics=strict_statistics,
+            solved=solved,
         )
         if trust_remote_code and not (modules_from_model or load):
             raise InputError("--trust-remote-code belongs to --modules-from-model or --check-load")
         if load is not None:
             check_client(load)
         check_destination(source, destination)
+        if calibrate_on is not None:
+            options = solve_first(source, destination, options, Text(calibrate_on, windows, length, device), dry_run)
         plan = make_plan(source, options)
         chosen = choose_device(plan, workers) if device == "auto" else Choice(device, "")
         resources = Resources(

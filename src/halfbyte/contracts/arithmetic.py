@@ -71,8 +71,12 @@ def zero_scale_byte(rule: NVFP4Rule, t: TensorScale) -> int:
 
 
 def first_scale_byte(rule: NVFP4Rule) -> int:
-    """The first byte that an exact search tries: the smallest positive scale that the contract itself can write."""
-    return int(np.searchsorted(E4M3.magnitudes, max(rule.scale_byte.smallest, E4M3.smallest)))
+    """The first byte that an exact search tries: the smallest positive scale that the contract can decode.
+
+    The contract's own encoder may stop earlier (torchao never writes a scale below 2**-6); every decoder multiplies by
+    whatever E4M3 value the byte has.
+    """
+    return int(np.searchsorted(E4M3.magnitudes, E4M3.smallest))
 
 
 def four_six_error(

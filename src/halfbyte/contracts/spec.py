@@ -20,7 +20,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from halfbyte.codec.element import Tie
 from halfbyte.errors import UnsupportedError
 from halfbyte.formats.spec import BlockFormat, ElementFormat
 from halfbyte.methods import METHODS, Amax, FourSix, Method
+from halfbyte.methods.four_six import BlockError
 
 Scaling = Literal["tensor", "row"]
 Stored = Literal["amax", "multiplier", "encode factor", "none"]
@@ -217,6 +218,24 @@ def defined_methods(rule: Rule) -> list[Method]:
         if rule.four_six is not None:
             methods.append(rule.four_six.default)
     return methods
+
+
+def spelled_methods(rule: Rule) -> list[str]:
+    """The spelling of every method that a rule takes, with every choice of options that it defines."""
+    if isinstance(rule, DecodeRule):
+        return []
+    found = [text for kind in METHODS.values() if kind.everywhere for text in (kind.name, *kind.variants)]
+    if isinstance(rule, NVFP4Rule):
+        found += [method.spelling for method in (rule.search_rule or rule).searches]
+        if rule.four_six is not None:
+            fast = (False, True) if rule.four_six.fast_error is not None else (False,)
+            found += [
+                FourSix(cast("BlockError", error), top, each).spelling
+                for error in rule.four_six.errors
+                for top in rule.four_six.e4m3_maxes
+                for each in fast
+            ]
+    return list(dict.fromkeys(found))
 
 
 @dataclass(frozen=True)

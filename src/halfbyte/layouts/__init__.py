@@ -6,9 +6,33 @@ exclude lists, `swizzle` and `gguf` reorder bytes.
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING
+
 from halfbyte.errors import unknown_name
 from halfbyte.layouts import compressed_tensors, deepseek_v4, fp8, gpt_oss, modelopt, quark
 from halfbyte.layouts.description import Layout
+
+if TYPE_CHECKING:
+    from halfbyte.layouts.readers import (
+        from_compressed_tensors,
+        from_deepseek_v4,
+        from_gpt_oss,
+        from_modelopt,
+    )
+
+__all__ = [
+    "LAYOUTS",
+    "from_compressed_tensors",
+    "from_deepseek_v4",
+    "from_gpt_oss",
+    "from_modelopt",
+    "get_layout",
+    "writable_layouts",
+]
+
+READERS = ("from_compressed_tensors", "from_deepseek_v4", "from_gpt_oss", "from_modelopt")
+"""Functions of `layouts.readers` that are found here too. They are loaded when used."""
 
 LAYOUTS: dict[str, Layout] = {
     layout.name: layout
@@ -34,3 +58,13 @@ def get_layout(name: str) -> Layout:
     if name not in known:
         raise unknown_name("layout", name, known)
     return known[name]
+
+
+def __getattr__(name: str) -> object:
+    """The readers, and the modules of the layouts."""
+    if name in READERS:
+        found: object = getattr(importlib.import_module("halfbyte.layouts.readers"), name)
+        return found
+    if name in ("gguf", "readers", "storage", "swizzle"):
+        return importlib.import_module(f"halfbyte.layouts.{name}")
+    raise AttributeError(f"module 'halfbyte.layouts' has no attribute {name!r}")

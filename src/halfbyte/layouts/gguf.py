@@ -1,5 +1,7 @@
 """GGUF block order, both ways: half-split nibbles, scales in front of the codes.
 
+The functions take numpy arrays or torch tensors, and give the same kind on the same device; a GPU's are copied.
+
 | type | elements | bytes |
 |---|---|---|
 | MXFP4 | 32 | 1 scale, then 16 code bytes: byte j holds elements j (low nibble) and j+16 |
@@ -10,6 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from halfbyte.arrays import of_either_kind
 from halfbyte.codec.bits import U8
 from halfbyte.codec.pack import pack, unpack
 from halfbyte.errors import InputError, unknown_name
@@ -19,6 +22,7 @@ GROUPS = {"mxfp4": 1, "nvfp4": 4}
 """Blocks of the format that share one GGUF block."""
 
 
+@of_either_kind
 def half_split(codes: U8, format: BlockFormat) -> U8:
     """Packed codes with even-odd nibbles (rows, K/2) as half-split nibbles of the same size."""
     rows, width = _whole_blocks("codes", codes, format.block // 2)
@@ -27,6 +31,7 @@ def half_split(codes: U8, format: BlockFormat) -> U8:
     return halves.reshape(rows, width)
 
 
+@of_either_kind
 def even_odd(halves: U8, format: BlockFormat) -> U8:
     """The inverse of `half_split`."""
     rows, width = _whole_blocks("codes", halves, format.block // 2)
@@ -34,6 +39,7 @@ def even_odd(halves: U8, format: BlockFormat) -> U8:
     return pack(np.concatenate([blocks & 0xF, blocks >> 4], axis=-1).reshape(rows, 2 * width), format)
 
 
+@of_either_kind
 def to_blocks(codes: U8, scales: U8, format: BlockFormat) -> U8:
     """(rows, K/2) codes and (rows, K/block) scales as rows of GGUF blocks."""
     group = _group(format)
@@ -51,6 +57,7 @@ def to_blocks(codes: U8, scales: U8, format: BlockFormat) -> U8:
     return np.concatenate(parts, axis=-1).reshape(rows, -1)
 
 
+@of_either_kind
 def from_blocks(blocks: U8, format: BlockFormat) -> tuple[U8, U8]:
     """Rows of GGUF blocks as (codes, scales): the inverse of `to_blocks`."""
     group = _group(format)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from halfbyte.errors import InputError, unknown_name
 from halfbyte.methods.spec import Method, frozen_copy, is_tensor, numbers
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 CODES = ("nearest", "descent")
 NEGATIVE = 1e-3
@@ -36,6 +39,7 @@ class Hessian(Method):
     everywhere: ClassVar[bool] = True
     one_row: ClassVar[bool] = True
     needs: ClassVar[str] = "its matrices: give hb.Hessian(h), h from activations"
+    variants: ClassVar[tuple[str, ...]] = ("hessian:descent",)
 
     def __post_init__(self) -> None:
         matrices = self.matrices
@@ -77,12 +81,33 @@ def _check_semidefinite(matrices: npt.NDArray[np.float32]) -> None:
         )
 
 
-def hessian_from_activations(x: object, block: int = 16) -> npt.NDArray[np.float32]:
-    """XᵀX of each block of columns, shape (K/block, block, block), from activations (tokens, K) or chunks of them.
+@overload
+def hessian_from_activations(x: npt.NDArray[Any], block: int = 16) -> npt.NDArray[np.float32]: ...
 
-    Activations are numpy arrays or torch tensors on any device, with any leading axes; a chunk may have no tokens. Sums
-    run in float64 on the CPU, chunk by chunk in the order given; the result is rounded to float32 once. It is a numpy
-    array.
+
+@overload
+def hessian_from_activations(x: Tensor, block: int = 16) -> Tensor: ...
+
+
+@overload
+def hessian_from_activations(x: Iterable[object], block: int = 16) -> Any: ...
+
+
+def hessian_from_activations(x: object, block: int = 16) -> Any:
+    """XᵀX of each block of columns, shape (K/block, block, block), float32, from activations (tokens, K) or chunks.
+
+    Sums run in float64 on the CPU, chunk by chunk in the order given; the result is rounded to float32 once. Torch
+    tensors give a torch tensor on the device of the first chunk, numpy arrays give a numpy array. NaN, Inf and sums
+    that exceed float32 raise.
+
+    x: activations, numpy arrays or torch tensors, with any leading axes; or an iterable of such chunks, of which some
+        may have no tokens.
+    block: the format's block length; K is a multiple of it.
+
+    >>> import torch
+    >>> h = hessian_from_activations(torch.ones(5, 32))
+    >>> h.shape, h[0, 0, 0].item()
+    (torch.Size([2, 16, 16]), 5.0)
     """
     if not isinstance(block, int) or block < 1:
         raise InputError(f"block must be a whole number of at least 1, not {block!r}")
@@ -90,7 +115,9 @@ def hessian_from_activations(x: object, block: int = 16) -> npt.NDArray[np.float
     if not isinstance(chunks, Iterable):
         raise InputError(f"activations must be an array (tokens, K) or chunks of it, not {type(x).__name__}")
     total: npt.NDArray[np.float64] | None = None
+    first: Any = None
     for chunk in chunks:
+        first = chunk if total is None else first
         part = _squared(chunk, block)
         if total is not None and total.shape != part.shape:
             raise InputError(f"activation chunks differ in width: {len(total) * block} and {len(part) * block}")
@@ -101,7 +128,7 @@ def hessian_from_activations(x: object, block: int = 16) -> npt.NDArray[np.float
         rounded = total.astype(np.float32)
     if not np.isfinite(rounded).all():
         raise InputError("XᵀX of these activations exceeds float32; divide them by their largest magnitude first")
-    return rounded
+    return first.detach().new_tensor(rounded, dtype=first.float().dtype) if is_tensor(first) else rounded
 
 
 def _squared(chunk: object, block: int) -> npt.NDArray[np.float64]:

@@ -20,6 +20,22 @@ def checked_weights(weights: object, what: str) -> npt.NDArray[np.float32]:
     return array
 
 
+def checked_headroom(headroom: object) -> tuple[float, ...] | None:
+    """Headrooms in ascending order, without repeats: finite numbers of at least 1."""
+    if headroom is None:
+        return None
+    given = tuple(headroom) if isinstance(headroom, tuple | list) else (headroom,)
+    if not given or not all(isinstance(h, int | float | np.floating) and LEAST <= h <= MOST for h in given):
+        raise InputError(
+            f"headroom of Optimal is a number from {LEAST} to {MOST}, several of them, or None, not {headroom!r}"
+        )
+    return tuple(sorted({float(h) for h in given}))
+
+
+LEAST, MOST = 1, 64
+"""The headrooms that may be asked for. Beyond 8, small blocks would lose most of their scales."""
+
+
 @dataclass(frozen=True, eq=False)
 class Optimal(Method):
     """The scale of the format with the least squared error. If two are equal, the smaller scale wins.
@@ -27,14 +43,21 @@ class Optimal(Method):
     `weights`: one non-negative weight per position of the last axis (a diagonal Hessian, an importance matrix). With
     weights, the weighted squared error is minimised. All-zero blocks, and blocks with NaN or Inf, keep the scale of
     `amax`. The weights are copied.
+
+    `headroom`: by how much the tensor's amax is multiplied before the contract derives the tensor scale of NVFP4 from
+    it. Block scales can then exceed the one that the amax itself needs. One number of at least 1, or several, of which
+    the best for the tensor is taken (docs/methods.md). None: 1 and 2; for small tensors also 448/256, if the contract's
+    4over6 has it. An amax that the caller gives is used as it is.
     """
 
     weights: object = None
+    headroom: float | tuple[float, ...] | None = None
     name: ClassVar[str] = "optimal"
     everywhere: ClassVar[bool] = True
     one_row: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "headroom", checked_headroom(self.headroom))
         if self.weights is None:
             return
         weights = checked_weights(self.weights, "weights of Optimal")
@@ -43,11 +66,11 @@ class Optimal(Method):
         object.__setattr__(self, "weights", frozen_copy(weights))
 
     def __eq__(self, other: object) -> bool:
-        both = isinstance(other, Optimal) and self.weights is None and other.weights is None
-        return both or self is other
+        plain = isinstance(other, Optimal) and self.weights is None and other.weights is None
+        return (plain and self.headroom == other.headroom) or self is other  # type: ignore[attr-defined]
 
     def __hash__(self) -> int:
-        return hash(Optimal) if self.weights is None else object.__hash__(self)
+        return hash((Optimal, self.headroom)) if self.weights is None else object.__hash__(self)
 
     def check_width(self, width: int, block: int) -> None:
         weights = self.channel_weights

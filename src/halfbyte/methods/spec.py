@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import MISSING, Field, dataclass, fields
 from typing import Any, ClassVar
 
 import numpy as np
@@ -27,6 +27,32 @@ class Method:
     """True: it chooses scales for blocks of one row, so a tile cannot span several."""
     needs: ClassVar[str] = ""
     """What the caller has to give, if the method cannot be asked for by name alone."""
+    variants: ClassVar[tuple[str, ...]] = ()
+    """Spellings beside the name that a list of methods should show."""
+
+    @property
+    def spelling(self) -> str:
+        """The method as a text that `quantize(method=…)` and `--method` take; arrays are left out.
+
+        Options of a method that a contract defines are all named, because a name alone means the contract's own.
+        """
+        words, in_order = [self.name], True
+        for option in plain_options(type(self)):
+            value = getattr(self, option.name)
+            if value == option.default and (self.everywhere or isinstance(value, bool)):
+                in_order = in_order and isinstance(value, bool)
+            elif value is True:
+                words.append(option.name)
+            elif (
+                isinstance(value, str | int)
+                and not isinstance(value, bool)
+                and in_order
+                and not (self.everywhere and isinstance(value, int))
+            ):
+                words.append(str(value))
+            else:
+                words.append(f"{option.name}={value!r}")
+        return ":".join(words)
 
     def check_width(self, width: int, block: int) -> None:
         """Raise if the method's arrays do not belong to operands of that width. A method without arrays has no say."""
@@ -53,3 +79,8 @@ def frozen_copy(array: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     copy = np.array(array)
     copy.setflags(write=False)
     return copy
+
+
+def plain_options(kind: type[Method]) -> list[Field[Any]]:
+    """The options of a method that a text can give: all but arrays, in their order."""
+    return [option for option in fields(kind) if option.type != "object" and option.default is not MISSING]

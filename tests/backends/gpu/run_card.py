@@ -128,9 +128,10 @@ def check(task: Task) -> Tally:
 
 
 def checks() -> dict[str, Callable[[], int]]:
-    from tests.backends.gpu.card import call_checks, checks, convert_checks, cuda_checks, search_checks
+    from tests.backends.gpu.card import call_checks, checks, convert_checks, cuda_checks, headroom_checks, search_checks
 
     listed = checks.CHECKS | call_checks.CHECKS | convert_checks.CHECKS | cuda_checks.CHECKS | search_checks.CHECKS
+    listed |= headroom_checks.CHECKS
     return {name: check for name, check in listed.items() if check is not search_checks.searches}
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from halfbyte.backends.cpu import exact, four_six, mx, peer_searches, plain
+from halfbyte.backends.cpu import exact, four_six, headroom, mx, peer_searches, plain
 from halfbyte.backends.cpu.call import MXCall, NVFP4Call
 from halfbyte.backends.cpu.choose import Kernel, choose, choose_decoder
 from halfbyte.backends.cpu.decode import decode_blocks, decode_table
@@ -87,7 +87,7 @@ class Cpu:
             MX_KERNELS[kernel](MXCall(x=matrix, request=request, codes=codes, scales=scales, rule=rule))
             parts: Parts[npt.NDArray[Any]] = Parts(codes, scales, None, None)
         elif isinstance(rule, NVFP4Rule):
-            parts = _quantize_nvfp4(matrix, rule, request, amax, (codes, scales), NVFP4_KERNELS[kernel])
+            parts = _quantize_nvfp4(matrix, rule, request, (amax, x.size), (codes, scales), NVFP4_KERNELS[kernel])
         else:
             raise TypeError(f"{request.contract} has no quantizer")
         return parts if matrix.shape == x.shape else _crop(parts, x.shape, request)
@@ -116,15 +116,20 @@ def _quantize_nvfp4(
     x: npt.NDArray[Any],
     rule: NVFP4Rule,
     request: Request,
-    amax: F32 | None,
+    own: tuple[F32 | None, int],
     outputs: tuple[U8, U8],
     kernel: Callable[[NVFP4Call], bool],
 ) -> Parts[npt.NDArray[Any]]:
-    """Compute the tensor-level numbers and run the kernel, or the reference if the numbers are outside its range."""
+    """Compute the tensor-level numbers and run the kernel, or the reference if the numbers are outside its range.
+
+    own: the given amax, if any, and the number of elements without padding.
+    """
     largest: float | None = None  # the tensor's own largest magnitude, if the amax pass found it
+    amax, size = own
     if amax is None:
         amax = plain.tensor_amax(x, request.dtype, request.scaling == "row", request.threads)
         largest = float(amax.max())  # NaN wins
+        amax = headroom.raised_amax(x, amax, request, size)
     with np.errstate(all="ignore"):
         t = tensor_scale(amax.reshape(-1, 1, 1), rule, request.method, request.dtype)
         stored, multiplier = stored_scale(rule, t)

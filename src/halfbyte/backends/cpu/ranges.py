@@ -5,10 +5,12 @@ from __future__ import annotations
 import ctypes
 
 import numpy as np
+import numpy.typing as npt
 
 from halfbyte.backends.cpu.call import NVFP4Call
 from halfbyte.backends.cpu.library import native, over_ranges, pointer
 from halfbyte.backends.cpu.tables_mx import magnitude_values
+from halfbyte.codec.bits import F32
 
 AMAXES = (2.0**-60, 2.0**60)
 """Amaxes for which no product of the searches underflows or overflows, so that powers of two can be factored out."""
@@ -20,11 +22,16 @@ LARGEST_OVER_MULTIPLIER = 2.0**50
 
 def in_range(largest: float, call: NVFP4Call) -> bool:
     """Whether the shortcuts are exact for a tensor with that largest magnitude. NaN and Inf are never in range."""
-    amax, multiplier = call.t.amax, call.multiplier
+    return bool(each_in_range(np.float32(largest), call).all())
+
+
+def each_in_range(largest: F32 | np.float32, call: NVFP4Call) -> npt.NDArray[np.bool_]:
+    """`in_range` for each amax of a call by itself, with the largest magnitude under each."""
+    amax, multiplier = call.t.amax.reshape(-1), call.multiplier.reshape(-1)
     amaxes = (amax >= AMAXES[0]) & (amax <= AMAXES[1])
     multipliers = (multiplier >= MULTIPLIERS[0]) & (multiplier <= MULTIPLIERS[1])
     bounded = largest <= multiplier.astype(np.float64) * LARGEST_OVER_MULTIPLIER
-    return bool(np.isfinite(largest) and amaxes.all() and multipliers.all() and bounded.all())
+    return np.asarray(np.isfinite(largest) & amaxes & multipliers & bounded)
 
 
 def own_amax_in_range(call: NVFP4Call) -> bool:

@@ -16,6 +16,7 @@ from halfbyte.backends.cpu.structs import DecodeRecipe, Recipe
 from halfbyte.backends.cpu.tables_mx import ELEMENTS as MX_ROUNDINGS
 from halfbyte.backends.cpu.tables_mx import build_mx_tables, element_number, search_tables, zero_block_byte
 from halfbyte.backends.cpu.tables_nvfp4 import sign_number
+from halfbyte.backends.headroom import ALONE, SMALL, headrooms
 from halfbyte.backends.numbering import (
     DECODES,
     DTYPE_NUMBERS,
@@ -100,10 +101,24 @@ def _nvfp4_recipe(request: Request, rule: NVFP4Rule, kernel: Kernel) -> Recipe |
         given=0.0 if given is None else float(given),
         values=E4M3_VALUES.ctypes.data,
     )
+    if not _fill_headrooms(request, recipe):
+        return None
     if isinstance(method, FourSix) and rule.four_six is not None:
         recipe.error = ERRORS.index(four_six_error(rule.four_six, method, request.scaling))
         recipe.metric = METRICS.index(method.error)
     return recipe
+
+
+def _fill_headrooms(request: Request, recipe: Recipe) -> bool:
+    """Fill in the candidates for the amax. Returns False if they are more than the structure holds."""
+    recipe.small = SMALL
+    large, small = headrooms(request, SMALL + 1), headrooms(request, SMALL)
+    if max(len(large), len(small)) > len(recipe.headroom):
+        return False
+    recipe.headrooms = 0 if large == ALONE else len(large)
+    recipe.small_headrooms = 0 if small == ALONE else len(small)
+    recipe.headroom[: len(large)], recipe.small_headroom[: len(small)] = large, small
+    return True
 
 
 def _mx_recipe(request: Request, rule: MXRule, kernel: Kernel) -> Recipe:

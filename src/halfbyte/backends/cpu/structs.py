@@ -78,6 +78,16 @@ class Grid(ctypes.Structure):
     ]
 
 
+class FeedbackSteps(ctypes.Structure):
+    """searches.h: FeedbackSteps."""
+
+    _fields_ = [
+        ("width", ctypes.c_int64),
+        *((name, ctypes.c_int32) for name in ("sign", "nan_code", "sweeps", "per_row")),
+        *((name, ctypes.c_void_p) for name in ("order", "factor", "shift", "moments", "scale", "most")),
+    ]
+
+
 class SweepTables(ctypes.Structure):
     """searches.h: SweepTables."""
 
@@ -128,6 +138,9 @@ class Recipe(ctypes.Structure):
         ("worth_tables", ctypes.c_int32),
         *((name, ctypes.c_float) for name in ("smallest", "for_zero", "largest", "top", "given")),
         *((name, ctypes.c_void_p) for name in ("tables", "values")),
+        ("small", ctypes.c_int64),
+        *((name, ctypes.c_int32) for name in ("headrooms", "small_headrooms")),
+        *((name, ctypes.c_double * 4) for name in ("headroom", "small_headroom")),
     ]
 
 
@@ -164,6 +177,20 @@ class ScaleJudge(ctypes.Structure):
     ]
 
 
+MOST_HEADROOMS = 8
+
+
+class Survey(ctypes.Structure):
+    """searches.h: Survey."""
+
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in ("count", "one", "two")),
+        *((name, ctypes.c_float) for name in ("bottom", "top")),
+        ("shift", ctypes.c_int32 * MOST_HEADROOMS),
+        ("search", GeneralSearch * MOST_HEADROOMS),
+    ]
+
+
 STRUCTURES: dict[str, type[ctypes.Structure]] = {
     "tables": Tables,
     "rule": Rule,
@@ -172,12 +199,14 @@ STRUCTURES: dict[str, type[ctypes.Structure]] = {
     "grid": Grid,
     "sweep": SweepTables,
     "peer": PeerSearch,
+    "feedback": FeedbackSteps,
     "device_functions": DeviceFunctions,
     "ring": Ring,
     "recipe": Recipe,
     "decode_recipe": DecodeRecipe,
     "stored_rows": StoredRows,
     "judge": ScaleJudge,
+    "survey": Survey,
 }
 """The structures by NAME. The function hb_sizeof_NAME of the library returns the size of a structure."""
 

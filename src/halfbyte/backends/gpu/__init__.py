@@ -1,6 +1,6 @@
 """The GPU backend: Triton and CUDA C++ kernels, and what launches them. The rest of halfbyte uses these names alone."""
 
-from halfbyte.backends.gpu.backend import Gpu, float32_bits, interpreting, quantize_matrix
+from halfbyte.backends.gpu.backend import Gpu, float32_bits, interpreting, quantize_matrix, survey_matrix, total_of
 from halfbyte.backends.gpu.batch import (
     Listed,
     ListQuantizer,
@@ -11,13 +11,17 @@ from halfbyte.backends.gpu.batch import (
     quantize_list,
 )
 from halfbyte.backends.gpu.calls import Bound, DecodingCalls, QuantizingCalls
+from halfbyte.backends.gpu.constants import WORDS
 from halfbyte.backends.gpu.driver.disk import folder as cache_folder
+from halfbyte.backends.gpu.feedback import solve as solve_feedback
+from halfbyte.backends.gpu.feedback import unserved as unserved_feedback
 from halfbyte.backends.gpu.operand import OLDEST, capability_of
 from halfbyte.backends.gpu.warm import build as build_kernels
 from halfbyte.backends.gpu.warm import usual_calls, visible_architectures
 
 __all__ = [
     "OLDEST",
+    "WORDS",
     "Bound",
     "DecodingCalls",
     "Gpu",
@@ -35,6 +39,10 @@ __all__ = [
     "list_amaxes",
     "quantize_list",
     "quantize_matrix",
+    "solve_feedback",
+    "survey_matrix",
+    "total_of",
+    "unserved_feedback",
     "usual_calls",
     "visible_architectures",
 ]

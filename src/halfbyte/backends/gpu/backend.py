@@ -9,10 +9,12 @@ from __future__ import annotations
 import importlib.util
 import os
 import struct
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from halfbyte.backends.gpu.choose import ChosenKernel, choose, choose_decoder
-from halfbyte.backends.gpu.dispatch import OWN, TENSOR, VALUE, Small
+from halfbyte.backends.gpu.constants import WORDS
+from halfbyte.backends.gpu.dispatch import OWN, TENSOR, VALUE
 from halfbyte.backends.gpu.driver.commands import Slot
 from halfbyte.backends.gpu.driver.run import run
 from halfbyte.backends.gpu.hadamard import rotated
@@ -26,7 +28,8 @@ from halfbyte.backends.gpu.operand import (
     readable,
     row_quads,
 )
-from halfbyte.backends.gpu.programs import decoding_for, quantization_for
+from halfbyte.backends.gpu.programs import decoding_for, quantization_for, survey_for
+from halfbyte.backends.gpu.small import Small
 from halfbyte.backends.protocol import Parts, Reason
 from halfbyte.codec.blocks import ceil_div
 from halfbyte.contracts import MXRule
@@ -132,7 +135,13 @@ def quantize_matrix(
         codes, scales = outputs(operand, request, swizzled, out if operand.shape == x.shape else None)
         group = group_rows or (1 if request.scaling == "row" else operand.shape[0])
         whose, given = given_amax(kernel, amax, operand, operand.shape[0] // group)
-        matrix = Matrix(operand.shape[0], operand.shape[1], row_quads(operand), operand.is_contiguous())
+        matrix = Matrix(
+            operand.shape[0],
+            operand.shape[1],
+            row_quads(operand),
+            operand.is_contiguous(),
+            None if operand.shape == x.shape else x.numel(),
+        )
         made = quantization_for(kernel, request, matrix, group, swizzled, whose, x.device)
         small = torch.empty(made.program.small_floats, dtype=torch.float32, device=x.device)
         tables = torch.empty(made.program.table_bytes, dtype=torch.uint8, device=x.device)
@@ -151,6 +160,44 @@ def quantize_matrix(
             stored = None if stored is None else stored[:rows]
             multiplier = None if multiplier is None else multiplier[:rows]
     return Parts(codes, scales, stored, multiplier)
+
+
+def survey_matrix(
+    x: torch.Tensor, request: Request, amax: float, headroom: tuple[float, ...], scratch: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The totals of a (rows, K) matrix for each candidate, but for a number that all have in common.
+
+    amax: of all tensors that share the scale, whose totals are to be added. scratch: bytes, as many as the codes have.
+    The result is int64: a row of words for each candidate, each of which stands for 32 bits (`total_of`).
+    """
+    import torch
+
+    kernel = choose(request)
+    if isinstance(kernel, Reason):
+        raise BackendError(f"backend gpu cannot do this: {kernel}")
+    check_device(x)
+    with on_device(x):
+        if request.contract.transform.hadamard:
+            x = rotated(x, request.contract.transform.random_signs)
+        operand = readable(x, request.tile[0], request.format.block)
+        matrix = Matrix(operand.shape[0], operand.shape[1], row_quads(operand), operand.is_contiguous())
+        made = survey_for(kernel, request, matrix, headroom, x.device)
+        small = torch.empty(made.program.small_floats, dtype=torch.float32, device=x.device)
+        needed = operand.numel() // request.format.codes_per_byte
+        if scratch is None or scratch.numel() < needed:
+            scratch = torch.empty(needed, dtype=torch.uint8, device=x.device)
+        run(made.program, x.device, {
+            Slot.X: operand, Slot.CODES: scratch, Slot.SMALL: small, Slot.GIVEN: float32_bits(amax),
+        })  # fmt: skip
+    if made.small is None:
+        raise TypeError("a survey has totals")
+    first, count = made.small.totals // 2, made.small.candidates
+    return small.view(torch.int64)[first : first + count * WORDS].view(count, WORDS)[count - len(headroom) :]
+
+
+def total_of(words: Sequence[int]) -> int:
+    """The number that the words of a total stand for."""
+    return sum(int(word) << 32 * index for index, word in enumerate(words))
 
 
 def given_amax(

@@ -21,7 +21,6 @@ from halfbyte.backends.gpu.dispatch import (
     AMAX_PROGRAMS,
     OWN,
     TENSOR,
-    Small,
     amax_command,
     amax_constants,
     block_commands,
@@ -42,6 +41,9 @@ from halfbyte.backends.gpu.launch import (
     weighs_columns,
 )
 from halfbyte.backends.gpu.operand import LANES, check_device, dtype_name_of, on_device, row_quads
+from halfbyte.backends.gpu.small import Small
+from halfbyte.backends.gpu.survey import Survey
+from halfbyte.backends.headroom import ALONE, headrooms
 from halfbyte.backends.protocol import Parts, Reason
 from halfbyte.codec.blocks import ceil_div
 from halfbyte.contracts import NVFP4Rule
@@ -183,8 +185,8 @@ def _tables_on(device: torch.device) -> AddressTables:
 class ListQuantizer:
     """Quantizes separate tensors of given sizes together. Made once, it serves every list of these sizes.
 
-    share: so many tensors that follow each other have the tensor-level scale of their largest amax. repairs: zero and
-    tiny amaxes are raised to the next usable one.
+    share: so many tensors that follow each other have one tensor-level scale, of their largest amax. repairs: zero and
+    tiny amaxes are raised to the next usable one. All scales must have the same candidates for their headroom.
     """
 
     def __init__(self, listed: Listed, request: Request, share: int = 1, repairs: bool = False) -> None:
@@ -204,20 +206,31 @@ class ListQuantizer:
         lanes = SEARCH_LANES if kernel.family in SEARCHES else LANES
         programs = ceil_div(max(self.blocks), lanes)
         source = Source(LISTED, count, lanes, programs, 1, 0, programs * count, self.before[-1])
-        behind = Address(Slot.X, 8 * TABLE_COLUMNS * count)
-        amax, parts = listed.amax(behind, Small(count).address(Small(count).partial))
-        self.at_once = parts * share <= MOST_PARTS
-        """Whether one program can read all parts of an amax."""
-        if self.at_once:
-            self.small = Small(count, count * parts)
-            first = [amax, prepare_command(kernel, self.small, OWN, parts * share, share, repairs)]
+        launch = Launch(kernel, request, source, listed.device)
+        self.at_once = True
+        """Whether the program finds the amaxes itself."""
+        (headroom,) = candidates_of_list(listed.sizes, request, share)
+        if headroom != ALONE:
+            survey = Survey(launch, headroom, share, repairs)
+            self.small, first = survey.small, survey.commands()
         else:
-            self.small = Small(count)
-            first = [prepare_command(kernel, self.small, TENSOR, repairs=repairs)]
-        commands, table_bytes = block_commands(Launch(kernel, request, source, listed.device))
+            first = self._scales(share, repairs)
+        commands, table_bytes = block_commands(launch)
         self.program = Program((*first, *commands), self.small.floats, table_bytes)
 
         self._tables = AddressTables(listed.device)
+
+    def _scales(self, share: int, repairs: bool) -> list[Command]:
+        """Tensor-level numbers from the amaxes; if one program cannot read all parts of an amax, from given ones."""
+        count = len(self.listed.sizes)
+        behind = Address(Slot.X, 8 * TABLE_COLUMNS * count)
+        amax, parts = self.listed.amax(behind, Small(count).address(Small(count).partial))
+        self.at_once = parts * share <= MOST_PARTS
+        if self.at_once:
+            self.small = Small(count, count * parts)
+            return [amax, prepare_command(self.kernel, self.small, OWN, parts * share, share, repairs)]
+        self.small = Small(count)
+        return [prepare_command(self.kernel, self.small, TENSOR, repairs=repairs)]
 
     def rows(self, addresses: Sequence[int]) -> npt.NDArray[np.int64]:
         """The table of blocks (address, blocks, blocks before), and behind it the one for the amaxes."""
@@ -249,11 +262,54 @@ class ListQuantizer:
 
 
 def quantize_list(tensors: list[torch.Tensor], request: Request, share: int = 1) -> Parts[torch.Tensor]:
-    """Quantize separate tensors in one launch. Their codes and scales follow each other in two flat arrays."""
+    """Quantize separate tensors in one launch. Their codes and scales follow each other in two flat arrays.
+
+    Where small and large tensors have different candidates for their headroom, there is a launch for each kind.
+    """
     check_list(tensors, request.format.block)
+    sizes = tuple(x.numel() for x in tensors)
     with on_device(tensors[0]):
-        listed = Listed(tuple(x.numel() for x in tensors), request.dtype, tensors[0].device)
-        return _list_quantizer(listed, request, share)(tensors, tuple(x.data_ptr() for x in tensors))
+        kinds = list(candidates_of_list(sizes, request, share).values())
+        made = [_quantize_some([tensors[at] for at in members], request, share) for members in kinds]
+        return made[0] if len(kinds) == 1 else _in_order(made, kinds, sizes, request.format.block)
+
+
+def candidates_of_list(sizes: Sequence[int], request: Request, share: int) -> dict[tuple[float, ...], list[int]]:
+    """The candidates for the headroom of scales, and the tensors that have them; `share` tensors have one scale."""
+    found: dict[tuple[float, ...], list[int]] = {}
+    for at in range(0, len(sizes), share):
+        headroom = headrooms(request, sum(sizes[at : at + share]))
+        found.setdefault(headroom, []).extend(range(at, min(at + share, len(sizes))))
+    return found
+
+
+def _quantize_some(tensors: list[torch.Tensor], request: Request, share: int) -> Parts[torch.Tensor]:
+    listed = Listed(tuple(x.numel() for x in tensors), request.dtype, tensors[0].device)
+    return _list_quantizer(listed, request, share)(tensors, tuple(x.data_ptr() for x in tensors))
+
+
+def _in_order(
+    made: list[Parts[torch.Tensor]], kinds: list[list[int]], sizes: Sequence[int], block: int
+) -> Parts[torch.Tensor]:
+    """The parts of several launches in the order of the tensors."""
+    import torch
+
+    places = sorted((at, kind, index) for kind, members in enumerate(kinds) for index, at in enumerate(members))
+
+    def joined(flat: list[torch.Tensor | None], per: Callable[[int], int]) -> torch.Tensor | None:
+        cut = []
+        for part, members in zip(flat, kinds, strict=True):
+            if part is None:
+                return None
+            cut.append(torch.split(part, [per(sizes[at]) for at in members]))
+        return torch.cat([cut[kind][index] for _, kind, index in places])
+
+    codes = joined([parts.codes for parts in made], lambda size: size // 2)
+    scales = joined([parts.scales for parts in made], lambda size: size // block)
+    if codes is None or scales is None:
+        raise TypeError("there are always codes and scales")
+    stored = joined([parts.stored_scale for parts in made], lambda size: 1)
+    return Parts(codes, scales, stored, joined([parts.global_scale for parts in made], lambda size: 1))
 
 
 def _list_quantizer(listed: Listed, request: Request, share: int) -> ListQuantizer:

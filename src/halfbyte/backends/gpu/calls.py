@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 from halfbyte.backends.gpu.choose import choose, choose_decoder
 from halfbyte.backends.gpu.cuda.table_kernels import setting
-from halfbyte.backends.gpu.dispatch import OWN, VALUE, Small
+from halfbyte.backends.gpu.dispatch import OWN, VALUE
 from halfbyte.backends.gpu.driver.commands import Program
 from halfbyte.backends.gpu.driver.cuda import launcher
 from halfbyte.backends.gpu.driver.run import bind, check_launch, stream_of
 from halfbyte.backends.gpu.launch import Matrix
 from halfbyte.backends.gpu.operand import check_device
 from halfbyte.backends.gpu.programs import decoding_for, quantization_for
+from halfbyte.backends.gpu.small import Small
 from halfbyte.backends.protocol import Reason
 from halfbyte.contracts import MXRule
 from halfbyte.errors import BackendError

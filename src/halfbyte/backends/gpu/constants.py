@@ -68,6 +68,9 @@ no_underflow     1 where, in addition, no y underflows to zero
 NUMBERS = 16
 """How many float32 are set aside for them."""
 
+WORDS = 5
+"""Words of 32 bits in the sum of a candidate's errors: one error, in steps of 2**-16 of its unit, may have 156 bits."""
+
 CONSTANT_FACTOR = len(FACTORS)
 """The number of a factor that was given with the contract."""
 

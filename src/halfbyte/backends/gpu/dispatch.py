@@ -12,7 +12,6 @@ from halfbyte.backends.gpu.constants import (
     AMAX_OF_PARTS,
     FLAT,
     LISTED,
-    NUMBERS,
     ROWS,
     TILES,
     Constants,
@@ -25,6 +24,9 @@ from halfbyte.backends.gpu.launch import Launch, Matrix, X, source_of
 from halfbyte.backends.gpu.mx_tables import mx_table_on
 from halfbyte.backends.gpu.operand import LANES, assembly
 from halfbyte.backends.gpu.peer_searches import qwantize_commands, static_commands, tile_commands
+from halfbyte.backends.gpu.small import Small
+from halfbyte.backends.gpu.survey import Survey
+from halfbyte.backends.headroom import ALONE, headrooms
 from halfbyte.backends.numbering import DTYPE_NUMBERS
 from halfbyte.codec.blocks import ceil_div
 from halfbyte.contracts import MXRule
@@ -36,42 +38,8 @@ if TYPE_CHECKING:
 AMAX_CHUNK, AMAX_DEPTH, AMAX_PROGRAMS = 1024, 4, 1056
 """Words per step, steps per turn, and programs that fill a card."""
 
-FLOAT = 4
-"""Bytes of a float32."""
-
 OWN, TENSOR, VALUE = "own", "tensor", "value"
 """Whose amax: the operand's own, one in a tensor for each group, or one number for all. The last two are in GIVEN."""
-
-
-@dataclass(frozen=True)
-class Small:
-    """Where things lie in slot SMALL: for each group the prepared numbers, the stored scale, the multiplier; parts.
-
-    The prepared numbers come first. All places are counted in float32 numbers.
-    """
-
-    groups: int
-    parts: int = 0
-    """Partial amaxes of all groups."""
-
-    @property
-    def stored(self) -> int:
-        return self.groups * NUMBERS
-
-    @property
-    def multiplier(self) -> int:
-        return self.groups * (NUMBERS + 1)
-
-    @property
-    def partial(self) -> int:
-        return self.groups * (NUMBERS + 2)
-
-    @property
-    def floats(self) -> int:
-        return self.partial + self.parts
-
-    def address(self, place: int) -> Address:
-        return Address(Slot.SMALL, FLOAT * place)
 
 
 # --- amax and tensor-level numbers ---
@@ -136,6 +104,13 @@ def quantization(
     if isinstance(kernel.rule, MXRule):
         blocks, table_bytes = block_commands(launch)
         return Quantization(Program(tuple(blocks), 0, table_bytes), None)
+    alone = group_rows == x.rows or request.scaling == "row"
+    headroom = headrooms(request, x.elements if alone else group_rows * x.width)
+    if whose == OWN and headroom != ALONE:
+        survey = Survey(launch, headroom)
+        blocks, table_bytes = block_commands(launch)
+        small = survey.small
+        return Quantization(Program((*survey.commands(), *blocks), small.floats, table_bytes), small)
     groups, first, parts = x.rows // group_rows, [], 0
     if whose == OWN:
         command, parts = amax_command(x, request.dtype, group_rows, Small(groups).address(Small(groups).partial))

@@ -50,6 +50,12 @@ class Matrix:
     row_quads: int
     """The distance between rows, in units of sixteen bytes."""
     contiguous: bool
+    unpadded: int | None = None
+    """Elements of the tensor itself, if rows and width have been padded."""
+
+    @property
+    def elements(self) -> int:
+        return self.rows * self.width if self.unpadded is None else self.unpadded
 
 
 @dataclass(frozen=True)

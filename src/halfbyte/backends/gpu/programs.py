@@ -15,9 +15,10 @@ from halfbyte.backends.gpu.cuda.table_kernels import setting
 from halfbyte.backends.gpu.dispatch import Quantization, quantization
 from halfbyte.backends.gpu.driver.commands import Address, Command, Program, Slot, fixed
 from halfbyte.backends.gpu.driver.triton_kernels import triton_kernel
-from halfbyte.backends.gpu.launch import CODES, SCALES, Matrix, X, group_kind, weighs_columns
+from halfbyte.backends.gpu.launch import CODES, SCALES, Launch, Matrix, X, group_kind, source_of, weighs_columns
 from halfbyte.backends.gpu.mx_tables import decode_table_on
 from halfbyte.backends.gpu.operand import LANES, assembly
+from halfbyte.backends.gpu.survey import Survey
 from halfbyte.backends.numbering import DTYPE_NUMBERS
 from halfbyte.codec.blocks import ceil_div
 from halfbyte.methods import Method
@@ -53,8 +54,24 @@ def quantization_for(
     """The commands that quantize a matrix of this shape on this device."""
     method = request.method
     cache = _PROGRAMS_OF_METHODS.setdefault(method, {}) if weighs_columns(method) else _PROGRAMS
-    key = (kernel, request.tile, x, group_rows, swizzled, whose, device, kernel.table and setting())
+    held = None if weighs_columns(method) else method
+    key = (kernel, held, request.tile, x, group_rows, swizzled, whose, device, kernel.table and setting())
     return _kept(cache, key, lambda: quantization(kernel, request, x, group_rows, swizzled, whose, device))
+
+
+def survey_for(
+    kernel: ChosenKernel, request: Request, x: Matrix, headroom: tuple[float, ...], device: torch.device
+) -> Quantization:
+    """The commands that find the totals of a matrix under each candidate for the headroom of a given amax."""
+    method = request.method
+    cache = _PROGRAMS_OF_METHODS.setdefault(method, {}) if weighs_columns(method) else _PROGRAMS
+
+    def make() -> Quantization:
+        survey = Survey(Launch(kernel, request, source_of(x, request, x.rows, False), device), headroom)
+        commands = survey.commands(Address(Slot.GIVEN), decides=False)
+        return Quantization(Program(tuple(commands), survey.small.floats), survey.small)
+
+    return _kept(cache, ("survey", kernel, x, headroom, device), make)
 
 
 def decoding_for(

@@ -82,7 +82,7 @@ def _kernels(request: Request, architecture: str) -> Iterator[TritonKernel | Cud
     kernel, width = choose(request), request.format.block
     if isinstance(kernel, Reason):
         raise BackendError(f"backend gpu cannot do this: {kernel}")
-    for rows in (1, 1 << 20):  # one part for the amax, and many
+    for rows in (1, 1 << 13, 1 << 20):  # one part for the amax, and many; all tiles and candidates of a survey
         for whose in (OWN, VALUE, TENSOR):
             matrix = Matrix(rows, width, 1, contiguous=True)
             made = quantization(kernel, request, matrix, rows, False, whose, torch.device("cpu"))

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from halfbyte.backends.protocol import Parts
 from halfbyte.backends.reference.four_six import choose_four_six
+from halfbyte.backends.reference.headroom import raised_amax
 from halfbyte.backends.reference.search import Encode, ScaleGrid, exponent_of, searcher_of
 from halfbyte.codec.bits import F32, U8, widen
 from halfbyte.codec.blocks import join, split
@@ -92,6 +93,7 @@ def quantize_matrix(x: npt.NDArray[Any], request: Request, amax: F32 | None = No
     if isinstance(rule, NVFP4Rule):
         if amax is None:
             amax = np.abs(blocks).max(axis=(1, 2) if request.scaling == "row" else (0, 1, 2), keepdims=True)
+            amax = raised_amax(blocks, amax, request, x.size)
         codes, scales, stored, multiplier = _quantize_nvfp4(blocks, amax.reshape(-1, 1, 1), rule, request)
     elif isinstance(rule, MXRule):
         codes, scales = _quantize_mx(blocks, rule, request)

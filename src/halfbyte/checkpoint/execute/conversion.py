@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from halfbyte.backends.threads import thread_count
+from halfbyte.checkpoint.execute.calibrated import Calibrator, SolvedCodes
 from halfbyte.checkpoint.execute.closing import close
 from halfbyte.checkpoint.execute.destination import check_destination, only_one, open_destination
 from halfbyte.checkpoint.execute.device.sizes import DevicePlan, Limits, plan_devices
@@ -112,6 +113,13 @@ def run(
         raise disk_error(error, destination) from error
 
 
+def _codes(plan: Plan, engine: Engine) -> Calibrator | SolvedCodes | None:
+    """Where the codes of a plan come from, if not from its weights alone."""
+    if plan.solved is not None:
+        return SolvedCodes(plan.solved, engine)
+    return None if plan.calibrated is None else Calibrator(plan.calibrated, engine)
+
+
 def _work(
     plan: Plan,
     destination: Path,
@@ -125,7 +133,7 @@ def _work(
     sizes, workers = cut
     found = len(journal.finished)
     files = Files({file.name: str(plan.source / file.name) for file in plan.files})
-    acts = UnitWork(files, engine) if devices is None else DeviceWork(files, engine, devices)
+    acts = UnitWork(files, engine, _codes(plan, engine)) if devices is None else DeviceWork(files, engine, devices)
     try:
         pool = Pool(plan, Tasks(plan, acts, sizes), journal, work_folder(destination), report)
         report(Event("begin", pool.done, pool.total))

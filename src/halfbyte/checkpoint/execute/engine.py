@@ -13,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from halfbyte.backends.amax import largest_magnitude
+from halfbyte.backends.headroom import ALONE, Total, candidate, headrooms
+from halfbyte.backends.survey import survey_part
 from halfbyte.checkpoint.execute.repair import usable_amax
 from halfbyte.codec.bits import U8, dtype_name
 from halfbyte.contracts import Contract, NVFP4Rule
@@ -62,6 +64,29 @@ class Engine:
     def usable_amax(self, amax: np.float32, module: str) -> np.float32:
         """The amax to quantize with, or an error for one that has no scale."""
         return usable_amax(amax, module, self.repairs)
+
+    def headrooms(self, size: int) -> tuple[float, ...]:
+        """By how much the amax of so many elements that share a scale may be raised; (1,) if it stays."""
+        if self.format is None or self.contract is None:
+            return ALONE
+        return headrooms(resolve(self.format, self.contract, self.method), size)
+
+    def survey(self, x: npt.NDArray[Any], amax: np.float32, candidates: tuple[float, ...]) -> tuple[Total, ...]:
+        """What each candidate costs on a chunk: sums that are added over all that share the amax."""
+        if self.format is None or self.contract is None:
+            raise UnsupportedError("this conversion decodes; it has no tensor scale")
+        request = resolve(self.format, self.contract, self.method, dtype=dtype_name(x.dtype), threads=1)
+        return survey_part(x, request, amax, candidates)
+
+    def usable_headrooms(
+        self, amax: np.float32, candidates: tuple[float, ...], dtype: npt.DTypeLike
+    ) -> tuple[bool, ...]:
+        """Whether each candidate gives a usable scale; `dtype`: of the weight. 1 counts whatever it gives."""
+        if self.format is None or self.contract is None:
+            raise UnsupportedError("this conversion decodes; it has no tensor scale")
+        request = resolve(self.format, self.contract, self.method, dtype=dtype_name(np.dtype(dtype)))
+        amaxes = np.array([amax], np.float32)
+        return tuple(h == 1 or bool(candidate(amaxes, h, request).usable[0]) for h in candidates)
 
     def quantize(self, x: npt.NDArray[Any], amax: np.float32 | None, codes: U8, scales: U8) -> None:
         """Codes and scales of a chunk of rows, into the given arrays."""

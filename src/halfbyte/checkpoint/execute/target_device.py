@@ -60,6 +60,8 @@ def kernel_reason(plan: Plan) -> str | None:
     """Why GPUs have no kernel for what a plan quantizes, or None. Asks no GPU."""
     if plan.format is None:
         return None
+    if plan.calibrated is not None or plan.solved is not None:
+        return "conversions with statistics or solved weights compute on the CPU"
     for dtype in sorted(
         {_dtype(source) for unit in plan.units if unit.action == "quantize" for source in unit.sources}
     ):

@@ -132,7 +132,9 @@ class Tasks:
 
     def _survey(self, unit: Unit, piece: Piece, group: Group) -> Task:
         def run(arena: Arena) -> None:
+            mark = arena.mark()
             self.acts.survey(unit, piece, group, arena)
+            arena.release(mark)
             with group.lock:
                 group.pending -= 1
                 last = group.pending == 0

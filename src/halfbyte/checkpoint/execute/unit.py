@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from halfbyte.backends.headroom import ALONE, Total, best, merged, widened
 from halfbyte.casting.optimal import Choice, write
 from halfbyte.casting.rows import Rows
 from halfbyte.casting.window import Exponents, join
 from halfbyte.checkpoint.execute.bad_values import BadModules
+from halfbyte.checkpoint.execute.calibrated import Calibrator, SolvedCodes
 from halfbyte.checkpoint.execute.cast import MXFP4_BLOCK, choose_scale, stored_scales
 from halfbyte.checkpoint.execute.engine import Engine, TensorScales
 from halfbyte.checkpoint.execute.pieces import SLACK, Piece, Sizes, largest_piece, pieces_of
@@ -30,6 +32,9 @@ from halfbyte.checkpoint.io.views import NUMPY, SourceMatrix, View, read_rows, r
 from halfbyte.checkpoint.plan.types import Output, Unit
 from halfbyte.codec.bits import U8
 from halfbyte.errors import CheckpointError
+
+Key = tuple[str, int]
+"""A module and the number of a piece of it."""
 
 
 @dataclass
@@ -66,8 +71,10 @@ class Group:
 class UnitWork:
     """Reads, computes and writes pieces for one run."""
 
-    def __init__(self, files: Files, engine: Engine) -> None:
+    def __init__(self, files: Files, engine: Engine, codes: Calibrator | SolvedCodes | None = None) -> None:
         self.files, self.engine = files, engine
+        self.codes = codes
+        """Where codes come from, if not from the engine alone."""
         self.bad = BadModules()
         self.on_cpu = 0
         """Pieces that were computed on the CPU because no other device had memory for them."""
@@ -110,7 +117,7 @@ class UnitWork:
                         held[unit.module, piece.number] = raw
                     else:
                         arena.release(mark)
-            self.settle(members, group, chunk, arena)
+            self.settle(members, group, chunk, arena, held)
         elif group is not None:
             group.wait(writer.stop)
         for unit in reversed(units):  # what was read last may still be in the cache
@@ -175,8 +182,13 @@ class UnitWork:
             return fp8_amax(source, raw, piece.start, self.scales_for(unit, piece.source))
         return self.engine.amax(self._values(unit, piece, raw, arena))
 
-    def settle(self, units: Sequence[Unit], group: Group, chunk: int, arena: Arena) -> None:
-        """Between the passes: the tensor scale that `units` share, from all that was found."""
+    def settle(
+        self, units: Sequence[Unit], group: Group, chunk: int, arena: Arena, held: Mapping[Key, npt.NDArray[Any]] = {}
+    ) -> None:
+        """Between the passes: the tensor scale that `units` share, from all that was found.
+
+        held: pieces that are still in memory, by module and number. Others are read again if they are needed.
+        """
         unit, modules = units[0], ", ".join(group.modules)
         if len({unit.action for unit in units}) > 1:
             raise CheckpointError(
@@ -188,10 +200,60 @@ class UnitWork:
             group.choice = choose_scale(units, group.exponents, lambda: self._all_rows(units, chunk, arena))
             group.scales = stored_scales(group.choice)
         else:
-            group.amax = self.engine.usable_amax(group.amax, modules)
-            dtype = NUMPY[unit.sources[0].weight.dtype] if unit.sources[0].kind == "float" else np.float32
+            usable = self.engine.usable_amax(group.amax, modules)
+            chooses = self.codes is None and usable == group.amax
+            group.amax = self._raised(units, usable, chunk, arena, held) if chooses else usable
+            as_stored = unit.sources[0].kind == "float" and self.codes is None
+            dtype = NUMPY[unit.sources[0].weight.dtype] if as_stored else np.float32
             group.scales = self.engine.tensor_scales(group.amax, dtype)
         group.ready.set()
+
+    def _raised(
+        self,
+        units: Sequence[Unit],
+        amax: np.float32,
+        chunk: int,
+        arena: Arena,
+        held: Mapping[Key, npt.NDArray[Any]],
+    ) -> np.float32:
+        """The amax of all units, raised by the headroom with the least error if the method chooses one."""
+        size = sum(source.rows * source.columns for unit in units for source in unit.sources)
+        candidates = self.engine.headrooms(size)
+        if candidates == ALONE or amax == 0:
+            return amax
+        parts = self._totals(units, amax, candidates, chunk, arena, held)
+        return np.float32(widened(amax, best(candidates, merged(parts))))
+
+    def _totals(
+        self,
+        units: Sequence[Unit],
+        amax: np.float32,
+        candidates: tuple[float, ...],
+        chunk: int,
+        arena: Arena,
+        held: Mapping[Key, npt.NDArray[Any]],
+    ) -> list[tuple[Total, ...]]:
+        """What each candidate costs, in parts whose sums are added."""
+        parts = []
+        for unit in units:
+            for piece in pieces_of(unit, chunk):
+                mark = arena.mark()
+                raw = held.get((unit.module, piece.number))
+                raw = self.read(unit, piece, arena) if raw is None else raw
+                parts.append(self._piece_totals(unit, piece, raw, amax, candidates, arena))
+                arena.release(mark)
+        return parts
+
+    def _piece_totals(
+        self,
+        unit: Unit,
+        piece: Piece,
+        raw: npt.NDArray[Any],
+        amax: np.float32,
+        candidates: tuple[float, ...],
+        arena: Arena,
+    ) -> tuple[Total, ...]:
+        return self.engine.survey(self._values(unit, piece, raw, arena), amax, candidates)
 
     def _rows(self, unit: Unit, piece: Piece, raw: npt.NDArray[Any], arena: Arena) -> Rows:
         """A piece of an MXFP4 source."""
@@ -283,6 +345,8 @@ class UnitWork:
             self.bad.add_values(unit, piece.source, piece.start, values)
             writer.spoil()
             return None
+        if self.codes is not None:
+            return self.codes.blocks(unit, piece, values, None if group is None else group.amax)
         codes, out = self._outputs(rows, source.columns, arena)
         self.engine.quantize(values, None if group is None else group.amax, codes, out)
         return codes, out

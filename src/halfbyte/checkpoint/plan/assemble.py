@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from halfbyte.checkpoint.io.index import Tensor
 from halfbyte.checkpoint.io.views import SourceMatrix, View
 from halfbyte.checkpoint.plan.cache_scales import place_cache_scales
+from halfbyte.checkpoint.plan.calibrated import plan_calibrated
 from halfbyte.checkpoint.plan.config_files import json_files
 from halfbyte.checkpoint.plan.draft import Draft, action_of
 from halfbyte.checkpoint.plan.excluded import excluded_modules
@@ -69,6 +70,7 @@ def assemble(draft: Draft, options: Options, selector: Selector) -> Plan:
         shards.append(Shard(file, header, size, copies, units))
     _check_names(shards)
     excluded = [] if target.format is None else excluded_modules(draft)
+    planned = plan_calibrated(draft, options, _names(draft) if options.statistics is not None else {})
     return Plan(
         source=checkpoint.path,
         files=tuple(
@@ -87,8 +89,10 @@ def assemble(draft: Draft, options: Options, selector: Selector) -> Plan:
         kept=draft.kept,
         dropped=draft.dropped,
         left_out=checkpoint.left_out,
-        notes=(*plan_notes(draft, selector, excluded, activations), *draft.notes),
+        notes=(*plan_notes(draft, selector, excluded, activations), *draft.notes, *planned.notes),
         json_files=json_files(draft, activations, shards, excluded),
+        calibrated=planned.calibrated,
+        solved=planned.solved,
     )
 
 

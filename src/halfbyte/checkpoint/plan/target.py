@@ -13,11 +13,12 @@ from halfbyte.checkpoint.io.index import read_json
 from halfbyte.checkpoint.plan.types import Options
 from halfbyte.contracts import Contract, NVFP4Rule, get_contract
 from halfbyte.contracts.spec import Rule, defined_methods
-from halfbyte.errors import CheckpointError, UnsupportedError, unknown_name
+from halfbyte.errors import CheckpointError, InputError, UnsupportedError, unknown_name
+from halfbyte.feedback import request_for
 from halfbyte.formats import BlockFormat, get_format
 from halfbyte.layouts import get_layout, writable_layouts
 from halfbyte.layouts.description import Activations, Layout
-from halfbyte.methods import METHODS, Method
+from halfbyte.methods import METHODS, Gptq, Method, parse_method
 from halfbyte.models.families import Family
 from halfbyte.models.names import same_projection
 from halfbyte.request import resolve
@@ -52,6 +53,8 @@ def resolve_target(options: Options, family: Family) -> Target:
     if options.to not in TARGETS:
         raise unknown_name("target format", options.to, TARGETS)
     layout = get_layout(options.layout)
+    if options.to == "bf16" and (options.statistics is not None or options.solved is not None):
+        raise InputError("statistics and solved weights belong to conversions to FP4, not to bf16")
     if options.to == "bf16":
         return Target(None, layout, None, None, repairs=False)
     if options.to not in layout.formats:
@@ -79,9 +82,34 @@ def resolve_target(options: Options, family: Family) -> Target:
     method = options.method
     if method is None and options.contract is None and options.to == "nvfp4":
         method = "optimal"
+    if _by_statistics(options):
+        request_for(format, contract)
+        method = "optimal"  # of what has no statistics
     _check_method(method, rule)
     resolve(format, contract, method)
     return Target(format, layout, contract, method, repairs)
+
+
+def _by_statistics(options: Options) -> bool:
+    """Whether codes come from statistics or from solved weights. Raises if the options do not fit together."""
+    method = options.method
+    named = isinstance(method, Gptq) or method in ("gptq", "hessian")
+    if options.solved is not None:
+        if options.statistics is not None or method is not None:
+            raise InputError("solved weights have their codes already: leave out the method and the statistics")
+        return True
+    if options.statistics is None:
+        if options.strict_statistics:
+            raise InputError("--strict-stats belongs to --stats")
+        if isinstance(method, Gptq) or method == "gptq":
+            raise UnsupportedError(
+                "method 'gptq' needs statistics of the inputs of every layer: --stats DIR (`halfbyte calibrate` makes "
+                "them)"
+            )
+        return False
+    if not named:
+        raise InputError(f"statistics serve --method gptq and --method hessian, not {method or 'the default method'}")
+    return True
 
 
 def _check_method(method: str | Method | None, rule: Rule) -> None:
@@ -94,10 +122,11 @@ def _check_method(method: str | Method | None, rule: Rule) -> None:
         for name, kind in METHODS.items()
         if not kind.needs and (kind.everywhere or any(isinstance(candidate, kind) for candidate in defined))
     ]
-    if method not in METHODS:
+    if method.split(":")[0] not in METHODS:
         raise unknown_name("method", method, names)
-    if METHODS[method].needs:
-        raise UnsupportedError(f"method {method!r} needs {METHODS[method].needs}; convert has {', '.join(names)}")
+    kind, _ = parse_method(method)
+    if kind.needs:
+        raise UnsupportedError(f"method {method!r} needs {kind.needs}; convert has {', '.join(names)}")
 
 
 def _beside_fp8(layout: Layout, family: Family) -> Layout:

@@ -21,7 +21,7 @@ from halfbyte.contracts import Contract
 from halfbyte.errors import InputError
 from halfbyte.formats import BlockFormat
 from halfbyte.layouts.description import Part
-from halfbyte.methods import Method
+from halfbyte.methods import Gptq, Method
 
 Action = Literal["quantize", "cast", "relayout", "decode", "gather"]
 """quantize: from values. cast: MXFP4 blocks to NVFP4 blocks. relayout: same codes and scales under other names.
@@ -50,6 +50,12 @@ class Options:
     """Whether transformers is asked what the modules are, instead of the table."""
     trust_remote_code: bool = False
     """Whether it may run the code that comes with the checkpoint."""
+    statistics: Path | None = None
+    """A folder of statistics, for the methods gptq and hessian."""
+    strict_statistics: bool = False
+    """Whether a module without usable statistics is an error."""
+    solved: Path | None = None
+    """A folder of weights whose codes are decided already."""
 
     def __post_init__(self) -> None:
         if not all(self.ignore):
@@ -113,6 +119,36 @@ class Shard:
         return sorted(placed, key=lambda output: (output.start, output.stop, output.part.name))
 
 
+@dataclass(frozen=True)
+class Calibrated:
+    """Modules that are quantized by the statistics of their inputs."""
+
+    path: Path
+    kind: Literal["gptq", "hessian"]
+    method: Gptq
+    """The options of gptq."""
+    digest: str
+    modified: int
+    names: Mapping[str, tuple[str | None, ...]]
+    """Module → the statistics of each of its sources; None: optimal scales without statistics."""
+    fallback: Mapping[str, str]
+    """Module → why some of it is quantized without statistics."""
+
+    def __str__(self) -> str:
+        return str(self.method) if self.kind == "gptq" else "Hessian"
+
+
+@dataclass(frozen=True)
+class Solved:
+    """Modules whose codes are read from a folder."""
+
+    path: Path
+    method: str
+    digest: str
+    names: Mapping[str, tuple[str, ...]]
+    """Module → the name of each of its sources in the folder."""
+
+
 @dataclass(frozen=True, slots=True)
 class SourceFile:
     """What identifies a source file, so that a change is noticed."""
@@ -153,6 +189,8 @@ class Plan:
     """What the user should know before running this."""
     json_files: Mapping[str, Mapping[str, Any]]
     """config.json, the index and what else the layout wants, as they will be written."""
+    calibrated: Calibrated | None = None
+    solved: Solved | None = None
 
     @property
     def units(self) -> list[Unit]:
@@ -194,6 +232,8 @@ class Plan:
         """
         digest = hashlib.sha256()
         digest.update(json.dumps([VERSION, self.choices, self.repairs], sort_keys=True).encode())
+        if self.calibrated is not None:
+            digest.update(str(self.calibrated.modified).encode())
         digest.update(shard.name.encode() + shard.header)
         files = {copy.file for copy in shard.copies}
         for copy in shard.copies:
@@ -218,13 +258,18 @@ class Plan:
     @property
     def choices(self) -> dict[str, str]:
         """The options that decide bytes, as words."""
-        return {
+        choices = {
             "to": self.format.name if self.format else "bf16",
             "layout": self.layout,
             "contract": repr(self.contract) if self.contract else "",
             "method": str(self.method or ""),
             "activations": self.activations,
         }
+        if self.calibrated is not None:
+            choices |= {"method": str(self.calibrated), "statistics": self.calibrated.digest}
+        if self.solved is not None:
+            choices |= {"method": self.solved.method, "solved": self.solved.digest}
+        return choices
 
     def as_json(self) -> dict[str, Any]:
         """Everything, for machines: each output tensor with dtype, shape and offsets, and what it is made from."""
@@ -243,6 +288,7 @@ class Plan:
             "dropped": dict(self.dropped),
             "left_out": dict(self.left_out),
             "notes": list(self.notes),
+            **({} if self.calibrated is None else {"without_statistics": dict(self.calibrated.fallback)}),
         }
 
 

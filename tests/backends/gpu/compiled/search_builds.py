@@ -7,11 +7,12 @@ from halfbyte.backends.gpu.triton import descent as descent_kernels
 from halfbyte.backends.gpu.triton import hadamard as hadamard_kernels
 from halfbyte.backends.gpu.triton import mx_search as mx_search_kernels
 from halfbyte.backends.gpu.triton import qwantize as qwantize_kernels
+from halfbyte.backends.gpu.triton import survey as survey_kernels
 from halfbyte.backends.gpu.triton import sweep as sweep_kernels
 from halfbyte.backends.gpu.triton import tiles as tiles_kernels
 from halfbyte.backends.numbering import ELEMENTS, METRICS, PRE_SCALES, TIES
 from halfbyte.contracts import expressions
-from tests.backends.gpu.compiled.builds import BLOCKS, FP16, FP32, ROUNDING, Build
+from tests.backends.gpu.compiled.builds import BLOCKS, FP16, FP32, PREPARE, ROUNDING, Build
 
 STATIC = {
     name: value for name, value in BLOCKS.items() if name not in ("SHORT", "ASM")
@@ -39,6 +40,15 @@ QWANTIZE = {
 DESCENT = {"B": 32, "N": 16, "DTYPE": 0, "GROUP": 0, "SWIZZLED": False, "POWERS": False, "WIDE": False}
 ROTATE = {"B": 128, "DTYPE": 0, "SIGNS": 0xD7E8, "ROWS_FIRST": False}
 HALVES = {"x_ptr": "*i16"}
+CANDIDATES = {name: value for name, value in PREPARE.items() if name not in ("LANES", "SOURCE")} | {
+    "COUNT": 2, "GIVEN": False,
+}  # fmt: skip
+SURVEY = {
+    "B": 32, "TILE": 1024, "N": 16, "DTYPE": 0, "MAP": 0, "SHORT": True, "OBJECTIVE": 0, "COUNT": 2,
+    "COMPETES": True, "SOME": True, "DECIDES": True, "STORED": 0, "FIRST": 1, "ELEMENT": 0, "WRAPS": False, **ROUNDING,
+}  # fmt: skip
+ALL_BLOCKS = {**SURVEY, "TILE": 32, "SHORT": False, "COUNT": 3, "SOME": False}
+SURVEYED = {"block_ptr": "*i16", "queue_ptr": "*i16", "totals_ptr": "*i64", "done_ptr": "*i32", "headroom_ptr": "*i64"}
 
 BUILDS: dict[str, Build] = {
     "transform": Build(hadamard_kernels.rotate, ROTATE, 4, HALVES),
@@ -59,6 +69,14 @@ BUILDS: dict[str, Build] = {
     "mxfp4 weighted nearest": Build(mx_search_kernels.improve_mx, {**MX, "OBJECTIVE": WEIGHTED, "NEAREST": True}, 1),
     "mxfp8 optimal": Build(mx_search_kernels.improve_mx, {**MX, "WIDE": True, "SIGN": 1, "NAN_CODE": 127}, 1),
     "mxfp4 hessian": Build(mx_search_kernels.improve_mx, {**MX, "OBJECTIVE": HESSIAN, "TIE": TIES.index("down")}, 1),
+    "amaxes of blocks": Build(
+        survey_kernels.amax_blocks, {"B": 256, "DEPTH": 2, "N": 16, "DTYPE": 0, "MAP": 0}, 8, SURVEYED
+    ),
+    "candidates": Build(survey_kernels.prepare_candidates, CANDIDATES, 4, SURVEYED),
+    "survey": Build(survey_kernels.survey, SURVEY, 1, SURVEYED),
+    "survey of all blocks": Build(survey_kernels.survey, ALL_BLOCKS, 1, SURVEYED),
+    "survey float32 in rows": Build(survey_kernels.survey, {**SURVEY, "DTYPE": FP32, "MAP": ROWS}, 1, SURVEYED),
+    "survey weighted": Build(survey_kernels.survey, {**ALL_BLOCKS, "OBJECTIVE": WEIGHTED, "MAP": ROWS}, 1, SURVEYED),
     "descent": Build(descent_kernels.descend, DESCENT, 1),
     "descent mxfp4": Build(descent_kernels.descend, {**DESCENT, "POWERS": True}, 1),
 }

@@ -14,6 +14,10 @@ FUSED = {
     "sweep fused": 80,
     "static 4over6": 128,
     "qwantize nvfp4 hessian": 256,  # the naive scale is measured with fused sums; candidates are not
+    "survey": 96,  # two loops over scales, three for each element
+    "survey float32 in rows": 96,
+    "survey of all blocks": 64,  # two where the sign is rounded along
+    "survey weighted": 64,
     "mxfp4 optimal": 336,  # three scales, five per element; two per code, and four where scale by scale is tried
     "mxfp4 optimal float32": 576,  # 32 elements; squares are added by themselves
 }

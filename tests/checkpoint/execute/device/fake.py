@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from halfbyte.backends.gpu import WORDS
 from halfbyte.checkpoint.execute.device.protocol import DeviceMemoryError, Encoded, Matrix
 from halfbyte.checkpoint.execute.engine import Engine
 from halfbyte.checkpoint.io.files import read_all
@@ -174,6 +175,21 @@ class FakeStream:
 
         def run() -> None:
             into.view(np.float32)[0] = self._device.engine.amax(_values(matrix))
+
+        self._add(run)
+
+    def survey(self, matrix: Matrix, amax: np.float32, candidates: tuple[float, ...], scratch: U8, into: U8) -> None:
+        self._device.count("survey")
+        assert scratch.nbytes >= matrix.rows * matrix.columns // 2
+
+        def run() -> None:
+            scratch[:] = 0xA5  # a card writes there
+            totals = self._device.engine.survey(_values(matrix), amax, candidates)
+            words = into.view(np.int64).reshape(len(candidates), WORDS)
+            for at, total in enumerate(totals):
+                for index in range(WORDS):
+                    word = (total or 0) >> 32 * index
+                    words[at, index] = word & 0xFFFFFFFF if index < WORDS - 1 else word
 
         self._add(run)
 

@@ -76,6 +76,7 @@ def test_floats(tmp_path: Path, devices: Install, dtype: npt.DTypeLike, to: str,
     opened = devices(1 << 26)
     check(source, replace(COMPRESSED, to=to), replace(GPU, chunk=chunk))
     assert opened[0].calls["quantize"] >= 14
+    assert (opened[0].calls.get("survey", 0) >= 14) == (to == "nvfp4")
     assert opened[0].pinned == {}
     assert opened[0].used == 0
 
@@ -159,7 +160,7 @@ def test_the_default_is_a_quarter_of_what_is_free(tmp_path: Path, devices: Insta
     assert 0 < opened[0].most_used <= 1 << 20
 
 
-@pytest.mark.parametrize("kind", ["amax", "quantize"])
+@pytest.mark.parametrize("kind", ["amax", "survey", "quantize"])
 @pytest.mark.parametrize("calls", [{0}, {3, 4, 5}, set(range(10_000))], ids=["first", "some", "all"])
 @pytest.mark.parametrize("chunk", [1000, 1 << 20])
 def test_out_of_memory_loses_nothing(tmp_path: Path, devices: Install, kind: str, calls: set[int], chunk: int) -> None:

@@ -34,6 +34,11 @@ struct Recipe {
     float given;           // a factor that the caller gave; 0: none
     const Tables* tables;  // MX: the tables of the contract and the dtype
     const float* values;   // the value of each scale byte, 256 of them: searches that take an array
+    // By how much the tensor's own amax may be raised: for tensors of more than `small` elements, and for others.
+    // (backends/headroom.py)
+    int64_t small;
+    int32_t headrooms, small_headrooms;  // 0: the amax stays
+    double headroom[4], small_headroom[4];
 };
 
 struct DecodeRecipe {

@@ -27,6 +27,7 @@ int64_t hb_sizeof_general() { return sizeof(GeneralSearch); }
 int64_t hb_sizeof_grid() { return sizeof(Grid); }
 int64_t hb_sizeof_sweep() { return sizeof(SweepTables); }
 int64_t hb_sizeof_peer() { return sizeof(PeerSearch); }
+int64_t hb_sizeof_feedback() { return sizeof(FeedbackSteps); }
 
 // Scale bytes by 4over6, with one FourSixScale for all rows or one per row. If `peer`, with fouroversix's element
 // formula and order of sums.
@@ -91,6 +92,13 @@ void hb_general_descent(int isa, const void* x, int64_t rows, int64_t columns, i
     for (int64_t c = 0; c < columns; ++c)
         searches_of(isa)->descend((const uint8_t*)x + c * size, columns * size, rows, row, c, t, grid, scales + c,
                                   columns, codes + c * code_bytes, columns * code_bytes);
+}
+
+// `w`: float32 rows, of which the first has the number `row` in the arrays of `t` and `s`. Lists the rows it leaves
+// out.
+int64_t hb_feedback(int isa, const void* w, int64_t rows, int64_t row, const GeneralSearch* t, const FeedbackSteps* s,
+                    const Grid* grid, uint8_t* codes, uint8_t* scales, int64_t* left_out) {
+    return searches_of(isa)->feedback((const float*)w, rows, row, t, s, grid, codes, scales, left_out);
 }
 
 }  // extern "C"

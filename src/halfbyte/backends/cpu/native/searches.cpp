@@ -16,6 +16,8 @@
 #include "searches/static_weights.inc"
 #include "searches/qwantize.inc"
 #include "searches/any_format.inc"
+#include "searches/survey.inc"
+#include "searches/feedback.inc"
 
 namespace {
 
@@ -106,10 +108,27 @@ void rotate(const void* x, int64_t groups, int dtype, const float* matrix, void*
     else rotate_groups<FP32>((const uint8_t*)x, groups, matrix, (uint8_t*)out);
 }
 
+int64_t ends(const void* x, int64_t blocks, int block, int dtype, int32_t bottom, int32_t top, int64_t* out) {
+    if (dtype == FP32) return list_ends((const int32_t*)x, blocks, block, bottom, top, out);
+    return list_ends((const int16_t*)x, blocks, block, bottom, top, out);
+}
+
+void errors(const void* x, int64_t stride, int64_t rows, int64_t column, const GeneralSearch* t, float* out,
+            int64_t out_stride) {
+    if (t->block == 16) column_errors<16>((const uint8_t*)x, stride, rows, column, *t, out, out_stride);
+    else column_errors<32>((const uint8_t*)x, stride, rows, column, *t, out, out_stride);
+}
+
+int64_t feedback(const float* w, int64_t rows, int64_t row, const GeneralSearch* t, const FeedbackSteps* s,
+                 const Grid* grid, uint8_t* codes, uint8_t* scales, int64_t* left_out) {
+    if (t->block == 16) return feedback_rows<16>(w, rows, row, *t, *s, *grid, codes, scales, left_out);
+    return feedback_rows<32>(w, rows, row, *t, *s, *grid, codes, scales, left_out);
+}
+
 }  // namespace
 
 #define HB_JOINED(a, b) a##b
 #define HB_SEARCHES_OF(name) HB_JOINED(name, _searches)
 extern const Searches HB_SEARCHES_OF(HB_NAME);
 const Searches HB_SEARCHES_OF(HB_NAME) = {four_six, four_six_tiles, static_four_six, sweep, peer_search, general,
-                                          descend,  wrap,           rotate};
+                                          descend,  wrap,           rotate,          ends,  errors,      feedback};

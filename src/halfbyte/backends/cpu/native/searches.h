@@ -34,6 +34,21 @@ struct Grid {
     uint8_t place[256];  // place of each code
 };
 
+// A sign bit that is set for negative codes other than zero (gguf). It comes after those of tables.h.
+constexpr int SIGN_OF_CODE = 4;
+
+// Error feedback besides the search of each block's scale. "Per row" means one entry for all rows if `per_row` is 0.
+struct FeedbackSteps {
+    int64_t width;
+    int32_t sign, nan_code, sweeps, per_row;
+    const int32_t* order;  // blocks in the order in which they are decided
+    const float* factor;   // per turn: the rows of R up to the end of the block, `block` columns each
+    const float* shift;    // per block: all rows of N, `block` columns each; or null
+    const float* moments;  // per turn: all rows of A, `block` columns each; null without sweeps
+    const float* scale;    // value of a code of 1 under each byte; 256 per row
+    const float* most;     // per row: the largest magnitude for which the search is exact
+};
+
 // Numbers for Model-Optimizer's static weights. (contracts/searches/static.py)
 struct StaticScale {
     float factor, inverse;  // multiplies the scale of the fake-quantized copy; 1 / factor
@@ -74,6 +89,31 @@ struct Searches {
     void (*wrap)(const void* x, int64_t blocks, int block, int dtype, const float* constant, uint8_t* codes,
                  const uint8_t* scales);
     void (*rotate)(const void* x, int64_t groups, int dtype, const float* matrix, void* out);
+    int64_t (*ends)(const void* x, int64_t blocks, int block, int dtype, int32_t bottom, int32_t top, int64_t* out);
+    void (*errors)(const void* x, int64_t stride, int64_t rows, int64_t column, const GeneralSearch*, float* out,
+                   int64_t out_stride);
+    int64_t (*feedback)(const float* w, int64_t rows, int64_t row, const GeneralSearch*, const FeedbackSteps*,
+                        const Grid*, uint8_t* codes, uint8_t* scales, int64_t* left_out);
 };
+
+static const int MOST_HEADROOMS = 8;
+
+// The search under each of several tensor scales, to choose among them. (backends/headroom.py)
+struct Survey {
+    int32_t count;                  // candidates
+    int32_t one, two;               // the places of the headrooms 1 and 2 if only the ends differ; otherwise -1
+    float bottom, top;              // the ends: amaxes of blocks
+    int32_t shift[MOST_HEADROOMS];  // an error counts floor(E·2**shift)
+    GeneralSearch search[MOST_HEADROOMS];
+};
+
+// Exact sum of non-negative numbers: the low 32 bits of each, and the rest.
+struct Sum {
+    int64_t low, rest;
+};
+
+// Adds the errors of a matrix of `columns` blocks per row under each candidate, up to a number that all share. Returns
+// false if an error is beyond what it can add.
+bool survey_blocks(int isa, const void* x, int64_t rows, int64_t columns, const Survey& survey, Sum* sums);
 
 const Searches* searches_of(int isa);

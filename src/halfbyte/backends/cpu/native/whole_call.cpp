@@ -68,7 +68,8 @@ struct Call {
     }
 
     // Whether the shortcuts of the searches are exact. (backends/cpu/ranges.py)
-    bool in_range(float most) const {
+    bool in_range(float most) const { return in_range(most, n); }
+    static bool in_range(float most, const Numbers& n) {
         const float amax = n.rule.amax, g = n.multiplier;
         return std::isfinite(most) && amax >= 0x1p-60f && amax <= 0x1p60f && g >= 0x1p-80f && g <= 0x1p60f &&
                (double)most <= (double)g * 0x1p50;
@@ -213,26 +214,82 @@ struct Call {
         return kept->searches = true;
     }
 
-    bool general() {
-        if (!in_range(own_largest())) return false;
-        SearchTables t;
-        if (!fill_search(&t)) return false;
-        fill_constants(recipe, &n.rule);
+    // The search for any format with the numbers of one tensor, which must outlive it, as must the two numbers for
+    // 2**-k and g·2**-k.
+    GeneralSearch general_search(Numbers* own, int zero_byte, float* numbers) const {
+        fill_constants(recipe, &own->rule);
+        const float down = std::ldexp(1.0f, -std::ilogb(own->multiplier));
+        numbers[0] = down;
+        numbers[1] = own->multiplier * down;
         GeneralSearch g = {};
         g.block = recipe.block;
         g.dtype = recipe.dtype;
         g.element = recipe.wraps ? WRAPPED : recipe.tie == TIE_DOWN ? DOWN : EVEN;
         g.objective = SQUARES;
-        g.divides = n.rule.divides;
+        g.divides = own->rule.divides;
         g.first = recipe.first;
         g.last = 126;
-        g.zero_byte = t.zero_byte;
+        g.zero_byte = zero_byte;
         g.most_value = 6.0f;
         g.zero_below = 0.25f;
         g.value = recipe.values;
-        g.constant = n.rule.constant;
-        g.prescale = &t.prescale;
-        g.unit = &t.unit;
+        g.constant = own->rule.constant;
+        g.prescale = numbers;
+        g.unit = numbers + 1;
+        return g;
+    }
+
+    // Raises the tensor's own amax by the best headroom. Returns false if only the reference can tell.
+    // (backends/headroom.py)
+    bool raise(float* amax) const {
+        const bool small = blocks() * recipe.block <= recipe.small;
+        const int count = small ? recipe.small_headrooms : recipe.headrooms;
+        const double* headroom = small ? recipe.small_headroom : recipe.headroom;
+        if (count == 0 || *amax == 0.0f) return true;
+        Numbers own, tried[4];
+        float numbers[4][2];
+        if (!numbers_of(recipe, *amax, &own) || !in_range(*amax, own)) return false;
+        Survey survey;
+        survey.count = count;
+        survey.one = survey.two = -1;
+        for (int c = 0; c < count; ++c) {
+            if (!numbers_of(recipe, (float)(*amax * headroom[c]), &tried[c]) || !in_range(*amax, tried[c]))
+                return false;
+            survey.shift[c] = 2 * (std::ilogb(tried[c].multiplier) - std::ilogb(own.multiplier)) + 16;
+            if (headroom[c] == 1.0) survey.one = c;
+            if (headroom[c] == 2.0) survey.two = c;
+        }
+        if (count == 1) return *amax = tried[0].rule.amax, true;
+        for (int c = 0; c < count; ++c) survey.search[c] = general_search(&tried[c], 0, numbers[c]);
+        const bool both = survey.one >= 0 && survey.two >= 0;
+        if (both && is_doubled(own, tried[survey.two])) {
+            const int k = std::ilogb(own.multiplier);
+            survey.bottom = 1.5f * own.multiplier;
+            survey.top = std::ldexp(7.0f * (240.0f * std::ldexp(own.multiplier, -k)), k);
+        } else survey.one = survey.two = -1;
+        Sum sums[MOST_HEADROOMS] = {};
+        if (!survey_blocks(isa, x, rows, columns, survey, sums)) return false;
+        int best = 0;
+        for (int c = 1; c < count; ++c)
+            if (total(sums[c]) < total(sums[best])) best = c;
+        *amax = tried[best].rule.amax;
+        return true;
+    }
+
+    static __int128 total(const Sum& sum) { return ((__int128)sum.rest << 32) + sum.low; }
+
+    static bool is_doubled(const Numbers& one, const Numbers& two) {
+        const float a = one.rule.factor, b = two.rule.factor, amax = one.rule.amax;
+        return two.multiplier == 2.0f * one.multiplier && two.rule.amax == 2.0f * amax &&
+               (a == 2.0f * b || b == 2.0f * a) && amax >= 0x1p-60f && amax <= 0x1p59f;
+    }
+
+    bool general() {
+        if (!in_range(own_largest())) return false;
+        const int zero_byte = scale_byte_of(recipe, n.rule, 0.0f);
+        if (zero_byte >= 0x7F) return false;
+        float numbers[2];
+        const GeneralSearch g = general_search(&n, zero_byte, numbers);
         const int64_t step = std::max<int64_t>(1, CHUNK / columns);
         for (int64_t row = 0; row < rows; row += step) {
             const int64_t count = std::min(step, rows - row), first = row * columns;
@@ -292,43 +349,11 @@ struct Call {
     }
 };
 
-// Half or bfloat16 bits of a finite float32.
-uint32_t narrow(float value, int dtype) {
-    const uint32_t sign = as_bits(value) >> 31 << 15;
-    const float magnitude = as_float(as_bits(value) & 0x7FFFFFFFu);
-    if (dtype == BF16) return sign | as_bits(round_to_bfloat(magnitude)) >> 16;
-    const float rounded = round_to_half(magnitude);
-    if (rounded == std::numeric_limits<float>::infinity()) return sign | 0x7C00;
-    if (rounded < 0x1p-14f) return sign | (uint32_t)(rounded * 0x1p24f);
-    return sign | (as_bits(rounded) - (112u << 23)) >> 13;
-}
-
-// One row of a table of values: what every code stands for under a scale byte. Returns false if a value is not finite.
-bool fill_values(const DecodeRecipe& recipe, int byte, float stored, uint8_t* row) {
-    static const float MAGNITUDES[8] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
-    const float scale = e4m3_decode(byte);
-    for (int code = 0; code < 16; ++code) {
-        const bool negative = (code & 8) && (code != 8 || recipe.negative_zero);
-        const float q = negative ? -MAGNITUDES[code & 7] : MAGNITUDES[code & 7];
-        const float value = decoded_value(recipe.decode, q, scale, stored, recipe.top);
-        if (!std::isfinite(value)) return false;
-        if (recipe.dtype == FP32) {
-            std::memcpy(row + code * 4, &value, 4);
-            continue;
-        }
-        const uint32_t bits = narrow(value, recipe.dtype);  // sixteen low bytes, then sixteen high bytes
-        row[code] = (uint8_t)bits;
-        row[16 + code] = (uint8_t)(bits >> 8);
-    }
-    return true;
-}
-
 }  // namespace
 
 extern "C" {
 
 int64_t hb_sizeof_recipe() { return sizeof(Recipe); }
-int64_t hb_sizeof_decode_recipe() { return sizeof(DecodeRecipe); }
 
 // Quantizes a contiguous matrix of `columns` blocks per row. `given`: the amax to use, or negative for the tensor's
 // own. NVFP4 also writes the stored scale and the multiplier of code times scale.
@@ -337,36 +362,12 @@ int hb_quantize(const Recipe* recipe, int isa, const void* x, int64_t rows, int6
                 uint8_t* codes, uint8_t* scales, float* stored, float* multiplier) {
     Call call{*recipe, isa, (const uint8_t*)x, rows, columns, codes, scales};
     if (recipe->route >= MX_BLOCKS) return !call.mx();
-    const float amax = given >= 0.0f ? given : call.own_largest();
+    float amax = given >= 0.0f ? given : call.own_largest();
+    if (given < 0.0f && !call.raise(&amax)) return 1;
     if (!numbers_of(*recipe, amax, &call.n)) return 1;
     *stored = call.n.stored;
     *multiplier = call.n.multiplier;
     return !call.run();
-}
-
-// Decodes blocks by the recipe's table, or E2M1 under E4M3 scales by its formula. `stored`: the stored scale, or null.
-// Returns 0; or 1 if a scale is negative or NaN or a value is not finite. Then the output is not valid.
-int hb_dequantize(const DecodeRecipe* recipe, int isa, const uint8_t* codes, const uint8_t* scales, int64_t blocks,
-                  const float* stored, void* out) {
-    const int width = recipe->dtype == FP32 ? 4 : 2;
-    if (recipe->table) {
-        if (recipe->code_bits == 8) tables_of(isa)->decode_mxfp8(codes, scales, blocks, recipe->table, width, out);
-        else tables_of(isa)->decode(codes, scales, blocks, recipe->block, recipe->table, width, out);
-        return 0;
-    }
-    alignas(64) uint8_t table[128 * 64];
-    bool filled[128] = {};
-    const int row = 16 * width;
-    const float one = stored ? *stored : 1.0f;
-    for (int64_t block = 0; block < blocks; ++block) {
-        const int byte = scales[block];
-        if (byte >= 0x7F) return 1;
-        if (filled[byte]) continue;
-        if (!fill_values(*recipe, byte, one, table + byte * row)) return 1;
-        filled[byte] = true;
-    }
-    tables_of(isa)->decode(codes, scales, blocks, recipe->block, table, width, out);
-    return 0;
 }
 
 }  // extern "C"

@@ -91,5 +91,5 @@ def _argument(argument: Address | int, letter: str, slots: dict[Slot, torch.Tens
     names = {"i32": torch.int32, "u8": torch.uint8, "i16": torch.int16, "i64": torch.int64, "fp32": torch.float32}
     wanted = names[TYPES[letter].removeprefix("*")]
     if argument.slot != Slot.FIXED and argument.offset:
-        return held.view(torch.uint8)[argument.offset :].view(wanted)
+        return held.view(-1).view(torch.uint8)[argument.offset :].view(wanted)
     return held if held.dtype == wanted else held.view(wanted)

@@ -47,6 +47,7 @@ MOST_PARTS = tl.constexpr(constants.MOST_PARTS)
 # --- the prepared numbers of a group ---
 
 NUMBERS = tl.constexpr(constants.NUMBERS)
+WORDS = tl.constexpr(constants.WORDS)
 AMAX = _by_name(constants.PREPARED, "amax")
 FACTOR = _by_name(constants.PREPARED, "factor")
 INVERSE = _by_name(constants.PREPARED, "inverse")

@@ -73,7 +73,7 @@ from halfbyte.backends.gpu.triton.numbers import (
 
 
 @triton.jit
-def _largest_bits(word, DTYPE: tl.constexpr):
+def largest_bits(word, DTYPE: tl.constexpr):
     """Magnitude bits of the larger half of a word (16-bit dtypes), or of the word."""
     if DTYPE == FP32:
         return word & 0x7FFFFFFF
@@ -82,7 +82,7 @@ def _largest_bits(word, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def _as_float32_bits(bits, DTYPE: tl.constexpr):
+def as_float32_bits(bits, DTYPE: tl.constexpr):
     if DTYPE == BF16:
         return bits << 16
     elif DTYPE == FP16:
@@ -127,8 +127,8 @@ def amax_partials(
         for i in tl.static_range(DEPTH):
             at = start + i * CHUNK + lane
             word = tl.load(row_ptr + at, mask=at < span, other=0)
-            most = tl.maximum(most, _largest_bits(word, DTYPE))
-    tl.store(out_ptr + pid, _as_float32_bits(tl.max(most, axis=0), DTYPE))
+            most = tl.maximum(most, largest_bits(word, DTYPE))
+    tl.store(out_ptr + pid, as_float32_bits(tl.max(most, axis=0), DTYPE))
 
 
 @triton.jit(do_not_specialize=["programs"])
@@ -145,8 +145,8 @@ def amax_listed(table_ptr, out_ptr, programs, DTYPE: tl.constexpr, CHUNK: tl.con
         for i in tl.static_range(DEPTH):
             at = start + i * CHUNK + lane
             word = tl.load(base + at, mask=at < span, other=0)
-            most = tl.maximum(most, _largest_bits(word, DTYPE))
-    tl.store(out_ptr + pid, _as_float32_bits(tl.max(most, axis=0), DTYPE))
+            most = tl.maximum(most, largest_bits(word, DTYPE))
+    tl.store(out_ptr + pid, as_float32_bits(tl.max(most, axis=0), DTYPE))
 
 
 # --- the tensor-level number ---
@@ -191,6 +191,18 @@ def _factor(amax, TOP: tl.constexpr, KIND: tl.constexpr, STATISTICS: tl.constexp
         return tl.full(amax.shape, CONSTANT, tl.float32)
 
 
+@triton.jit
+def usable_amax(bits, REPAIRS: tl.constexpr):
+    """The amax of its bits: one NaN, whatever its payload was.
+
+    REPAIRS: zero and tiny amaxes are raised to the next usable one. (checkpoint/execute/repair.py)
+    """
+    bits = tl.where(bits > 0x7F800000, 0x7FC00000, bits)
+    if REPAIRS:
+        bits = tl.where(bits == 0, 0x45280000, tl.maximum(bits, 0x06280000))  # 2688, 2688·2**-126
+    return float_of(bits)
+
+
 @triton.jit(do_not_specialize=["groups", "parts", "share", "given"])
 def prepare(
     amax_ptr, numbers_ptr, stored_ptr, multiplier_ptr, groups, parts, share, given,
@@ -201,8 +213,7 @@ def prepare(
     """For each group's amax: the numbers that kernels need, and what is stored with the blocks.
 
     SOURCE: one amax per group at amax_ptr; `parts` partial ones for every `share` groups, of which a program takes the
-    largest for its group; or the bits `given`, for all groups. REPAIRS: zero and tiny amaxes are raised to the next
-    usable one. (checkpoint/execute/repair.py)
+    largest for its group; or the bits `given`, for all groups.
     """
     if SOURCE == AMAX_OF_PARTS:
         group = tl.program_id(0).to(tl.int64) + tl.arange(0, 1)
@@ -218,10 +229,20 @@ def prepare(
             bits = tl.full((LANES,), 0, tl.int32) + given.to(tl.int32)
         else:
             bits = tl.load(amax_ptr + group, mask=exists, other=0)
-    bits = tl.where(bits > 0x7F800000, 0x7FC00000, bits)  # one NaN, whatever its payload was
-    if REPAIRS:
-        bits = tl.where(bits == 0, 0x45280000, tl.maximum(bits, 0x06280000))  # 2688, 2688·2**-126
-    amax = float_of(bits)
+    amax = usable_amax(bits, REPAIRS)
+    write_numbers(
+        amax, group, exists, numbers_ptr, stored_ptr, multiplier_ptr,
+        TOP, KIND, STATISTICS, CONSTANT, STORED, MULTIPLIER, DTYPE,
+    )  # fmt: skip
+
+
+@triton.jit
+def write_numbers(
+    amax, group, exists, numbers_ptr, stored_ptr, multiplier_ptr,
+    TOP: tl.constexpr, KIND: tl.constexpr, STATISTICS: tl.constexpr, CONSTANT: tl.constexpr, STORED: tl.constexpr,
+    MULTIPLIER: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
+    """The numbers that kernels need of amaxes, the stored scales and the multipliers."""
     factor = _factor(amax, TOP, KIND, STATISTICS, CONSTANT)
     inverse = tl.div_rn(1.0, factor)
     if STORED == STORE_AMAX:

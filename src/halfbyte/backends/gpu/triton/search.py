@@ -124,7 +124,7 @@ def _objective(errors, scaled, by_scale, weights, N: tl.constexpr, KIND: tl.cons
 
 
 @triton.jit
-def _quarters(scaled, N: tl.constexpr):
+def quarters_of(scaled, N: tl.constexpr):
     """The largest magnitude of each quarter of a block."""
     out = ()
     for i in tl.static_range(4):
@@ -156,12 +156,12 @@ def excluded(byte, most, unit):
 
 
 @triton.jit
-def _exact(
+def exact_search(
     x, scaled, quarters, weights, byte, most, unit, nearest, last, searched, numbers_ptr, group,
     N: tl.constexpr, SHORT: tl.constexpr, OBJECTIVE: tl.constexpr, FIRST: tl.constexpr, ELEMENT: tl.constexpr,
     TIE: tl.constexpr, SIGN: tl.constexpr, NAN_CODE: tl.constexpr, ZERO_INPUT: tl.constexpr, WRAPS: tl.constexpr,
 ):  # fmt: skip
-    """The best byte by the reference's own sums; `byte` where there is nothing to search."""
+    """The best byte and its error, by the reference's own sums; `byte` and Inf where there is nothing to search."""
     best = tl.full(most.shape, float("inf"), tl.float32)
     best_byte = nearest
     steps = tl.max(tl.where(searched, last - nearest + 1, 0), axis=0)
@@ -201,7 +201,7 @@ def _exact(
             best_byte = tl.where(better, tried, best_byte)
             if OBJECTIVE == WEIGHTED:
                 alive = alive & (clipped * 0.99999 <= best)
-    return tl.where(searched & (best <= FLOAT32_MAX), best_byte, byte)  # where no error is finite the amax's byte stays
+    return tl.where(searched & (best <= FLOAT32_MAX), best_byte, byte), best  # no finite error: the amax's byte stays
 
 
 @triton.jit(do_not_specialize=["blocks", "columns", "row_quads", "group_blocks"])
@@ -225,7 +225,7 @@ def quantize_optimal(
     searched = exists & (v * number(numbers_ptr, group, SEARCHED) > 0) & (v <= FLOAT32_MAX)
     unit = number(numbers_ptr, group, UNIT)
     scaled = scaled_values(x, numbers_ptr, group, N)
-    quarters = _quarters(scaled, N)
+    quarters = quarters_of(scaled, N)
     most = tl.maximum(tl.maximum(quarters[0], quarters[1]), tl.maximum(quarters[2], quarters[3]))
     weights = ()
     if OBJECTIVE == WEIGHTED:
@@ -240,7 +240,7 @@ def quantize_optimal(
         inside = (nearest >= 32) & (most <= 2688.0 * unit) & (most * number(numbers_ptr, group, REGULAR) > 0)
         if any_lane(searched & (inside == 0)):
             last = tl.minimum(tl.maximum(last, 16), 126)
-            byte = _exact(
+            byte, error = exact_search(
                 x, scaled, quarters, weights, byte, most, unit, nearest, last, searched, numbers_ptr, group, N, SHORT,
                 OBJECTIVE, FIRST, ELEMENT, TIE, SIGN, NAN_CODE, ZERO_INPUT, WRAPS,
             )  # fmt: skip
@@ -249,7 +249,7 @@ def quantize_optimal(
                 magnitudes(scaled, N), quarters, most, unit, nearest, last, searched, N, 24, ASM
             )
             if any_lane(unclear):
-                byte = _exact(
+                byte, error = exact_search(
                     x, scaled, quarters, weights, byte, most, unit, nearest, last, searched, numbers_ptr, group, N,
                     SHORT, OBJECTIVE, FIRST, ELEMENT, TIE, SIGN, NAN_CODE, ZERO_INPUT, WRAPS,
                 )  # fmt: skip
@@ -257,7 +257,7 @@ def quantize_optimal(
                 byte = tl.where(searched, found, byte)
     else:
         last = tl.minimum(tl.maximum(last, 16), 126)
-        byte = _exact(
+        byte, error = exact_search(
             x, scaled, quarters, weights, byte, most, unit, nearest, last, searched, numbers_ptr, group, N, SHORT,
             OBJECTIVE, FIRST, ELEMENT, TIE, SIGN, NAN_CODE, ZERO_INPUT, WRAPS,
         )  # fmt: skip

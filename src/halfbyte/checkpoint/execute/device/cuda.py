@@ -9,13 +9,14 @@ from __future__ import annotations
 import ctypes
 import functools
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from halfbyte.backends.device_reading import DeviceReader, can_read_to_device
-from halfbyte.backends.gpu import Bound, QuantizingCalls, float32_bits, group_amaxes
+from halfbyte.backends.gpu import Bound, QuantizingCalls, float32_bits, group_amaxes, survey_matrix
 from halfbyte.checkpoint.execute.device.protocol import DeviceMemoryError, Encoded, Matrix
 from halfbyte.checkpoint.execute.device.torch_decode import decode
 from halfbyte.checkpoint.execute.engine import Engine
@@ -24,11 +25,13 @@ from halfbyte.checkpoint.io.files import read_all
 from halfbyte.codec.bits import U8, dtype_name
 from halfbyte.errors import BackendError, UnsupportedError
 from halfbyte.quantize import quantize
-from halfbyte.request import resolve
+from halfbyte.request import Request, resolve
 from halfbyte.types import QuantizedTensor
 
 if TYPE_CHECKING:
     import torch
+
+T = TypeVar("T")
 
 BUFFER, BUFFERS = 1 << 20, 4
 """Bytes of the pinned buffers through which files are read, and how many a stream has: they stay in the cache."""
@@ -108,6 +111,7 @@ class CudaDevice:
         self.index, self.engine = index, engine
         self._calls: dict[str, QuantizingCalls] = {}
         self._bound: dict[tuple[str, int, int, bool], Bound] = {}
+        self._made: set[object] = set()
         self._lock = threading.Lock()
 
     def free(self) -> int:
@@ -157,6 +161,19 @@ class CudaDevice:
             if not calls.usual:
                 return None
             return self._bound.setdefault(key, calls.bound(matrix.rows, matrix.columns, "value" if given else "own"))
+
+    def request(self, dtype: str) -> Request:
+        """What is asked for, of operands of that dtype."""
+        return self._calls_for(dtype).request
+
+    def once(self, key: object, call: Callable[[], T]) -> T:
+        """A call whose kernels are compiled when it is first made: by one thread, while others wait."""
+        if key in self._made:
+            return call()
+        with self._lock:
+            made = call()
+            self._made.add(key)
+            return made
 
     def _calls_for(self, dtype: str) -> QuantizingCalls:
         import torch
@@ -254,6 +271,19 @@ class CudaStream:
 
         with _RunningOut():
             into.tensor.view(torch.float32).copy_(group_amaxes(_values(matrix), matrix.rows))
+
+    def survey(
+        self, matrix: Matrix, amax: np.float32, candidates: tuple[float, ...], scratch: CudaMemory, into: CudaMemory
+    ) -> None:
+        import torch
+
+        def found() -> torch.Tensor:
+            request = self._device.request(dtype_name(matrix.dtype))
+            return survey_matrix(_values(matrix), request, float(amax), candidates, scratch.tensor)
+
+        with _RunningOut():
+            totals = self._device.once((dtype_name(matrix.dtype), candidates), found)
+            into.tensor.view(torch.int64).copy_(totals.reshape(-1))
 
     def quantize(self, matrix: Matrix, amax: np.float32 | None, codes: CudaMemory, scales: CudaMemory) -> None:
         bound = self._device.bound(matrix, amax is not None)

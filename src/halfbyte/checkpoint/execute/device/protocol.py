@@ -74,6 +74,14 @@ class Stream(Protocol):
     def amax(self, matrix: Matrix, into: Memory) -> None:
         """The largest magnitude, NaN if there is one, as a float32 in four bytes."""
 
+    def survey(
+        self, matrix: Matrix, amax: np.float32, candidates: tuple[float, ...], scratch: Memory, into: Memory
+    ) -> None:
+        """What each candidate for the headroom of `amax` costs, up to a number that all share (backends/headroom.py).
+
+        into: WORDS int64 for each candidate, which stand for 32 bits each. scratch: as many bytes as the codes have.
+        """
+
     def quantize(self, matrix: Matrix, amax: np.float32 | None, codes: Memory, scales: Memory) -> None:
         """Packed codes and scale bytes; `amax`: of all that share a tensor scale."""
 

@@ -10,13 +10,15 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from halfbyte.backends.gpu import WORDS, total_of
+from halfbyte.backends.headroom import Total
 from halfbyte.checkpoint.execute.device.lanes import Lane
 from halfbyte.checkpoint.execute.device.protocol import DeviceMemoryError, Encoded, Event, Matrix, Memory
 from halfbyte.checkpoint.execute.device.sizes import (
@@ -29,7 +31,7 @@ from halfbyte.checkpoint.execute.device.sizes import (
 )
 from halfbyte.checkpoint.execute.engine import Engine
 from halfbyte.checkpoint.execute.pieces import SLACK, Piece, Sizes, piece_bytes, pieces_of
-from halfbyte.checkpoint.execute.unit import Group, UnitWork
+from halfbyte.checkpoint.execute.unit import Group, Key, UnitWork
 from halfbyte.checkpoint.execute.writer import ShardWriter
 from halfbyte.checkpoint.io.buffers import Arena, page_memory
 from halfbyte.checkpoint.io.decode import Scales, read_row_scales
@@ -78,6 +80,8 @@ class DeviceWork(UnitWork):
         super().__init__(files, engine)
         self.lanes, self.chunk, self.pinned = devices.lanes, devices.sizes.chunk, devices.pinned
         self._needs: dict[str, int] = {}
+        self._at_hand = threading.local()
+        """The job of a thread whose sources are on a lane while its scale is settled."""
         self._lock = threading.Lock()
 
     @contextlib.contextmanager
@@ -191,6 +195,99 @@ class DeviceWork(UnitWork):
         lane.stream.quantize(matrix, None if group is None else group.amax, *made)
         return made
 
+    # --- headroom ---
+
+    def _totals(
+        self,
+        units: Sequence[Unit],
+        amax: np.float32,
+        candidates: tuple[float, ...],
+        chunk: int,
+        arena: Arena,
+        held: Mapping[Key, npt.NDArray[Any]],
+    ) -> list[tuple[Total, ...]]:
+        """On the lane that holds the units of a whole job, or piece by piece on any."""
+        job = getattr(self._at_hand, "job", None)
+        if job is not None:
+            lane, loaded = job
+            return self._totals_of_job(lane, loaded, arena, units, amax, candidates)
+        return super()._totals(units, amax, candidates, chunk, arena, held)
+
+    def _piece_totals(
+        self,
+        unit: Unit,
+        piece: Piece,
+        raw: npt.NDArray[Any],
+        amax: np.float32,
+        candidates: tuple[float, ...],
+        arena: Arena,
+    ) -> tuple[Total, ...]:
+        if not self.computes(unit):
+            return super()._piece_totals(unit, piece, raw, amax, candidates, arena)
+        mark = arena.mark()
+        try:
+            words = arena.take(8 * WORDS * len(candidates)).view(np.int64)
+            with self.lanes.borrow(piece_bytes(unit, piece)) as lane:
+                matrix = self._load_piece(lane, unit, piece, raw, arena)
+                self._queue_survey(lane, matrix, amax, candidates, words)
+                lane.stream.record().wait()
+            return self._read_totals(words, amax, candidates, matrix.dtype)
+        except DeviceMemoryError:
+            arena.release(mark)
+            self._note_cpu()
+            return super()._piece_totals(unit, piece, raw, amax, candidates, arena)
+
+    def _totals_of_job(
+        self,
+        lane: Lane,
+        loaded: dict[tuple[str, int], Matrix],
+        arena: Arena,
+        units: Sequence[Unit],
+        amax: np.float32,
+        candidates: tuple[float, ...],
+    ) -> list[tuple[Total, ...]]:
+        """Sources that are on the lane, and after each other those that were there for their amax only."""
+        sources = [(unit, index) for unit in units for index in range(len(unit.sources))]
+        mark = arena.mark()
+        words = arena.take(8 * WORDS * len(candidates) * len(sources)).view(np.int64).reshape(len(sources), -1)
+        slots = self._slots(arena, max(staged_bytes(self.engine, unit, self.chunk) for unit in units))
+        dtypes = []
+        for number, (unit, index) in enumerate(sources):
+            before = lane.mark()
+            matrix = loaded.get((unit.module, index)) or self._load(lane, unit, index, slots)[0]
+            self._queue_survey(lane, matrix, amax, candidates, words[number])
+            dtypes.append(matrix.dtype)
+            lane.release(before)
+        lane.stream.record().wait()
+        for slot in slots:
+            slot.clear()
+        found = [self._read_totals(each, amax, candidates, dtype) for each, dtype in zip(words, dtypes, strict=True)]
+        arena.release(mark)
+        return found
+
+    def _queue_survey(
+        self,
+        lane: Lane,
+        matrix: Matrix,
+        amax: np.float32,
+        candidates: tuple[float, ...],
+        into: npt.NDArray[np.int64],
+    ) -> None:
+        mark = lane.mark()
+        scratch = lane.take(matrix.rows * self.engine.widths(matrix.columns)[0])
+        found = lane.take(into.nbytes)
+        lane.stream.survey(matrix, amax, candidates, scratch, found)
+        lane.stream.download(found, into)
+        lane.release(mark)
+
+    def _read_totals(
+        self, words: npt.NDArray[np.int64], amax: np.float32, candidates: tuple[float, ...], dtype: np.dtype[Any]
+    ) -> tuple[Total, ...]:
+        """The sums of a part; None for a candidate that is left out."""
+        usable = self.engine.usable_headrooms(amax, candidates, dtype)
+        totals = (total_of(each.tolist()) for each in words.reshape(len(candidates), WORDS))
+        return tuple(total if kept else None for total, kept in zip(totals, usable, strict=True))
+
     # --- whole jobs ---
 
     def whole(
@@ -219,7 +316,8 @@ class DeviceWork(UnitWork):
                 self._write_all(lane, job, made)
         except DeviceMemoryError:  # comes before anything is written
             arena.release()
-            super().whole(units, members, group, writer, chunk, arena)
+            settled = group is not None and group.ready.is_set()  # a scale that is known is not found again
+            super().whole(units, () if settled else members, group, writer, chunk, arena)
             return
         for unit in units:
             self.forget(unit)
@@ -251,7 +349,11 @@ class DeviceWork(UnitWork):
             slot.clear()
         job.arena.release(mark)
         if job.wants_amax:
-            self._settle_found(job, sources, amaxes)
+            self._at_hand.job = lane, loaded
+            try:
+                self._settle_found(job, sources, amaxes)
+            finally:
+                self._at_hand.job = None
         return loaded
 
     def _load(self, lane: Lane, unit: Unit, index: int, slots: deque[Slot]) -> tuple[Matrix, np.float32 | None]:

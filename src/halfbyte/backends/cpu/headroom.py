@@ -1,0 +1,192 @@
+"""The headroom of a tensor by the compiled search: sums of errors under each candidate (backends/headroom.py).
+
+It gives the choice of the reference. Amaxes outside the range in which the kernels are exact go to the reference.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from halfbyte.backends.cpu.call import NVFP4Call
+from halfbyte.backends.cpu.choose import Kernel, choose
+from halfbyte.backends.cpu.general_search import Search, nvfp4_search
+from halfbyte.backends.cpu.library import native, over_ranges, pointer
+from halfbyte.backends.cpu.ranges import each_in_range
+from halfbyte.backends.cpu.structs import MOST_HEADROOMS, Survey
+from halfbyte.backends.headroom import (
+    ALONE,
+    FRACTION_BITS,
+    Candidate,
+    Ends,
+    Total,
+    best,
+    candidate,
+    ends,
+    exponents,
+    headrooms,
+    only,
+    widened,
+)
+from halfbyte.backends.reference import headroom as reference
+from halfbyte.codec.bits import F32, widen
+from halfbyte.codec.blocks import split
+from halfbyte.contracts import NVFP4Rule
+from halfbyte.request import Request
+
+KERNELS = (Kernel.EXACT_BLOCKS, Kernel.EXACT_ROWS, Kernel.EXACT_GENERAL)
+"""The kernels whose requests the general search serves too."""
+
+
+def raised_amax(x: npt.NDArray[Any], amax: F32, request: Request, size: int) -> F32:
+    """The amaxes to quantize with: one, or one per row, times the best headroom of each.
+
+    x: a contiguous matrix of whole blocks. size: the number of elements without padding.
+    """
+    candidates = headrooms(request, size)
+    if candidates == ALONE:
+        return amax
+    flat = amax.reshape(-1)
+    if len(candidates) == 1:
+        return only(flat, candidates[0], request)
+    chosen = [best(candidates, totals) for totals in survey(x, flat, request, candidates)]
+    return widened(flat, np.array(chosen))
+
+
+def survey(x: npt.NDArray[Any], amax: F32, request: Request, candidates: tuple[float, ...]) -> list[tuple[Total, ...]]:
+    """For each amax (one, or one per row), T_h of each candidate, up to a number that all of them share.
+
+    x: a contiguous matrix of whole blocks, which may be a part of a tensor: the sums of all parts are added.
+    """
+    flat = np.ascontiguousarray(amax, np.float32).reshape(-1)
+    by_row = request.scaling == "row"
+    found = [candidate(flat, headroom, request) for headroom in candidates]
+    served = _served(x, request, found, flat)
+    totals: list[tuple[Total, ...]] = [()] * flat.size
+    if not by_row:
+        compiled = _one_scale(x, request, candidates, found, flat) if served[0] else None
+        totals[0] = _by_reference(x, flat[0], request, candidates) if compiled is None else compiled
+        return totals
+    rows = np.flatnonzero(served)
+    if rows.size:
+        part = x if rows.size == flat.size else np.ascontiguousarray(x[rows])
+        chosen = found if rows.size == flat.size else [candidate(flat[rows], h, request) for h in candidates]
+        for row, total in zip(rows, _many_scales(part, request, candidates, chosen, flat[rows]), strict=True):
+            totals[row] = total
+    for row in np.flatnonzero([not total for total in totals]):
+        totals[row] = _by_reference(x[row : row + 1], flat[row], request, candidates)
+    return totals
+
+
+def _served(x: npt.NDArray[Any], request: Request, found: list[Candidate], amax: F32) -> npt.NDArray[np.bool_]:
+    """For each amax, whether the compiled search is exact under every candidate."""
+    if choose(request) not in KERNELS or len(found) > MOST_HEADROOMS:
+        return np.zeros(amax.size, bool)
+    served = np.isfinite(amax) & (amax > 0)
+    for one in found:
+        served &= each_in_range(amax, _call(x, request, one))
+    return served
+
+
+def _one_scale(
+    x: npt.NDArray[Any], request: Request, candidates: tuple[float, ...], found: list[Candidate], amax: F32
+) -> tuple[Total, ...] | None:
+    own, held = _survey(x, request, candidates, found)
+    edge = _ends(candidates, found, request)[0]
+    if edge is None:
+        own.one = own.two = -1
+    else:
+        own.bottom, own.top = float(edge.bottom), float(edge.top)
+    own.shift[: len(found)] = _shifts(amax, found, request)[0].tolist()
+    library, isa = native()
+    size = int(x.strides[0])
+
+    def run(start: int, stop: int) -> npt.NDArray[np.int64] | None:
+        sums = np.zeros((len(found), 2), np.int64)
+        failed = library.hb_survey(
+            isa, pointer(x, start * size), ctypes.c_int64(stop - start),
+            ctypes.c_int64(x.shape[1] // request.format.block), ctypes.byref(own), pointer(sums),
+        )  # fmt: skip
+        return None if failed else sums
+
+    parts = over_ranges(run, x.shape[0], size, request.threads)
+    del held
+    if any(part is None for part in parts):
+        return None
+    return tuple(sum(int(part[c, 0]) + (int(part[c, 1]) << 32) for part in parts) for c in range(len(found)))
+
+
+def _many_scales(
+    x: npt.NDArray[Any], request: Request, candidates: tuple[float, ...], found: list[Candidate], amax: F32
+) -> list[tuple[Total, ...]]:
+    own, held = _survey(x, request, candidates, found)
+    edges = np.array(
+        [(-1, -1) if edge is None else (edge.bottom, edge.top) for edge in _ends(candidates, found, request)]
+    )
+    edges = np.ascontiguousarray(edges, np.float32)
+    shifts = np.ascontiguousarray(_shifts(amax, found, request), np.int32)
+    sums = np.zeros((x.shape[0], len(found), 2), np.int64)
+    library, isa = native()
+    size = int(x.strides[0])
+
+    def run(start: int, stop: int) -> int:
+        return int(
+            library.hb_survey_rows(
+                isa, pointer(x, start * size), ctypes.c_int64(stop - start),
+                ctypes.c_int64(x.shape[1] // request.format.block), ctypes.c_int64(start), ctypes.byref(own),
+                pointer(edges, start * 8), pointer(shifts, start * 4 * len(found)),
+                pointer(sums, start * 16 * len(found)),
+            )
+        )  # fmt: skip
+
+    failed = any(over_ranges(run, x.shape[0], size, request.threads))
+    del held
+    if failed:
+        return [()] * x.shape[0]
+    whole = sums[..., 0].astype(object) + sums[..., 1].astype(object) * (1 << 32)
+    return [tuple(map(int, row)) for row in whole]
+
+
+def _survey(
+    x: npt.NDArray[Any], request: Request, candidates: tuple[float, ...], found: list[Candidate]
+) -> tuple[Survey, list[Search]]:
+    """The structure for the library, without ends and shifts; and what its pointers need."""
+    both = 1.0 in candidates and 2.0 in candidates
+    own = Survey(count=len(found))
+    own.one, own.two = (candidates.index(1.0), candidates.index(2.0)) if both else (-1, -1)
+    held = [nvfp4_search(_call(x, request, one)) for one in found]
+    for place, search in enumerate(held):
+        own.search[place] = search.native
+    return own, held
+
+
+def _call(x: npt.NDArray[Any], request: Request, found: Candidate) -> NVFP4Call:
+    rule = request.rule
+    if not isinstance(rule, NVFP4Rule):
+        raise TypeError(f"{request.format.name} has no tensor scale")
+    none = np.empty((0, x.shape[1] // request.format.block), np.uint8)
+    return NVFP4Call(
+        x=x, request=request, codes=none, scales=none, amax=found.amax, rule=rule, t=found.t,
+        multiplier=found.multiplier,
+    )  # fmt: skip
+
+
+def _ends(candidates: tuple[float, ...], found: list[Candidate], request: Request) -> list[Ends | None]:
+    if not (1.0 in candidates and 2.0 in candidates):
+        return [None] * found[0].amax.size
+    return ends(found[candidates.index(1.0)], found[candidates.index(2.0)], request)
+
+
+def _shifts(amax: F32, found: list[Candidate], request: Request) -> npt.NDArray[np.int32]:
+    """(amaxes, candidates): 2·(k_h − k_1) + 16."""
+    base = exponents(candidate(amax, 1.0, request).multiplier)
+    return np.stack([2 * (exponents(one.multiplier) - base) + FRACTION_BITS for one in found], axis=1)
+
+
+def _by_reference(
+    x: npt.NDArray[Any], amax: np.float32, request: Request, candidates: tuple[float, ...]
+) -> tuple[Total, ...]:
+    return reference.survey(split(widen(x), request.format.block), amax, request, candidates)

@@ -1,0 +1,159 @@
+// The errors of a tensor under several tensor scales, as exact integers. (backends/headroom.py)
+#include "../searches.h"
+#include <vector>
+
+namespace {
+
+const int64_t CHUNK = 4096;  // blocks whose errors are held at once
+
+struct Scratch {
+    std::vector<int64_t> listed;
+    std::vector<uint8_t> gathered;
+    std::vector<float> errors;
+};
+
+Scratch& scratch() {
+    static thread_local Scratch kept;
+    return kept;
+}
+
+bool add(const float* errors, int64_t count, int shift, Sum* sum) {
+    const double scale = std::ldexp(1.0, shift);
+    for (int64_t i = 0; i < count; ++i) {
+        const double steps = (double)errors[i] * scale;
+        if (!(steps < 0x1p62)) return false;
+        const int64_t whole = (int64_t)steps;  // of a non-negative number: its floor
+        sum->low += whole & 0xFFFFFFFF;
+        sum->rest += whole >> 32;
+    }
+    return true;
+}
+
+// Bits of the largest magnitude of a dtype that is at most `value`.
+int32_t bits_up_to(float value, int dtype) {
+    if (dtype == FP32) return (int32_t)as_bits(value);
+    if (dtype == BF16) return (int32_t)(as_bits(value) >> 16);
+    uint32_t low = 0, high = inf_bits(FP16);
+    while (low + 1 < high) {
+        const uint32_t middle = (low + high) / 2;
+        if (half_magnitude(middle) <= value) low = middle;
+        else high = middle;
+    }
+    return (int32_t)low;
+}
+
+// Blocks next to each other, without weights. `skipped`: a candidate to leave out, or -1.
+bool add_all(int isa, const uint8_t* x, int64_t blocks, const Survey& survey, int skipped, Sum* sums) {
+    const GeneralSearch& first = survey.search[0];
+    const int64_t size = first.block * (first.dtype == FP32 ? 4 : 2);
+    std::vector<float>& errors = scratch().errors;
+    errors.resize((size_t)CHUNK);
+    for (int64_t start = 0; start < blocks; start += CHUNK) {
+        const int64_t count = std::min(blocks - start, CHUNK);
+        for (int c = 0; c < survey.count; ++c) {
+            if (c == skipped) continue;
+            searches_of(isa)->errors(x + start * size, size, count, 0, &survey.search[c], errors.data(), 1);
+            if (!add(errors.data(), count, survey.shift[c], sums + c)) return false;
+        }
+    }
+    return true;
+}
+
+bool add_weighted(int isa, const uint8_t* x, int64_t rows, int64_t columns, const Survey& survey, Sum* sums) {
+    const GeneralSearch& first = survey.search[0];
+    const int64_t size = first.block * (first.dtype == FP32 ? 4 : 2), step = 64;
+    std::vector<float>& errors = scratch().errors;
+    errors.resize((size_t)step);
+    for (int64_t row = 0; row < rows; row += step)
+        for (int64_t column = 0; column < columns; ++column)
+            for (int c = 0; c < survey.count; ++c) {
+                const int64_t count = std::min(rows - row, step);
+                searches_of(isa)->errors(x + (row * columns + column) * size, columns * size, count, column,
+                                         &survey.search[c], errors.data(), 1);
+                if (!add(errors.data(), count, survey.shift[c], sums + c)) return false;
+            }
+    return true;
+}
+
+}  // namespace
+
+bool survey_blocks(int isa, const void* x, int64_t rows, int64_t columns, const Survey& survey, Sum* sums) {
+    const GeneralSearch& first = survey.search[0];
+    const uint8_t* at = (const uint8_t*)x;
+    const int64_t blocks = rows * columns, size = first.block * (first.dtype == FP32 ? 4 : 2);
+    if (first.objective != SQUARES) return add_weighted(isa, at, rows, columns, survey, sums);
+    if (survey.two < 0) return add_all(isa, at, blocks, survey, -1, sums);
+    // Beside 1 and 2 there are others, which every block counts for: then 1 stands for 2 wherever they do not differ.
+    Survey pair = survey;
+    pair.count = 2;
+    pair.search[0] = survey.search[survey.one];
+    pair.search[1] = survey.search[survey.two];
+    pair.shift[0] = survey.shift[survey.one];
+    pair.shift[1] = survey.shift[survey.two];
+    const int32_t bottom = bits_up_to(survey.bottom, first.dtype), top = bits_up_to(survey.top, first.dtype);
+    Scratch& s = scratch();
+    s.listed.resize((size_t)CHUNK);
+    Sum ends[2] = {};
+    for (int64_t start = 0; start < blocks; start += CHUNK) {
+        const uint8_t* here = at + start * size;
+        const int64_t count = std::min(blocks - start, CHUNK);
+        const int64_t found =
+            searches_of(isa)->ends(here, count, first.block, first.dtype, bottom, top, s.listed.data());
+        s.gathered.resize((size_t)(found * size));
+        for (int64_t i = 0; i < found; ++i)
+            std::memcpy(s.gathered.data() + i * size, here + s.listed[(size_t)i] * size, (size_t)size);
+        if (!add_all(isa, s.gathered.data(), found, pair, -1, ends)) return false;
+    }
+    if (survey.count > 2) {
+        Sum all[MOST_HEADROOMS] = {};
+        if (!add_all(isa, at, blocks, survey, survey.two, all)) return false;
+        for (int c = 0; c < survey.count; ++c) {
+            const Sum& of = all[c == survey.two ? survey.one : c];
+            sums[c].low += of.low;
+            sums[c].rest += of.rest;
+        }
+        ends[1].low -= ends[0].low;
+        ends[1].rest -= ends[0].rest;
+        ends[0] = {};
+    }
+    sums[survey.one].low += ends[0].low;
+    sums[survey.one].rest += ends[0].rest;
+    sums[survey.two].low += ends[1].low;
+    sums[survey.two].rest += ends[1].rest;
+    return true;
+}
+
+extern "C" {
+
+int64_t hb_sizeof_survey() { return sizeof(Survey); }
+
+// Adds to `sums`, one per candidate. Returns 1 if it cannot.
+int hb_survey(int isa, const void* x, int64_t rows, int64_t columns, const Survey* survey, Sum* sums) {
+    return !survey_blocks(isa, x, rows, columns, *survey, sums);
+}
+
+// The same for each row with its own tensor scale: `ends`, `shifts` and `sums` have entries for each row, and so have
+// the numbers of the searches, from number `row` on. A negative bottom stands for no ends.
+int hb_survey_rows(int isa, const void* x, int64_t rows, int64_t columns, int64_t row, const Survey* survey,
+                   const float* ends, const int32_t* shifts, Sum* sums) {
+    const GeneralSearch& first = survey->search[0];
+    const int64_t step = columns * first.block * (first.dtype == FP32 ? 4 : 2);
+    for (int64_t r = 0; r < rows; ++r) {
+        const int64_t at = row + r;
+        Survey own = *survey;
+        own.bottom = ends[2 * r];
+        own.top = ends[2 * r + 1];
+        if (own.bottom < 0.0f) own.one = own.two = -1;
+        for (int c = 0; c < own.count; ++c) {
+            own.shift[c] = shifts[r * own.count + c];
+            own.search[c].per_row = 0;
+            own.search[c].constant += 256 * at;
+            own.search[c].prescale += at;
+            own.search[c].unit += at;
+        }
+        if (!survey_blocks(isa, (const uint8_t*)x + r * step, 1, columns, own, sums + r * own.count)) return 1;
+    }
+    return 0;
+}
+
+}  // extern "C"

@@ -1,0 +1,49 @@
+"""Error feedback by the backend that the caller names: the compiled kernel, or the numpy reference that defines it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from halfbyte.backends import get_backend
+from halfbyte.backends.cpu import feedback as compiled
+from halfbyte.backends.gpu import solve_feedback, unserved_feedback
+from halfbyte.backends.problem import Feedback
+from halfbyte.backends.protocol import Parts
+from halfbyte.backends.reference import feedback as reference
+from halfbyte.codec.bits import F32
+from halfbyte.errors import BackendError
+from halfbyte.request import Request
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Feedback", "solve", "solve_on_device"]
+
+
+def solve(w: F32, request: Request, feedback: Feedback, amax: F32 | None, backend: str) -> Parts[np.ndarray]:
+    """Codes, scales and tensor scale of a (rows, K) float32 matrix, quantized with error feedback.
+
+    backend: "reference" is numpy, "cpu" is compiled, "auto" is compiled where a kernel serves the request.
+    """
+    if backend != "auto" and get_backend(backend).takes_tensors:
+        raise BackendError(f"backend {backend} takes tensors on a GPU; choose 'auto', 'cpu' or 'reference' for arrays")
+    name = "auto" if backend == "auto" else get_backend(backend).name
+    if name == "reference":
+        return reference.solve(w, request, feedback, amax)
+    reason = compiled.unserved(request)
+    if reason is None:
+        return compiled.solve(w, request, feedback, amax)
+    if name == "cpu":
+        raise BackendError(f"backend cpu cannot do this: {reason}; or choose backend='auto'")
+    return reference.solve(w, request, feedback, amax)
+
+
+def solve_on_device(w: torch.Tensor, request: Request, feedback: Feedback, amax: F32 | None) -> Parts[torch.Tensor]:
+    """The same on a GPU, which stays there. The last bits of sums may differ (backends/gpu/feedback.py)."""
+    on_card = replace(request, device=w.device.type)
+    if (reason := unserved_feedback(on_card, feedback)) is not None:
+        raise BackendError(f"backend gpu cannot do this: {reason}; or choose a tensor on the CPU")
+    return solve_feedback(w, on_card, feedback, amax)

@@ -1,0 +1,163 @@
+"""`calibrate`: statistics of every linear layer, layer after layer."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from halfbyte.calibration.layered import LayeredModel
+from halfbyte.calibration.moments import Moments
+from halfbyte.calibration.states import MEMORY, States
+from halfbyte.calibration.tokens import Windows, check_vocabulary
+from halfbyte.calibration.watch import Watch
+from halfbyte.calibration.weights import open_weights
+from halfbyte.errors import InputError, unknown_name
+from halfbyte.statistics import (
+    HEADER,
+    MOMENTS,
+    LinearStatistics,
+    Statistics,
+    open_statistics,
+    write_header,
+    write_statistics,
+)
+from halfbyte.statistics.linear import BLOCK
+
+FILE = "layer-{:05d}.safetensors"
+FEW = 2
+"""An expert with fewer tokens than this many per input has full moments that say too little: it gets a diagonal."""
+
+Progress = Callable[[int, int], None]
+"""(layers done, layers)"""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What decides the statistics."""
+
+    moments: str = "full"
+    device: str = "cpu"
+    memory: int = MEMORY
+
+    def __post_init__(self) -> None:
+        if self.moments not in MOMENTS:
+            raise unknown_name("kind of moments", self.moments, MOMENTS)
+
+
+def calibrate(
+    model: Path, windows: Windows, target: Path, options: Options | None = None, progress: Progress | None = None
+) -> Statistics:
+    """Write the statistics of a model on some windows. Layers that the folder has already are not computed again.
+
+    Refused: a folder with statistics of another model, other text or other options.
+    """
+    options = options or Options()
+    weights = open_weights(model)
+    layered = LayeredModel(weights, options.device)
+    check_vocabulary(windows, layered.vocabulary)
+    header = {
+        "model": {"name": weights.model.name, "fingerprint": weights.fingerprint},
+        "text": windows.as_json(),
+        "options": {"moments": options.moments},
+        "device": device_name(options.device),
+        "versions": versions(),
+    }
+    _check_unfinished(target, header)
+    write_header(target, {**header, "complete": False})
+    tokens = torch.from_numpy(windows.tokens)
+    states = States((layered.embed(row) for row in tokens), len(tokens), options.memory)
+    few: dict[str, int] = {}
+    for number in range(len(layered.layers)):
+        with layered.layer(number) as layer:
+            file = target / FILE.format(number)
+            if file.exists():
+                states.replace(layer)
+            else:
+                found, shared = _layer(layer, states, options)
+                kept = {name: _enough(one, few, name) for name, one in found.items()}
+                for name in layered.linears(number):
+                    if name not in kept and ".experts." in name:
+                        few[name] = 0
+                write_statistics(file, kept, shared)
+        if progress is not None:
+            progress(number + 1, len(layered.layers))
+    write_header(target, {**header, "complete": True, "few_tokens": few})
+    return open_statistics(target)
+
+
+def _layer(layer: Any, states: States, options: Options) -> tuple[dict[str, LinearStatistics], dict[str, str]]:
+    """Statistics of one layer's linear layers, and whose arrays each has. The states move on behind the layer."""
+    moments: dict[str, Moments] = {}
+    shared: dict[str, str] = {}
+    last = ""
+
+    def visit(module: str, x: torch.Tensor, again: bool) -> None:
+        nonlocal last
+        if again:
+            shared.setdefault(module, last)
+            return
+        last = shared.setdefault(module, module)
+        if module not in moments:
+            width = x.shape[1]
+            kind = "diagonal" if options.moments == "blocks" and width % BLOCK else options.moments
+            moments[module] = Moments(width, kind, x.device)
+        moments[module].add(x)
+
+    with Watch(layer.places, visit):
+        states.replace(layer)
+    done = {name: one.finish() for name, one in moments.items()}
+    return {module: done[place] for module, place in shared.items()}, shared
+
+
+def _enough(found: LinearStatistics, few: dict[str, int], name: str) -> LinearStatistics:
+    """The statistics, or only their diagonal if they are of too few tokens of an expert."""
+    if ".experts." not in name or found.tokens >= FEW * found.width or found.second_moment is None:
+        return found
+    few[name] = found.tokens
+    return LinearStatistics(
+        found.tokens, found.width, found.input_amax, found.input_range, diagonal=found.mean_squares()
+    )
+
+
+def _check_unfinished(target: Path, header: dict[str, Any]) -> None:
+    if not target.exists() or not any(target.iterdir()):
+        return
+    if not (target / HEADER).exists():
+        raise InputError(f"{target} is not empty and holds no {HEADER}; give a new folder")
+    old = open_statistics_header(target)
+    for part in ("model", "text", "options", "device"):
+        if old.get(part) != header[part]:
+            raise InputError(f"{target} has statistics of another run ({part} differs); give a new folder")
+
+
+def open_statistics_header(target: Path) -> dict[str, Any]:
+    import json
+
+    try:
+        found = json.loads((target / HEADER).read_text())
+    except ValueError as error:
+        raise InputError(f"{target / HEADER}: cannot be read as JSON: {error}") from error
+    return found if isinstance(found, dict) else {}
+
+
+def device_name(device: str) -> str:
+    """What computes: statistics differ in their last bits between devices."""
+    if torch.device(device).type == "cuda":
+        return str(torch.cuda.get_device_name(torch.device(device)))
+    return f"cpu {platform.machine()}"
+
+
+def versions() -> dict[str, str]:
+    found = {}
+    for name in ("halfbyte", "torch", "transformers", "numpy"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found

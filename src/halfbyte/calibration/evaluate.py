@@ -1,0 +1,166 @@
+"""`halfbyte eval`: perplexity, KL to the source and agreement with it, window by window."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from halfbyte.calibration.layered import LayeredModel
+from halfbyte.calibration.states import MEMORY, States
+from halfbyte.calibration.tokens import Windows, check_vocabulary
+from halfbyte.calibration.watch import Watch
+from halfbyte.calibration.weights import Weights, open_weights
+from halfbyte.formats import BlockFormat, get_format
+from halfbyte.quantize import dequantize, quantize
+
+SEED, DRAWS, CONFIDENCE = 0, 2000, 0.95
+"""Of the bootstrap over windows that gives the intervals."""
+
+Progress = Callable[[int, int], None]
+Replace = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A number with its bootstrap interval over windows."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Result:
+    """A checkpoint compared with its source."""
+
+    perplexity: Interval
+    source_perplexity: Interval
+    kl: Interval
+    """Mean over tokens of KL(source ‖ checkpoint), in nats."""
+    top1: Interval
+    """Share of tokens whose likeliest next token is that of the source."""
+    windows: int
+    tokens: int
+    """Predicted tokens."""
+    activations: str
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self) | {"interval": {"confidence": CONFIDENCE, "bootstrap": DRAWS, "seed": SEED}}
+
+
+class Rounding:
+    """Rounds the inputs of quantized layers as a server does: with the layer's input scale, else with its amax."""
+
+    def __init__(self, format: BlockFormat, quantized: Callable[[str], bool], scales: Mapping[str, float]) -> None:
+        self.format, self.quantized, self.scales = format, quantized, scales
+
+    def __call__(self, module: str, x: torch.Tensor, again: bool) -> torch.Tensor | None:
+        if not self.quantized(module):
+            return None
+        amax = None
+        if self.format.has_global:
+            scale = self.scales.get(module)
+            amax = float(x.abs().max()) if scale is None else scale * 448 * 6
+        found = quantize(x.contiguous(), self.format, None, method="amax", global_amax=amax)
+        return torch.as_tensor(dequantize(found), dtype=x.dtype, device=x.device)
+
+
+def final_states(
+    model: LayeredModel,
+    tokens: torch.Tensor,
+    replace: Replace | None = None,
+    rounding: Rounding | None = None,
+    memory: int = MEMORY,
+    progress: Callable[[], None] | None = None,
+) -> States:
+    """The outputs of the last layer for every window. replace: other values of some weights."""
+    states = States((model.embed(row) for row in tokens), len(tokens), memory)
+    for number in range(len(model.layers)):
+        with model.layer(number, replace) as layer:
+            if rounding is None:
+                states.replace(layer)
+            else:
+                with Watch(layer.places, rounding):
+                    states.replace(layer)
+        if progress is not None:
+            progress()
+    return states
+
+
+def compare(
+    source: LayeredModel, before: States, model: LayeredModel, after: States, tokens: torch.Tensor, activations: str
+) -> Result:
+    """The figures from the last states of both models."""
+    rows = []
+    for number, row in enumerate(tokens):
+        real = torch.log_softmax(source.logits(row, before[number])[:-1], dim=-1)
+        found = torch.log_softmax(model.logits(row, after[number])[:-1], dim=-1)
+        wanted = row[1:].to(found.device)
+        index = torch.arange(len(wanted), device=found.device)
+        kl = torch.nn.functional.kl_div(found, real, log_target=True, reduction="none").sum(dim=-1)
+        same = (real.argmax(dim=-1) == found.argmax(dim=-1)).double()
+        figures = (-found[index, wanted].double(), -real[index, wanted].double(), kl.double(), same)
+        rows.append([float(one.mean()) for one in figures])
+    table = np.array(rows)
+    loss, real_loss, kls, top = (interval(table[:, i]) for i in range(4))
+    predicted = tokens.shape[0] * (tokens.shape[1] - 1)
+    return Result(_exp(loss), _exp(real_loss), kls, top, len(tokens), predicted, activations)
+
+
+def evaluate(
+    path: Path,
+    against: Path,
+    windows: Windows,
+    *,
+    w4a4: bool = False,
+    device: str = "cpu",
+    progress: Progress | None = None,
+) -> Result:
+    """Compare a checkpoint with its source on some windows; weights decoded to float32, computed in float32."""
+    source, model = LayeredModel(open_weights(against), device), LayeredModel(open_weights(path), device)
+    check_vocabulary(windows, min(source.vocabulary, model.vocabulary))
+    tokens = torch.from_numpy(windows.tokens)
+    total, done = len(source.layers) + len(model.layers), 0
+
+    def step() -> None:
+        nonlocal done
+        done += 1
+        if progress is not None:
+            progress(done, total)
+
+    before = final_states(source, tokens, progress=step)
+    rounding, words = rounding_of(model.weights) if w4a4 else (None, "not rounded")
+    after = final_states(model, tokens, rounding=rounding, progress=step)
+    return compare(source, before, model, after, tokens, words)
+
+
+def rounding_of(weights: Weights) -> tuple[Rounding, str]:
+    """How a server rounds the inputs of a checkpoint's FP4 layers, and that in words."""
+    packed = [name for name in weights.linears if weights.is_packed(name)]
+    kinds = {weights.linears[name].kind for name in packed}
+    format = get_format("mxfp4" if kinds == {"mxfp4"} else "nvfp4")
+    scales = {name: scale for name in packed if (scale := weights.input_scale(name)) is not None}
+    if format.has_global:
+        words = f"NVFP4, input scales of the checkpoint for {len(scales)} of {len(packed)} layers"
+        words += "" if len(scales) == len(packed) else ", the others by the amax of each window"
+    else:
+        words = "MXFP4, block by block"
+    return Rounding(format, weights.is_packed, scales), words
+
+
+def interval(values: Any) -> Interval:
+    """The mean over windows with a bootstrap interval."""
+    values = np.asarray(values, np.float64)
+    draws = np.random.default_rng(SEED).integers(0, len(values), (DRAWS, len(values)))
+    low, high = np.quantile(values[draws].mean(axis=1), [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    return Interval(float(values.mean()), float(low), float(high))
+
+
+def _exp(loss: Interval) -> Interval:
+    return Interval(math.exp(loss.value), math.exp(loss.low), math.exp(loss.high))

@@ -1,0 +1,94 @@
+"""`halfbyte calibrate`: statistics of the inputs of a model's linear layers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from halfbyte import calibration
+from halfbyte.calibration.tokens import Windows, read_windows
+from halfbyte.cli.app import app, err, out
+from halfbyte.errors import HalfbyteError, InputError
+from halfbyte.statistics import MOMENTS, Statistics, merge_statistics
+
+LISTED = 8
+
+TextOption = Annotated[Path | None, typer.Option("--text", metavar="FILE", help="A UTF-8 text.")]
+TokensOption = Annotated[
+    Path | None, typer.Option("--tokens", metavar="FILE", help="Tokens instead of text: .npy, or plain .u16 or .u32.")
+]
+WindowsOption = Annotated[int, typer.Option("--windows", metavar="N", min=1, help="At most this many windows.")]
+LengthOption = Annotated[int, typer.Option("--length", metavar="L", min=2, help="Tokens per window.")]
+SkipOption = Annotated[int, typer.Option("--skip", metavar="N", min=0, help="Leave out the first N tokens.")]
+DeviceOption = Annotated[str, typer.Option("--device", metavar="cpu|cuda[:i]", help="Where the model runs.")]
+
+
+@contextmanager
+def layers_bar(name: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar of layers on standard error."""
+    columns = (TextColumn(name), BarColumn(), MofNCompleteColumn(), TextColumn("layers"), TimeRemainingColumn())
+    with Progress(*columns, console=err(), transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task(name, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+@app.command(short_help="Collect statistics of a model's inputs, for gptq and hessian.")
+def calibrate(
+    paths: Annotated[list[Path], typer.Argument(metavar="MODEL", help="A checkpoint. With --merge: folders to merge.")],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="The folder to write or continue.")],
+    text: TextOption = None,
+    tokens: TokensOption = None,
+    moments: Annotated[
+        str, typer.Option(metavar="|".join(MOMENTS), help="How much of the second moments to keep.")
+    ] = "full",
+    windows: WindowsOption = 128,
+    length: LengthOption = 1024,
+    skip: SkipOption = 0,
+    device: DeviceOption = "cpu",
+    merge: Annotated[bool, typer.Option("--merge", help="Merge folders of statistics, weighted by tokens.")] = False,
+) -> None:
+    """Run a model over a text, layer by layer, and write statistics of every linear layer's input.
+
+    If it stops, the same command continues after the last finished layer. With --merge, the arguments are folders of
+    statistics (or imatrix files of llama.cpp), and no model runs. Exit code 0: complete. 2: refused.
+    """
+    try:
+        if merge:
+            if text is not None or tokens is not None:
+                raise InputError("--merge runs no model: leave out --text and --tokens")
+            found = merge_statistics(paths, output)
+        else:
+            if len(paths) != 1:
+                raise InputError(f"one model at a time, not {len(paths)}; --merge adds up folders of statistics")
+            read = read_windows(paths[0], text, tokens, windows=windows, length=length, skip=skip)
+            found = _collect(paths[0], read, output, moments, device)
+    except HalfbyteError as error:
+        err().print(f"halfbyte calibrate: {error}", markup=False, soft_wrap=True)
+        raise typer.Exit(2) from error
+    _print_few(found)
+    out().print(f"{len(found.names)} linear layers: {output}", markup=False, soft_wrap=True)
+
+
+def _collect(model: Path, windows: Windows, output: Path, moments: str, device: str) -> Statistics:
+    run = calibration.calibrate
+    from halfbyte.calibration.collect import Options
+
+    with layers_bar("calibrate") as progress:
+        return run(model, windows, output, Options(moments, device), progress)
+
+
+def _print_few(found: Statistics) -> None:
+    """Experts that saw too few tokens."""
+    few: dict[str, int] = found.header.get("few_tokens") or {}
+    if not few:
+        return
+    listed = ", ".join(f"{name} ({count})" for name, count in list(few.items())[:LISTED])
+    more = f" and {len(few) - LISTED} more" if len(few) > LISTED else ""
+    line = f"{len(few)} experts saw too few tokens, and keep a diagonal or nothing: {listed}{more}"
+    out().print(line, markup=False, soft_wrap=True)

@@ -1,0 +1,102 @@
+"""quantize(scaling="expert"): one tensor scale per index of the first axis, on every backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+
+from halfbyte.arrays import Array, is_torch, to_numpy
+from halfbyte.codec.pack import packed_width
+from halfbyte.errors import InputError, UnsupportedError
+from halfbyte.foreign import needs_conversion, to_operand
+from halfbyte.formats import BlockFormat, get_format
+from halfbyte.types import QuantizedTensor
+
+
+def by_expert(
+    quantize: Callable[..., QuantizedTensor],
+    x: Array,
+    format: str | BlockFormat,
+    contract: Any,
+    method: Any,
+    block: Any,
+    tile: Any,
+    scaling: Any,
+    global_amax: Any,
+    backend: Any,
+    threads: Any,
+    out: QuantizedTensor | None,
+) -> QuantizedTensor:
+    """Quantize each matrix of a 3-D tensor alone, into common arrays. `stored_scale` has shape (experts,)."""
+    if needs_conversion(x):
+        x = to_operand(x)
+    shape = tuple(x.shape)
+    if len(shape) != 3 or 0 in shape:
+        raise InputError(
+            f"scaling='expert' takes a tensor of shape (experts, rows, columns) that is not empty, not {shape}"
+        )
+    if not get_format(format, block).has_global:
+        raise UnsupportedError(f"{get_format(format, block).name} has no global scale; leave scaling='expert' out")
+    if out is not None and (not isinstance(out, QuantizedTensor) or out.shape != shape):
+        raise InputError(f"out does not hold shape {shape}, that of the result")
+    amaxes = _amaxes(global_amax, shape[0])
+
+    def one(index: int, into: QuantizedTensor | None) -> QuantizedTensor:
+        options: dict[str, Any] = {"block": block, "tile": tile, "scaling": "tensor", "global_amax": amaxes[index]}
+        return quantize(x[index], format, contract, method, **options, backend=backend, threads=threads, out=into)
+
+    first = one(0, None)
+    if first.contract.transform.columnwise:
+        raise UnsupportedError(f"{first.contract} quantizes the transpose; give quantize() the matrices one by one")
+    whole = _room(first, shape) if out is None else out
+    for room, made in ((whole.codes, first.codes), (whole.scales, first.scales)):
+        target, value = cast("Any", room), cast("Any", made)
+        target[0] = value
+    each = [first, *(_into(one, index, whole[index]) for index in range(1, shape[0]))]
+    stored = None if first.stored_scale is None else _stacked([q.stored_scale for q in each])
+    multiplier = None if stored is None else _stacked([q.global_scale for q in each])
+    return QuantizedTensor.trusted(
+        first.format, shape, whole.codes, whole.scales, multiplier if stored is not None else first.global_scale,
+        stored, first.contract, first.method,
+    )  # fmt: skip
+
+
+def _into(
+    one: Callable[[int, QuantizedTensor | None], QuantizedTensor], index: int, room: QuantizedTensor
+) -> QuantizedTensor:
+    """One expert, written into its place; through a copy if the place is not aligned as a device needs it."""
+    codes: Any = room.codes
+    scales: Any = room.scales
+    if is_torch(codes) and codes.is_cuda and codes.data_ptr() % 16:
+        made = one(index, None)
+        codes[...], scales[...] = cast("Any", made.codes), cast("Any", made.scales)
+        return made
+    return one(index, room)
+
+
+def _room(q: QuantizedTensor, shape: tuple[int, ...]) -> QuantizedTensor:
+    """Arrays for the codes and scales of all experts, of the kind that one has."""
+    experts, rows, width = shape
+    sizes = (experts, rows, packed_width(width, q.format)), (experts, rows, -(-width // q.format.block))
+    like: Any = q.codes
+    codes, scales = (like.new_empty(size) if is_torch(like) else np.empty(size, np.uint8) for size in sizes)
+    return QuantizedTensor.trusted(q.format, shape, codes, scales, None, None, q.contract, q.method)
+
+
+def _stacked(numbers: list[Any]) -> Array:
+    if is_torch(numbers[0]):
+        import torch
+
+        return torch.stack([number.reshape(()) for number in numbers])
+    return np.array([np.float32(to_numpy(np.asarray(number)).reshape(-1)[0]) for number in numbers], np.float32)
+
+
+def _amaxes(given: Any, experts: int) -> list[Any]:
+    """The amax of each expert: None, one for all, or one each."""
+    if given is None or (not getattr(given, "shape", ()) and not isinstance(given, list | tuple)):
+        return [given] * experts
+    if len(given) != experts:
+        raise InputError(f"global_amax has {len(given)} values, but scaling='expert' needs one, or {experts}")
+    return [one if is_torch(one) else float(one) for one in given]

@@ -1,0 +1,6 @@
+"""GPTQ: weights whose rounding errors are fed back through the second moments of a layer's inputs (docs/gptq.md)."""
+
+from halfbyte.feedback.api import gptq, request_for, solve_weight
+from halfbyte.feedback.factor import Factor, prepare
+
+__all__ = ["Factor", "gptq", "prepare", "request_for", "solve_weight"]

@@ -1,0 +1,85 @@
+"""Statistics of several runs as one: means weighted by tokens, in float64, in the order of the runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from halfbyte.errors import InputError
+from halfbyte.statistics.folder import Statistics, open_statistics, write_header, write_statistics
+from halfbyte.statistics.linear import ARRAYS, F32, LinearStatistics
+
+FILE = "merged-{:05d}.safetensors"
+MODULES_PER_FILE = 16
+
+
+def merge_statistics(parts: Sequence[Path | str], target: Path) -> Statistics:
+    """Write the merged statistics of several folders and open them.
+
+    A module that some folders lack comes from the others. An array that one of a module's folders lacks is left out,
+    unless the module has no tokens there. The same folders in the same order give the same bytes.
+    """
+    if not parts:
+        raise InputError("there is nothing to merge: give the folders of two or more runs")
+    target = Path(target)
+    if target.exists() and any(target.iterdir()):
+        raise InputError(f"{target} is not empty; merged statistics need a new folder")
+    runs = [open_statistics(part) for part in parts]
+    models = {str(run.header.get("model", {}).get("fingerprint", "")) for run in runs} - {""}
+    if len(models) > 1:
+        raise InputError(f"the statistics are of {len(models)} different models; only those of one can be merged")
+    names = list(dict.fromkeys(name for run in runs for name in run.names))
+    for number, start in enumerate(range(0, len(names), MODULES_PER_FILE)):
+        chunk = names[start : start + MODULES_PER_FILE]
+        merged = {name: _merged(name, [found for run in runs if (found := run.get(name))]) for name in chunk}
+        write_statistics(target / FILE.format(number), merged, _shared(chunk, runs))
+    write_header(target, {"model": runs[0].header.get("model", {}), "merged": [_origin(run) for run in runs]})
+    return open_statistics(target)
+
+
+def _origin(run: Statistics) -> dict[str, Any]:
+    return {key: value for key, value in run.header.items() if key not in ("format", "version", "model")} or {
+        "file": run.path.name
+    }
+
+
+def _shared(names: Sequence[str], runs: Sequence[Statistics]) -> dict[str, str]:
+    """Modules that share their arrays in every run share them still, under the first of them in the file."""
+    first: dict[tuple[str | None, ...], str] = {}
+    return {name: first.setdefault(tuple(run.stored_as(name) for run in runs), name) for name in names}
+
+
+def _merged(name: str, found: Sequence[LinearStatistics]) -> LinearStatistics:
+    width = found[0].width
+    for other in found:
+        if other.width != width:
+            raise InputError(f"{name}: one run has {width} inputs, another {other.width}; they are of different models")
+    seen = [other for other in found if other.tokens] or list(found[:1])
+    ranges = [other.input_range for other in seen]
+    return LinearStatistics(
+        tokens=sum(other.tokens for other in seen),
+        width=width,
+        input_amax=max(other.input_amax for other in seen),
+        input_range=None if None in ranges else _mean_number(seen, ranges),
+        **{part: _mean(seen, part) for part in ARRAYS},
+    )
+
+
+def _mean_number(seen: Sequence[LinearStatistics], values: Sequence[float | None]) -> float:
+    tokens = max(1, sum(other.tokens for other in seen))
+    return sum(other.tokens * (value or 0.0) for other, value in zip(seen, values, strict=True)) / tokens
+
+
+def _mean(seen: Sequence[LinearStatistics], part: str) -> F32 | None:
+    arrays = [getattr(other, part) for other in seen]
+    if any(array is None for array in arrays):
+        return None
+    if len(arrays) == 1:
+        return np.asarray(arrays[0], np.float32)
+    total = np.zeros(arrays[0].shape, np.float64)
+    for other, array in zip(seen, arrays, strict=True):
+        total += float(other.tokens) * array.astype(np.float64)
+    return (total / sum(other.tokens for other in seen)).astype(np.float32)

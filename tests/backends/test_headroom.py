@@ -1,0 +1,236 @@
+"""The headroom of Optimal: every backend chooses as the reference, parts add up, and no other method is better."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import halfbyte as hb
+from halfbyte.backends.cpu.headroom import survey
+from halfbyte.backends.headroom import ALONE, SMALL, best, headrooms, merged, widened
+from halfbyte.backends.survey import survey_part
+from halfbyte.contracts.spec import Scaling
+from halfbyte.errors import InputError
+from halfbyte.methods import Method
+from halfbyte.request import resolve
+from halfbyte.testing import assert_same_bits
+
+CONTRACTS = ["transformer_engine", "modelopt", "compressed_tensors", "torchao", "fouroversix", "flashinfer", "miles"]
+ISAS = ["portable", "avx2", "avx512"]
+KINDS = ["gauss", "uniform", "wide", "heavy", "zeros", "low", "tiny", "huge", "edge", "subnormal"]
+
+
+def sample(kind: str, shape: tuple[int, int], seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal(shape)
+    by_block = (shape[0], shape[1] // 16)
+    match kind:
+        case "uniform":
+            x = rng.uniform(-1, 1, shape)
+        case "wide":
+            x = x * np.exp2(rng.integers(-14, 1, by_block)).repeat(16, 1)
+        case "heavy":
+            x = rng.standard_t(2, shape)
+        case "zeros":
+            x = np.where((rng.random(by_block) < 0.5).repeat(16, 1), 0, x)
+        case "low":
+            x = np.where(rng.random(shape) < 0.01, x * 3000, x)
+        case "tiny" | "huge" | "edge" | "subnormal":
+            x = x * {"tiny": 2.0**-110, "huge": 2.0**110, "edge": 2.0**57, "subnormal": 2.0**-126}[kind]
+    return x.astype(np.float32)
+
+
+def squared_error(x: np.ndarray, contract: str, method: str | Method, scaling: Scaling | None = None) -> float:
+    q = hb.quantize(x, "nvfp4", contract, method, scaling=scaling)
+    return float(np.square(np.asarray(hb.dequantize(q)).astype(np.float64) - x.astype(np.float64)).sum())
+
+
+def stored(q: hb.QuantizedTensor) -> np.ndarray:
+    assert q.stored_scale is not None
+    return np.asarray(q.stored_scale)
+
+
+def assert_same(x: np.ndarray, contract: str, method: Method, scaling: Scaling | None = None) -> None:
+    expected = hb.quantize(x, "nvfp4", contract, method, scaling=scaling, backend="reference")
+    found = hb.quantize(x, "nvfp4", contract, method, scaling=scaling, backend="cpu")
+    for part in ("codes", "scales", "stored_scale", "global_scale"):
+        assert_same_bits(getattr(found, part), getattr(expected, part))
+
+
+# --- the same choice everywhere ---
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("contract", ["transformer_engine", "compressed_tensors", "torchao", "fouroversix"])
+def test_the_cpu_chooses_as_the_reference(contract: str, kind: str, isa: str) -> None:
+    x = sample(kind, (5, 48))
+    with np.errstate(over="ignore"):
+        for dtype in (np.float32, ml_dtypes.bfloat16, np.float16):
+            assert_same(x.astype(dtype), contract, hb.Optimal())
+
+
+@pytest.fixture(params=ISAS)
+def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    from halfbyte.backends.cpu import library
+
+    native = library.load_library()
+    if native is None or library.ISAS[request.param] > native.hb_best_isa():
+        pytest.skip(f"this machine has no {request.param}")
+    monkeypatch.setenv("HALFBYTE_ISA", request.param)
+    return str(request.param)
+
+
+@pytest.mark.parametrize("method", [hb.Optimal(), hb.Optimal(headroom=(1, 2)), hb.Optimal(headroom=(1.25, 3))], ids=str)
+@pytest.mark.parametrize("kind", ["gauss", "uniform", "wide", "zeros", "huge", "edge"])
+def test_rows_choose_as_the_reference(kind: str, method: Method) -> None:
+    x = sample(kind, (6, 64))
+    x[2], x[3, 5] = 0, np.nan
+    x[4] *= np.float32(2.0**-100)
+    assert_same(x, "transformer_engine", method, "row")
+
+
+@pytest.mark.parametrize("kind", ["gauss", "uniform", "wide"])
+@pytest.mark.parametrize("contract", CONTRACTS)
+def test_weights_choose_as_the_reference(contract: str, kind: str) -> None:
+    weights = np.random.default_rng(1).random(48)
+    assert_same(sample(kind, (5, 48)).astype(ml_dtypes.bfloat16), contract, hb.Optimal(weights))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 0.0])
+def test_an_amax_without_scale_has_no_headroom(value: float) -> None:
+    x = np.full((2, 32), value, np.float32)
+    one = hb.quantize(x, "nvfp4", method=hb.Optimal(headroom=1))
+    for backend in ("cpu", "reference"):
+        found = hb.quantize(x, "nvfp4", method="optimal", backend=backend)
+        assert_same_bits(found.codes, one.codes)
+        assert_same_bits(stored(found), stored(one))
+
+
+@pytest.mark.parametrize("shape", [(64, 1024), (96, 1024)])
+def test_tensors_beyond_the_small_ones(shape: tuple[int, int]) -> None:
+    """64 × 1024 has every candidate, 96 × 1024 only 1 and 2; and threads change nothing."""
+    x = sample("uniform", shape).astype(ml_dtypes.bfloat16)
+    candidates = headrooms(resolve("nvfp4", None, "optimal"), x.size)
+    assert candidates == ((1.0, 1.75, 2.0) if x.size <= SMALL else (1.0, 2.0))
+    assert_same(x, "transformer_engine", hb.Optimal())
+    one, many = (hb.quantize(x, "nvfp4", method="optimal", threads=threads) for threads in (1, 2))
+    assert_same_bits(one.codes, many.codes)
+    assert_same_bits(stored(one), stored(many))
+
+
+def test_parts_add_up() -> None:
+    """However a tensor is cut, its parts choose what the whole chooses; members of a group add likewise."""
+    x = sample("uniform", (96, 1024)).astype(ml_dtypes.bfloat16)
+    request = resolve("nvfp4", None, "optimal", dtype="bf16")
+    amax, candidates = np.float32(np.abs(x.astype(np.float32)).max()), (1.0, 1.75, 2.0)
+    whole = survey_part(x, request, amax, candidates)
+    for step in (1, 7, 50):
+        parts = [survey_part(x[at : at + step], request, amax, candidates) for at in range(0, 96, step)]
+        assert merged(parts) == whole
+    q = hb.quantize(x, "nvfp4", method=hb.Optimal(headroom=candidates))
+    assert_same_bits(stored(q), widened(amax, best(candidates, whole)).reshape(()))
+
+
+def test_only_the_ends_are_searched() -> None:
+    """The sums of 1 and 2 over the ends differ by as much as the sums over every block."""
+    x = sample("wide", (32, 256))
+    request = resolve("nvfp4", None, "optimal")
+    amax = np.abs(x).max().reshape(1)
+    (short,) = survey(x, amax, request, (1.0, 2.0))
+    (full,) = survey(x, amax, resolve("nvfp4", None, hb.Optimal(weights=np.ones(256))), (1.0, 2.0))
+    assert None not in (*short, *full)
+    assert short[1] - short[0] == full[1] - full[0]  # type: ignore[operator]
+    assert 0 < short[0] < full[0]  # type: ignore[operator]
+
+
+# --- what it is for ---
+
+
+@pytest.mark.parametrize("contract", ["transformer_engine", "modelopt", "miles", "fouroversix"])
+def test_uniform_weights_of_a_linear_layer(contract: str) -> None:
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
+    weight = torch.nn.Linear(256, 128).weight.detach().numpy()
+    optimal = squared_error(weight, contract, "optimal")
+    assert optimal < 0.82 * squared_error(weight, contract, hb.FourSix("mse", 256))
+    assert optimal < 0.8 * squared_error(weight, contract, hb.Optimal(headroom=1))
+
+
+def methods_of(contract: str) -> list[str | Method]:
+    found: list[str | Method] = ["amax", hb.Optimal(headroom=1), hb.Optimal(headroom=2)]
+    four_six: list[Method] = [hb.FourSix(error, top) for error in ("mae", "mse") for top in (256, 448)]
+    tried: list[str | Method] = ["sweep", *four_six]
+    for method in tried:
+        try:
+            resolve("nvfp4", contract, method)
+        except hb.HalfbyteError:
+            continue
+        found.append(method)
+    return found
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sampled_from(CONTRACTS), st.sampled_from(KINDS[:6]), st.integers(0, 1 << 30), st.integers(-20, 20))
+def test_no_other_method_is_better(contract: str, kind: str, seed: int, power: int) -> None:
+    """In float64, up to the roundings of the objective: float32 sums of 16 squares, steps of 2**-16 of g²."""
+    x = np.ldexp(sample(kind, (4, 64), seed), power).astype(np.float32)
+    optimal = squared_error(x, contract, "optimal")
+    own = hb.quantize(x, "nvfp4", contract, hb.Optimal(headroom=1)).global_scale
+    step = float(np.asarray(own)) ** 2 * 2.0**-15
+    for method in methods_of(contract):
+        assert optimal <= squared_error(x, contract, method) * (1 + 1e-5) + step * x.size / 16, method
+
+
+# --- the option ---
+
+
+def test_a_given_amax_has_no_headroom() -> None:
+    x = sample("uniform", (4, 64))
+    given = hb.quantize(x, "nvfp4", method="optimal", global_amax=float(np.abs(x).max()))
+    one = hb.quantize(x, "nvfp4", method=hb.Optimal(headroom=1))
+    assert_same_bits(given.codes, one.codes)
+    assert_same_bits(stored(given), stored(one))
+
+
+def test_options_compare_by_value() -> None:
+    assert hb.Optimal() == hb.Optimal()
+    assert hb.Optimal(headroom=1) == hb.Optimal(headroom=(1.0, 1))
+    assert hb.Optimal(headroom=1) != hb.Optimal()
+    assert len({hb.Optimal(headroom=(2, 1)), hb.Optimal(headroom=(1, 2)), hb.Optimal()}) == 2
+    assert hb.Optimal([1.0]) != hb.Optimal([1.0])
+
+
+@pytest.mark.parametrize("headroom", [0.5, 65, float("nan"), float("inf"), "two", (), (1, 0)])
+def test_bad_headrooms_are_refused(headroom: object) -> None:
+    with pytest.raises(InputError, match="headroom"):
+        hb.Optimal(headroom=headroom)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("format", "contract"), [("mxfp4", "ocp"), ("nvfp4", "qwantize")])
+def test_formats_without_tensor_scale_choose_nothing(format: str, contract: str) -> None:
+    assert headrooms(resolve(format, contract, "optimal"), 16) == ALONE
+
+
+# --- scales that the decoder has and the encoder does not write ---
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_torchao_searches_the_small_scales(backend: str) -> None:
+    x = sample("gauss", (4, 64))
+    x[1:] *= np.float32(2e-6)
+    q = hb.quantize(x, "nvfp4", "torchao", hb.Optimal(headroom=1), backend=backend)
+    te = hb.quantize(x, "nvfp4", "transformer_engine", hb.Optimal(headroom=1), backend=backend)
+    assert int(q.scales.min()) < 8
+    assert_same_bits(q.scales, te.scales)
+
+
+def test_fouroversix_has_another_optimum() -> None:
+    """Its codes wrap beyond 7, so a scale that clips can be the best elsewhere and is not here."""
+    x = np.full((1, 16), 1.0, np.float32)
+    x[0, 0] = 8.0
+    x[0, 1:] = 0.9
+    errors = [squared_error(x, contract, "optimal") for contract in ("transformer_engine", "fouroversix")]
+    assert errors[0] <= errors[1]

@@ -1,0 +1,102 @@
+"""Sequential GPTQ: what convert writes from it is a better model; it continues; experts fall back as stated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from halfbyte.calibration.collect import calibrate
+from halfbyte.calibration.evaluate import evaluate
+from halfbyte.calibration.sequential import Options as Solving
+from halfbyte.calibration.sequential import solve_sequentially
+from halfbyte.checkpoint import Options, make_plan, run
+from halfbyte.checkpoint.io.solved import SolvedFolder
+from halfbyte.errors import CheckpointError
+from halfbyte.methods import Gptq
+from halfbyte.quantize import quantize
+from halfbyte.testing import assert_same_bits
+from halfbyte.verify import verify
+from tests.calibration.scenes import model, windows
+
+
+def kl(path: Path, source: Path) -> float:
+    return evaluate(path, source, windows(8, seed=5)).kl.value
+
+
+@pytest.mark.parametrize(("format", "layout"), [("nvfp4", "modelopt"), ("mxfp4", "compressed-tensors")])
+def test_each_step_is_a_better_model(tmp_path: Path, format: str, layout: str) -> None:
+    """KL on other tokens: amax > GPTQ by statistics > sequential GPTQ."""
+    source, text = model(tmp_path), windows(24)
+    calibrate(source, text, tmp_path / "stats")
+    plan = make_plan(source, Options(format, layout))
+    solve_sequentially(plan, text, tmp_path / "solved")
+    ways = {
+        "amax": Options(format, layout, "amax"),
+        "stats": Options(format, layout, "gptq", statistics=tmp_path / "stats"),
+        "sequential": Options(format, layout, solved=tmp_path / "solved"),
+    }
+    found = {}
+    for name, options in ways.items():
+        run(make_plan(source, options), tmp_path / f"to-{name}")
+        found[name] = kl(tmp_path / f"to-{name}", source)
+    assert found["amax"] > found["stats"] > found["sequential"]
+    assert verify(tmp_path / "to-sequential", source).count("error") == 0
+
+
+def test_q_k_and_v_share_their_amax(tmp_path: Path) -> None:
+    source = model(tmp_path)
+    solve_sequentially(make_plan(source, Options()), windows(), tmp_path / "solved")
+    folder = SolvedFolder(tmp_path / "solved")
+    amaxes = {folder.amax(f"model.layers.0.self_attn.{part}_proj.weight") for part in "qkv"}
+    assert len(amaxes) == 1
+
+
+def test_a_stopped_run_continues(tmp_path: Path) -> None:
+    source, text = model(tmp_path), windows()
+    plan = make_plan(source, Options())
+    solve_sequentially(plan, text, tmp_path / "whole")
+
+    def stop(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        solve_sequentially(plan, text, tmp_path / "s", progress=stop)
+    assert [file.name for file in (tmp_path / "s").glob("*.safetensors")] == ["layer-00000.safetensors"]
+    solve_sequentially(plan, text, tmp_path / "s")
+    for file in (tmp_path / "whole").iterdir():
+        assert (tmp_path / "s" / file.name).read_bytes() == file.read_bytes()
+
+
+def test_another_run_is_refused(tmp_path: Path) -> None:
+    plan = make_plan(model(tmp_path), Options())
+    solve_sequentially(plan, windows(), tmp_path / "s")
+    with pytest.raises(CheckpointError, match="another source, text or method"):
+        solve_sequentially(plan, windows(seed=1), tmp_path / "s")
+    with pytest.raises(CheckpointError, match="another source, text or method"):
+        solve_sequentially(plan, windows(), tmp_path / "s", Solving(Gptq(damping=0.5)))
+
+
+def test_an_expert_without_tokens_has_optimal_scales(tmp_path: Path) -> None:
+    """One token reaches two of four experts; the two others are rounded as convert does without statistics."""
+    source = model(tmp_path, "qwen3_moe")
+    plan = make_plan(source, Options())
+    text = windows(1, 2)
+    text.tokens[:] = text.tokens[0, 0]
+    solve_sequentially(plan, text, tmp_path / "solved")
+    stats = calibrate(source, text, tmp_path / "stats")
+    folder = SolvedFolder(tmp_path / "solved")
+    from halfbyte.calibration.weights import open_weights
+
+    weights = open_weights(source)
+    names = [f"model.layers.0.mlp.experts.{expert}.down_proj" for expert in range(4)]
+    without = [name for name in names if name not in stats]
+    assert without
+    for name in without:
+        matrix = weights.matrix(name)
+        amax = folder.amax(f"{name}.weight")
+        wanted = quantize(matrix, "nvfp4", "modelopt", method="optimal", global_amax=amax)
+        codes, scales = folder.rows(f"{name}.weight", matrix.shape, 0, len(matrix), plan.format)  # type: ignore[arg-type]
+        assert_same_bits(codes, np.asarray(wanted.codes))
+        assert_same_bits(scales, np.asarray(wanted.scales))

@@ -1,0 +1,297 @@
+"""Conversions by statistics, and of solved weights: every output tensor is what the library gives for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+import halfbyte as hb
+from halfbyte.checkpoint import Options, Resources, make_plan, run
+from halfbyte.checkpoint.io.solved import SolvedWeight, write_solved
+from halfbyte.errors import CheckpointError, HalfbyteError
+from halfbyte.statistics import LinearStatistics, write_statistics
+from halfbyte.testing import assert_same_bits
+from tests.checkpoint.test_convert import amax, groups
+from tests.checkpoint.toy import all_bytes, llama, random, read_checkpoint, write_checkpoint
+
+Array = npt.NDArray[Any]
+SMALL = Resources(workers=2, max_memory=1 << 28, sync=False)
+ONE = Resources(workers=1, max_memory=1 << 28, sync=False, chunk=1000)
+"""Many small pieces, one after the other."""
+CONTRACT = {"nvfp4": "modelopt", "mxfp4": "ocp"}
+
+
+def linear(seed: int, width: int, **kept: bool) -> LinearStatistics:
+    """Statistics of correlated inputs."""
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((300, width)) @ (rng.standard_normal((width, width)) * np.exp(rng.standard_normal(width)))
+    h = (x.T @ x / len(x)).astype(np.float32)
+    at = np.arange(width // 16)
+    parts: dict[str, Any] = {}
+    if kept.get("full", True):
+        parts["second_moment"] = (h + h.T) / 2
+    if kept.get("blocks"):
+        parts["blocks"] = h.reshape(width // 16, 16, width // 16, 16)[at, :, at, :]
+    if kept.get("diagonal"):
+        parts["diagonal"] = h.diagonal().copy()
+    if kept.get("cross"):
+        parts["cross_moment"] = (0.02 * h + 0.001 * rng.standard_normal(h.shape)).astype(np.float32)
+    return LinearStatistics(300, width, float(np.abs(x).max()), **parts)
+
+
+def statistics(
+    folder: Path, tensors: dict[str, Array], without: str = "-", **kept: bool
+) -> dict[str, LinearStatistics]:
+    """A folder of statistics of every linear layer; q, k and v share theirs."""
+    found: dict[str, LinearStatistics] = {}
+    for layer in (0, 1):
+        own, shared = {}, {}
+        at = f"model.layers.{layer}"
+        for number, names in enumerate(
+            (["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"], ["self_attn.o_proj"],
+             ["mlp.gate_proj", "mlp.up_proj"], ["mlp.down_proj"])
+        ):  # fmt: skip
+            one = linear(10 * layer + number, tensors[f"{at}.{names[0]}.weight"].shape[1], **kept)
+            for name in names:
+                if without not in name:
+                    own[f"{at}.{name}"] = one
+                    shared[f"{at}.{name}"] = f"{at}.{names[0]}"
+        write_statistics(folder / f"layer-{layer}.safetensors", own, shared)
+        found |= own
+    return found
+
+
+def parts(made: dict[str, Array], module: str, layout: str, format: str) -> tuple[Array, Array]:
+    """Codes and scales of a module in a layout."""
+    codes = made[f"{module}.weight_packed" if layout == "compressed-tensors" else f"{module}.weight"]
+    return codes, made[f"{module}.weight_scale"]
+
+
+@pytest.mark.parametrize(
+    ("format", "layout"),
+    [("nvfp4", "modelopt"), ("nvfp4", "compressed-tensors"), ("mxfp4", "compressed-tensors")],
+)
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float32])
+@pytest.mark.parametrize("cross", [False, True])
+def test_gptq(tmp_path: Path, format: str, layout: str, dtype: npt.DTypeLike, cross: bool) -> None:
+    tensors = llama(dtype=dtype)
+    known = statistics(tmp_path / "stats", tensors, cross=cross)
+    source = write_checkpoint(tmp_path / "s", tensors, shards=3)
+    method = hb.Gptq(damping=0.02, descent=1)
+    plan = make_plan(source, Options(to=format, layout=layout, method=method, statistics=tmp_path / "stats"))
+    assert plan.choices["method"] == str(method)
+    run(plan, tmp_path / "d", SMALL)
+    made = read_checkpoint(tmp_path / "d")
+    for group in groups():
+        shared = float(amax(*(tensors[f"{module}.weight"] for module in group))) if format == "nvfp4" else None
+        for module in group:
+            q = hb.gptq(
+                tensors[f"{module}.weight"], known[module].second_moment, format, CONTRACT[format], damping=0.02,
+                descent=1, cross_moment=known[module].cross_moment, global_amax=shared,
+            )  # fmt: skip
+            codes, scales = parts(made, module, layout, format)
+            assert_same_bits(codes, q.codes)
+            assert_same_bits(scales, q.scales)
+            if layout == "modelopt":
+                assert q.global_scale is not None
+                assert_same_bits(made[f"{module}.weight_scale_2"], q.global_scale)
+
+
+@pytest.mark.parametrize("method", ["gptq", "hessian"])
+def test_workers_and_pieces_change_no_byte_and_runs_continue(tmp_path: Path, method: str) -> None:
+    tensors = llama()
+    statistics(tmp_path / "stats", tensors)
+    source = write_checkpoint(tmp_path / "s", tensors, shards=2)
+    plan = make_plan(source, Options(method=method, statistics=tmp_path / "stats"))
+    run(plan, tmp_path / "a", SMALL)
+    run(plan, tmp_path / "b", ONE)
+    assert all_bytes(tmp_path / "a") == all_bytes(tmp_path / "b")
+    assert run(plan, tmp_path / "a", SMALL).finished_before
+    other = make_plan(source, Options(method="optimal"))
+    assert other.fingerprint != plan.fingerprint
+    statistics(tmp_path / "stats", tensors, without="down_proj")
+    assert make_plan(source, Options(method=method, statistics=tmp_path / "stats")).fingerprint != plan.fingerprint
+
+
+@pytest.mark.parametrize("format", ["nvfp4", "mxfp4"])
+@pytest.mark.parametrize("kept", ["full", "blocks", "diagonal"])
+def test_hessian(tmp_path: Path, format: str, kept: str) -> None:
+    tensors = llama()
+    known = statistics(tmp_path / "stats", tensors, "-", **{"full": False, kept: True})
+    source = write_checkpoint(tmp_path / "s", tensors)
+    options = Options(to=format, layout="compressed-tensors", method="hessian", statistics=tmp_path / "stats")
+    run(make_plan(source, options), tmp_path / "d", SMALL)
+    made = read_checkpoint(tmp_path / "d")
+    module, block = "model.layers.1.mlp.down_proj", hb.get_format(format).block
+    found = known[module]
+    method: Any
+    if kept == "full":
+        assert found.second_moment is not None
+        h = np.stack([found.second_moment[i : i + block, i : i + block] for i in range(0, found.width, block)])
+        method = hb.Hessian((h + h.swapaxes(1, 2)) / 2)
+    elif kept == "blocks":
+        assert found.blocks is not None
+        h = np.zeros((found.width // block, block, block), np.float32)
+        for number, part in enumerate(found.blocks):
+            at = number * 16 % block
+            h[number * 16 // block, at : at + 16, at : at + 16] = (part + part.T) / 2
+        method = hb.Hessian(h)
+    else:
+        method = hb.Optimal(found.diagonal)
+    x = tensors[f"{module}.weight"].astype(np.float32)
+    shared = float(amax(x)) if format == "nvfp4" else None
+    q = hb.quantize(x, format, CONTRACT[format], method, global_amax=shared)
+    codes, scales = parts(made, module, "compressed-tensors", format)
+    assert_same_bits(codes, q.codes)
+    assert_same_bits(scales, q.scales)
+
+
+def test_a_module_without_statistics_is_optimal_and_listed(tmp_path: Path) -> None:
+    tensors = llama()
+    statistics(tmp_path / "stats", tensors, without="down_proj")
+    source = write_checkpoint(tmp_path / "s", tensors)
+    options = Options(method="gptq", statistics=tmp_path / "stats")
+    plan = make_plan(source, options)
+    assert plan.calibrated is not None
+    assert set(plan.calibrated.fallback) == {f"model.layers.{layer}.mlp.down_proj" for layer in (0, 1)}
+    assert plan.as_json()["without_statistics"] == dict(plan.calibrated.fallback)
+    assert any("2 modules without usable statistics (it has no statistics)" in note for note in plan.notes)
+    run(plan, tmp_path / "d", SMALL)
+    x = tensors["model.layers.0.mlp.down_proj.weight"]
+    q = hb.quantize(x.astype(np.float32), "nvfp4", "modelopt", hb.Optimal(headroom=1))
+    assert_same_bits(read_checkpoint(tmp_path / "d")["model.layers.0.mlp.down_proj.weight"], q.codes)
+    with pytest.raises(CheckpointError, match=r"--strict-stats: 2 modules without usable statistics"):
+        make_plan(source, Options(method="gptq", statistics=tmp_path / "stats", strict_statistics=True))
+
+
+def test_gptq_needs_full_second_moments(tmp_path: Path) -> None:
+    tensors = llama()
+    statistics(tmp_path / "stats", tensors, full=False, blocks=True)
+    source = write_checkpoint(tmp_path / "s", tensors)
+    with pytest.raises(CheckpointError, match=r"serves none of the 14 modules.*no full second moments"):
+        make_plan(source, Options(method="gptq", statistics=tmp_path / "stats"))
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"method": "gptq"}, "needs statistics of the inputs"),
+        ({"method": "optimal", "statistics": Path("x")}, "serve --method gptq and --method hessian, not optimal"),
+        ({"statistics": Path("x")}, "not the default method"),
+        ({"method": "gptq", "statistics": Path("nowhere")}, "nowhere is not there"),
+        ({"to": "bf16", "statistics": Path("x")}, "not to bf16"),
+        ({"strict_statistics": True}, "belongs to --stats"),
+        ({"method": "gptq", "solved": Path("x")}, "leave out the method"),
+        ({"solved": Path("nowhere")}, "holds no solved weights"),
+    ],
+)
+def test_options_that_do_not_fit(tmp_path: Path, options: dict[str, Any], error: str) -> None:
+    source = write_checkpoint(tmp_path / "s", llama())
+    with pytest.raises(HalfbyteError, match=error):
+        make_plan(source, Options(**options))
+
+
+def test_statistics_of_another_width(tmp_path: Path) -> None:
+    tensors = llama()
+    statistics(tmp_path / "stats", llama(inner=128))
+    source = write_checkpoint(tmp_path / "s", tensors)
+    plan = make_plan(source, Options(method="gptq", statistics=tmp_path / "stats"))
+    with pytest.raises(CheckpointError, match="statistics are those of 128 inputs, but its weight has 96"):
+        run(plan, tmp_path / "d", SMALL)
+
+
+def test_experts_one_by_one_and_in_a_stack(tmp_path: Path) -> None:
+    """An expert takes its own statistics. Those that no token reached count every square alike."""
+    at = "model.layers.0.mlp.experts"
+    tensors = {f"{at}.{e}.{name}_proj.weight": random(e, 32, 64) for e in range(3) for name in ("gate", "up")}
+    tensors |= {f"{at}.{e}.down_proj.weight": random(e + 9, 64, 32) for e in range(3)}
+    tensors["lm_head.weight"] = random(1, 32, 64)
+    known: dict[str, LinearStatistics] = {}
+    for e in range(3):
+        known |= {f"{at}.{e}.{name}_proj": linear(e, 64) for name in ("gate", "up")}
+        known[f"{at}.{e}.down_proj"] = linear(e + 5, 32)
+    nothing = LinearStatistics(0, 32, 0.0, second_moment=np.zeros((32, 32), np.float32))
+    known[f"{at}.2.down_proj"] = nothing
+    write_statistics(tmp_path / "stats" / "a.safetensors", known)
+    config = {"model_type": "qwen3_moe", "num_experts": 3}
+    source = write_checkpoint(tmp_path / "s", tensors, config)
+    run(make_plan(source, Options(method="gptq", statistics=tmp_path / "stats")), tmp_path / "d", SMALL)
+    made = read_checkpoint(tmp_path / "d")
+    for e in range(3):
+        shared = float(amax(tensors[f"{at}.{e}.gate_proj.weight"], tensors[f"{at}.{e}.up_proj.weight"]))
+        q = hb.gptq(
+            tensors[f"{at}.{e}.up_proj.weight"], linear(e, 64).second_moment, "nvfp4", "modelopt", global_amax=shared
+        )
+        assert_same_bits(made[f"{at}.{e}.up_proj.weight"], q.codes)
+    last = tensors[f"{at}.2.down_proj.weight"]
+    q = hb.quantize(last.astype(np.float32), "nvfp4", "modelopt", "optimal")
+    assert_same_bits(made[f"{at}.2.down_proj.weight"], q.codes)
+
+
+# --- solved weights ---
+
+
+def solve(folder: Path, tensors: dict[str, Array], format: str, wrong: float = 1.0) -> dict[str, Any]:
+    """Codes that no quantizer would choose: those of the weights turned around."""
+    found = {}
+    for group in groups():
+        shared = amax(*(tensors[f"{module}.weight"] for module in group))
+        for module in group:
+            x = tensors[f"{module}.weight"].astype(np.float32)[::-1]
+            q = hb.quantize(x, format, CONTRACT[format], global_amax=shared if format == "nvfp4" else None)
+            found[module] = q
+            weight = SolvedWeight(
+                np.asarray(q.codes), np.asarray(q.scales), np.float32(shared * wrong) if format == "nvfp4" else None
+            )
+            write_solved(
+                folder / f"{module}.safetensors", {f"{module}.weight": weight}, q.format, q.contract, hb.Gptq()
+            )
+    return found
+
+
+@pytest.mark.parametrize(
+    ("format", "layout"),
+    [("nvfp4", "modelopt"), ("nvfp4", "compressed-tensors"), ("mxfp4", "compressed-tensors")],
+)
+@pytest.mark.parametrize("resources", [SMALL, ONE])
+def test_solved_codes_are_written(tmp_path: Path, format: str, layout: str, resources: Resources) -> None:
+    tensors = llama()
+    solved = solve(tmp_path / "solved", tensors, format)
+    source = write_checkpoint(tmp_path / "s", tensors, shards=2)
+    plan = make_plan(source, Options(to=format, layout=layout, solved=tmp_path / "solved"))
+    assert plan.choices["method"] == str(hb.Gptq())
+    run(plan, tmp_path / "d", resources)
+    made = read_checkpoint(tmp_path / "d")
+    for module, q in solved.items():
+        codes, scales = parts(made, module, layout, format)
+        assert_same_bits(codes, q.codes)
+        assert_same_bits(scales, q.scales)
+        if layout == "modelopt":
+            assert_same_bits(made[f"{module}.weight_scale_2"], q.global_scale)
+
+
+def test_solved_weights_that_do_not_fit(tmp_path: Path) -> None:
+    tensors = llama()
+    source = write_checkpoint(tmp_path / "s", tensors)
+    solve(tmp_path / "a", tensors, "nvfp4")
+    with pytest.raises(CheckpointError, match=r"solved for format nvfp4, but this conversion has mxfp4"):
+        make_plan(source, Options(to="mxfp4", layout="compressed-tensors", solved=tmp_path / "a"))
+    with pytest.raises(CheckpointError, match=r"solved for contract modelopt\(\), but this conversion has miles"):
+        make_plan(source, Options(contract="transformer_engine", solved=tmp_path / "a"))
+    plan = make_plan(source, Options(solved=tmp_path / "a"))
+    (tmp_path / "a" / "model.layers.0.mlp.down_proj.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="has changed since the plan was made"):
+        run(plan, tmp_path / "d", SMALL)
+    with pytest.raises(CheckpointError, match=r"has no codes of model.layers.0.mlp.down_proj.weight"):
+        make_plan(source, Options(solved=tmp_path / "a"))
+    solve(tmp_path / "b", tensors, "nvfp4", wrong=1.5)
+    with pytest.raises(CheckpointError, match="was solved with the amax"):
+        run(make_plan(source, Options(solved=tmp_path / "b")), tmp_path / "e", SMALL)
+    solve(tmp_path / "c", llama(inner=128), "nvfp4")
+    with pytest.raises(CheckpointError, match="needs U8 of shape"):
+        make_plan(source, Options(solved=tmp_path / "c"))

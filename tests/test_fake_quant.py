@@ -1,0 +1,78 @@
+"""hb.fake_quant: the values of a round trip, a straight-through gradient, eager and compiled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import halfbyte as hb
+import halfbyte.torch_ops
+from halfbyte.testing import assert_same_bits
+from tests.samples import gaussian
+
+CALLS: list[dict[str, Any]] = [
+    {"format": "nvfp4"},
+    {"format": "nvfp4", "contract": "modelopt", "method": "four_six:mse:256"},
+    {"format": "nvfp4", "scaling": "row"},
+    {"format": "nvfp4", "global_amax": 7.0, "backend": "reference"},
+    {"format": "mxfp4", "method": "optimal"},
+    {"format": "mxfp8", "axis": 0},
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("options", CALLS, ids=str)
+def test_values_and_gradient(options: dict[str, Any], dtype: torch.dtype) -> None:
+    x = torch.from_numpy(gaussian(64, 32)).to(dtype).requires_grad_()
+    y: Any = hb.fake_quant(x, **options)
+    axis = options.get("axis", -1)
+    wanted: Any = hb.dequantize(hb.quantize(x, **options), dtype)
+    assert_same_bits(y.contiguous(), wanted.movedim(-1, axis).contiguous())
+    weights = torch.arange(x.numel()).reshape(x.shape).to(dtype)
+    (y * weights).sum().backward()
+    assert_same_bits(x.grad, weights)  # type: ignore[arg-type]
+    array: Any = hb.fake_quant(x.detach().float().numpy(), **options)
+    assert isinstance(array, np.ndarray)
+    assert array.shape == x.shape
+
+
+@pytest.mark.parametrize("options", CALLS, ids=str)
+def test_compiled_without_a_graph_break(options: dict[str, Any]) -> None:
+    torch._dynamo.reset()
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        y: Any = hb.fake_quant(x * 2, **options)
+        total: torch.Tensor = (y * y).sum()
+        return total
+
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    x = torch.from_numpy(gaussian(64, 32)).requires_grad_()
+    same = x.detach().clone().requires_grad_()
+    got: Any = compiled(x)
+    wanted: Any = step(same)
+    assert_same_bits(got.detach(), wanted.detach())
+    got.backward()
+    wanted.backward()
+    assert_same_bits(x.grad, same.grad)  # type: ignore[arg-type]
+
+
+def test_the_operator() -> None:
+    x = torch.from_numpy(gaussian(8, 32)).requires_grad_()
+    y = torch.ops.halfbyte.fake_quant(x, "nvfp4", "modelopt", "four_six:mse:256")
+    assert_same_bits(y.detach(), hb.fake_quant(x.detach(), "nvfp4", "modelopt", "four_six:mse:256"))
+    y.sum().backward()
+    assert_same_bits(x.grad, torch.ones(8, 32))  # type: ignore[arg-type]
+    torch.library.opcheck(halfbyte.torch_ops.fake_quant, (x, "nvfp4", "modelopt", "sweep:fused"))
+
+
+def test_errors() -> None:
+    x = torch.ones(32, 32)
+    with pytest.raises(hb.UnsupportedError, match="transforms the tensor"):
+        hb.fake_quant(x, "nvfp4", hb.contracts.transformer_engine(columnwise=True))
+    with pytest.raises(hb.UnsupportedError, match="fake_quant has no out"):
+        hb.fake_quant(x, "nvfp4", out=hb.quantize(x, "nvfp4"))
+    with pytest.raises(TypeError, match="colour"):
+        hb.fake_quant(x, "nvfp4", colour=1)

@@ -1,0 +1,1 @@
+"""Change the code in small ways and see whether the tests notice."""

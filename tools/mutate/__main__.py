@@ -1,0 +1,109 @@
+"""Change the code in small ways and see whether the tests notice: a sample of mutations of some folders.
+
+    python -m tools.mutate casting verify --sample 60 --seed 0
+
+Mutations are tried in a copy of the repository. Before the first one, every test runs once to see which functions it
+calls (some minutes; `--calls FILE` keeps the result for the next time). It prints the mutations that no test
+noticed, and a table. reviewed.toml lists mutations that change nothing a test may hold; these are not tried, and
+counted apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import signal
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from tools.mutate.changes import Mutation, mutations
+from tools.mutate.reviewed import reviewed
+from tools.mutate.trial import RecordedTest, copy_of_the_repository, is_noticed, read_record, record
+
+TESTS = [
+    *(f"tests/{folder}" for folder in ("contracts", "casting", "checkpoint", "layouts", "verify", "cli", "methods")),
+    *(f"tests/test_{name}.py" for name in ("ledger", "quantize", "resolution", "messages", "online", "search")),
+]
+NEEDS_A_CARD = ("src/halfbyte/checkpoint/execute/device/cuda.py",)
+"""Left out: without a GPU no test runs them."""
+
+
+@dataclass
+class Count:
+    """What became of the sample of one folder."""
+
+    every: int
+    noticed: int = 0
+    unnoticed: int = 0
+    reviewed: int = 0
+
+
+def sample(folder: str, size: int, seed: int) -> tuple[list[Mutation], int]:
+    """Some mutations of a folder under src/halfbyte, drawn without preference, and how many there are."""
+    files = [path for path in sorted(Path("src/halfbyte", folder).rglob("*.py")) if path.as_posix() not in NEEDS_A_CARD]
+    every = [mutation for file in files for mutation in mutations(file)]
+    return random.Random(f"{folder} {seed}").sample(every, min(size, len(every))), len(every)
+
+
+def table(counts: dict[str, Count]) -> str:
+    """One line per folder and one for all, in Markdown."""
+    total = Count(*(sum(getattr(count, name) for count in counts.values()) for name in vars(Count(0))))
+    lines = ["| folder | mutations | tried | noticed | unnoticed | reviewed, not tried | share noticed |"]
+    lines.append("|---|---|---|---|---|---|---|")
+    for folder, count in [*counts.items(), ("all", total)]:
+        tried = count.noticed + count.unnoticed
+        share = f"{100 * count.noticed / tried:.1f} %" if tried else "–"
+        cells = (folder, count.every, tried, count.noticed, count.unnoticed, count.reviewed, share)
+        lines.append("| " + " | ".join(f"{cell:,}" if isinstance(cell, int) else cell for cell in cells) + " |")
+    return "\n".join(lines)
+
+
+def recorded(copy: Path, path: Path | None) -> list[RecordedTest]:
+    if path is not None and path.exists():
+        return read_record(path.read_text())
+    tests = record(copy, TESTS)
+    if path is not None:
+        path.write_text((copy / "calls.json").read_text())
+    return tests
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folders", nargs="+", help="under src/halfbyte")
+    parser.add_argument("--sample", type=int, default=50, help="how many mutations of each folder to try")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--calls", type=Path, help="where to keep what each test calls")
+    parser.add_argument("--match", default="", help="of the sample, only mutations whose printed line has this text")
+    given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the copy goes away
+    equivalent = reviewed()
+    counts = {}
+    with tempfile.TemporaryDirectory(prefix="mutate-") as place:
+        copy = copy_of_the_repository(Path(place))
+        tests = recorded(copy, given.calls)
+        for folder in given.folders:
+            chosen, every = sample(folder, given.sample, given.seed)
+            count = counts[folder] = Count(every)
+            for mutation in chosen:
+                if given.match not in str(mutation):
+                    continue
+                begin = time.monotonic()
+                if any(entry.has(mutation) for entry in equivalent):
+                    count.reviewed += 1
+                    continue
+                if is_noticed(mutation, copy, tests):
+                    count.noticed += 1
+                else:
+                    count.unnoticed += 1
+                    print(f"unnoticed: {mutation}", flush=True)
+                took = time.monotonic() - begin
+                print(f"{folder}: {count}, {took:.1f} s, {mutation}", file=sys.stderr, flush=True)
+    print(f"seed {given.seed}\n{table(counts)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
