@@ -14,7 +14,7 @@ from halfbyte.contracts import Contract, NVFP4Rule, get_contract
 from halfbyte.errors import InputError, UnsupportedError
 from halfbyte.formats import BlockFormat, get_format
 from halfbyte.methods import Amax, Method, method_from
-from halfbyte.parts import as_codes, as_float32, as_scales
+from halfbyte.tensor_parts import as_codes, as_float32, as_scales
 
 if TYPE_CHECKING:
     import torch
