@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from halfbyte.calibration.evaluate import final_states
+from halfbyte.calibration.evaluation import final_states
 from halfbyte.calibration.layered import LayeredModel
 from halfbyte.calibration.states import States
 from halfbyte.calibration.weights import open_weights

@@ -14,13 +14,13 @@ from halfbyte.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from halfbyte.calibration.collect import calibrate
-    from halfbyte.calibration.evaluate import evaluate
+    from halfbyte.calibration.evaluation import evaluate
     from halfbyte.calibration.sequential import solve_sequentially
     from halfbyte.calibration.tokens import read_windows
 
 __all__ = ["calibrate", "evaluate", "read_windows", "solve_sequentially"]
 
-HOMES = {"calibrate": "collect", "evaluate": "evaluate", "read_windows": "tokens", "solve_sequentially": "sequential"}
+HOMES = {"calibrate": "collect", "evaluate": "evaluation", "read_windows": "tokens", "solve_sequentially": "sequential"}
 
 
 def __getattr__(name: str) -> Any:
