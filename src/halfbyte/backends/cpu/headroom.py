@@ -187,6 +187,8 @@ def _many_scales(
     del held
     if failed:
         return [()] * x.shape[0]
+    if sums[..., 1].max(initial=0) < 1 << 30 and sums[..., 0].max(initial=0) < 1 << 61:
+        return list(map(tuple, (sums[..., 0] + (sums[..., 1] << 32)).tolist()))
     whole = sums[..., 0].astype(object) + sums[..., 1].astype(object) * (1 << 32)
     return [tuple(map(int, row)) for row in whole]
 

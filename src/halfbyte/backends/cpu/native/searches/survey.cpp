@@ -84,8 +84,8 @@ struct EndsOf {
     const Survey& pair;
     Sum sums[2] = {};
 
-    // Adds what blocks with an amax up to `bottom`, or beyond `top`, cost. A step is a number of blocks after which
-    // `done` is asked whether the rest may be left out.
+    // Adds what blocks with an amax up to `bottom`, or beyond `top`, cost. After `step` of them, and then ever larger
+    // steps, `done` is asked whether the rest may be left out.
     template <class Done>
     bool add(float bottom, float top, int64_t step, Done done) {
         const GeneralSearch& first = pair.search[0];
@@ -98,13 +98,14 @@ struct EndsOf {
             const int64_t count = std::min(blocks - start, CHUNK);
             const int64_t found =
                 searches_of(isa)->ends(here, count, first.block, first.dtype, low, high, s.listed.data());
-            for (int64_t from = 0; from < found; from += step) {
-                const int64_t some = std::min(found - from, step);
+            for (int64_t from = 0, some; from < found; from += some) {
+                some = std::min(found - from, step);
                 s.gathered.resize((size_t)(some * size));
                 for (int64_t i = 0; i < some; ++i)
                     std::memcpy(s.gathered.data() + i * size, here + s.listed[(size_t)(from + i)] * size, (size_t)size);
                 if (!add_all(isa, s.gathered.data(), some, pair, -1, sums)) return false;
                 if (done()) return true;
+                step = std::min(2 * step, CHUNK);
             }
         }
         return true;
@@ -135,7 +136,7 @@ bool survey_blocks(int isa, const void* x, int64_t rows, int64_t columns, const 
     const float none = 0.0f, all = std::numeric_limits<float>::infinity();
     if (survey.decides && survey.count == 2) {
         // A block beyond `top` never costs more under 2. So once 2 is ahead, it stays ahead.
-        constexpr int64_t FEW = 64;
+        constexpr int64_t FEW = 16;
         if (!ends.add(survey.bottom, all, CHUNK, [] { return false; })) return false;
         if (!ends.add(none, survey.top, FEW, [&] { return ends.second_is_less(); })) return false;
     } else if (!ends.add(survey.bottom, survey.top, CHUNK, [] { return false; })) return false;
