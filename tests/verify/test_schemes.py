@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from halfbyte.verify import Report, verify
+from halfbyte.verify.groups import group_of, read_groups
 from tests.quantized import Layout, edit, load, write_quantized
 from tests.tiny_models import BF16, E4M3, Tensors
 
@@ -192,8 +193,6 @@ def test_configs_are_read_as_compressed_tensors_reads_them(tmp_path: Path) -> No
     quantization = importlib.import_module("compressed_tensors.quantization")
     from compressed_tensors.utils.match import match_name
 
-    from halfbyte.verify.groups import group_of, read_groups
-
     config = llm_compressor(write_quantized(tmp_path / "q", layout="compressed-tensors", activations=True))
     parsed = quantization.QuantizationConfig.model_validate(config)
     (scheme,) = parsed.config_groups.values()
@@ -333,3 +332,19 @@ def test_a_cache_that_no_server_knows(tmp_path: Path) -> None:
     path = write_quantized(tmp_path / "q", layout="compressed-tensors")
     edit(path, kv_cache_scheme={"num_bits": 4, "type": "int"})
     assert errors(verify(path)) == [("cache", CONFIG)]
+
+
+@pytest.mark.parametrize(
+    ("targets", "weights", "attention"),
+    [
+        (["LlamaAttention"], {"num_bits": 8}, True),
+        (["Linear"], None, True),
+        (["Linear"], {"num_bits": 4}, False),
+        (["LlamaAttention", "Linear"], {"num_bits": 4}, False),
+        (["Linear", "LlamaAttention"], {"num_bits": 4}, False),
+        ([], {"num_bits": 4}, False),
+    ],
+)
+def test_groups_of_keys_and_values(targets: list[str], weights: dict[str, int] | None, attention: bool) -> None:
+    (group,) = read_groups({"config_groups": {"g": {"targets": targets, "weights": weights}}})
+    assert group.is_attention is attention

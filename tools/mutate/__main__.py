@@ -32,7 +32,17 @@ TESTS = [
     ),
     *(
         f"tests/test_{name}.py"
-        for name in ("ledger", "quantize", "resolution", "messages", "online", "search", "types", "saved")
+        for name in (
+            "ledger",
+            "quantize",
+            "resolution",
+            "messages",
+            "online",
+            "search",
+            "types",
+            "saved",
+            "dataclasses",
+        )
     ),
 ]
 NEEDS_A_CARD = ("src/halfbyte/checkpoint/execute/device/cuda.py",)
@@ -92,20 +102,23 @@ class Worker:
 
     copy: Path
     tests: list[RecordedTest]
+    seconds: float
 
 
 worker: Worker
 
 
-def start_worker(place: Path, tests: list[RecordedTest]) -> None:
+def start_worker(place: Path, tests: list[RecordedTest], seconds: float) -> None:
     global worker
-    worker = Worker(copy_of_the_repository(Path(tempfile.mkdtemp(dir=place))), tests)
+    worker = Worker(copy_of_the_repository(Path(tempfile.mkdtemp(dir=place))), tests, seconds)
 
 
-def attempt(mutation: Mutation) -> tuple[str, float]:
+def attempt(chosen: tuple[str, Mutation]) -> tuple[str, Mutation, str, float]:
     """Which test noticed, and after how many seconds."""
+    folder, mutation = chosen
     begin = time.monotonic()
-    return noticed_by(mutation, worker.copy, worker.tests), time.monotonic() - begin
+    test = noticed_by(mutation, worker.copy, worker.tests, worker.seconds)
+    return folder, mutation, test, time.monotonic() - begin
 
 
 def main() -> int:
@@ -115,6 +128,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--calls", type=Path, help="where to keep what each test calls")
     parser.add_argument("--match", default="", help="of the sample, only mutations whose printed line has this text")
+    parser.add_argument(
+        "--seconds", type=float, default=600, help="of tests to run for one mutation, the most specific ones first"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="how many to try at once")
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the copies go away
@@ -130,10 +146,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="mutate-") as name:
         place = Path(name)
         tests = recorded(copy_of_the_repository(place / "recorded"), given.calls)
-        pool = multiprocessing.get_context("fork").Pool(given.jobs, start_worker, (place, tests))
+        pool = multiprocessing.get_context("fork").Pool(given.jobs, start_worker, (place, tests, given.seconds))
         with pool:
-            results = pool.imap(attempt, [mutation for _, mutation in chosen])
-            for (folder, mutation), (test, took) in zip(chosen, results, strict=True):
+            for folder, mutation, test, took in pool.imap_unordered(attempt, chosen):
                 if test:
                     counts[folder].noticed += 1
                 else:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 from tools.mutate.changes import Mutation
@@ -18,6 +19,8 @@ from tools.mutate.pytest_run import NO_TEST_CHOSEN, TOO_LONG, run_tests
 ROOT = Path(__file__).resolve().parents[2]
 FIRST_ROUND = 40
 """How many of the most specific tests run alone: they import few files, and most mutations fall to them."""
+STRUCTURE = ("tests/test_dataclasses.py",)
+"""Tests that read the source, and so may notice a change anywhere."""
 PATIENCE = 10
 """A test may take this many times as long as when it was recorded, and a minute more for all."""
 
@@ -66,30 +69,36 @@ def mirror(path: Path) -> str:
     return f"tests/{path.as_posix().removeprefix('src/halfbyte/').split('/')[0]}"
 
 
-def rounds(mutation: Mutation, tests: list[RecordedTest]) -> Iterator[list[RecordedTest]]:
-    """All tests that may notice a mutation, in up to three groups.
+def rounds(
+    mutation: Mutation, tests: list[RecordedTest], seconds: float = float("inf")
+) -> Iterator[list[RecordedTest]]:
+    """All tests that may notice a mutation, in up to three groups; or as many as took that long when recorded.
 
-    First those that call the function, or for a line outside functions any function of the file. A test that calls few
-    functions is likely to be about this one, so these come first; a few of them are a group of their own. Last comes
-    the rest of the folder that mirrors the file's: what another process calls, or a cache holds back, was not recorded.
+    First those that call the function. A test that calls few functions is likely to be about this one, so these come
+    first; a few of them are a group of their own. Last comes the rest of the folder that mirrors the file's: what
+    another process calls, or a cache holds back, was not recorded. For a line outside functions, which nothing calls,
+    it is the other way round: first the folder, then what calls any function of the file.
     """
     file = f"{mutation.path.as_posix()}::"
-    if mutation.function:
-        near = [test for test in tests if file + mutation.function in test.functions]
-    else:
-        near = [test for test in tests if any(function.startswith(file) for function in test.functions)]
+    folder = [test for test in tests if test.name.startswith((f"{mirror(mutation.path)}/", *STRUCTURE))]
+    near = [test for test in tests if file + mutation.function in test.functions]
+    if not mutation.function:
+        near, folder = folder, [test for test in tests if any(name.startswith(file) for name in test.functions)]
     near.sort(key=lambda test: (len(test.functions), test.seconds))
     known = {test.name for test in near}
-    folder = [test for test in tests if test.name.startswith(f"{mirror(mutation.path)}/") and test.name not in known]
-    parts = near[:FIRST_ROUND], sorted(near[FIRST_ROUND:], key=_seconds), sorted(folder, key=_seconds)
-    yield from filter(None, parts)
+    folder = [test for test in folder if test.name not in known]
+    for part in (near[:FIRST_ROUND], sorted(near[FIRST_ROUND:], key=_seconds), sorted(folder, key=_seconds)):
+        within = [test for test, spent in zip(part, accumulate(map(_seconds, part)), strict=True) if spent <= seconds]
+        seconds -= sum(map(_seconds, within))
+        if within:
+            yield within
 
 
 def _seconds(test: RecordedTest) -> float:
     return test.seconds
 
 
-def noticed_by(mutation: Mutation, copy: Path, tests: list[RecordedTest]) -> str:
+def noticed_by(mutation: Mutation, copy: Path, tests: list[RecordedTest], seconds: float = float("inf")) -> str:
     """The test that fails, or the word for a run that takes far too long, with the mutation in place; "" if none does.
 
     The file is then put back.
@@ -98,7 +107,7 @@ def noticed_by(mutation: Mutation, copy: Path, tests: list[RecordedTest]) -> str
     original = path.read_text()
     try:
         path.write_text(mutation.text)
-        for chosen in rounds(mutation, tests):
+        for chosen in rounds(mutation, tests, seconds):
             if failure := _failure(copy, chosen):
                 return failure
         return ""
