@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -108,3 +111,23 @@ def test_the_whole_range_is_cut_and_cut_again(monkeypatch: pytest.MonkeyPatch) -
         assert (intervals[0, 0], intervals[-1, 1]) == pytest.approx((low, high), rel=1e-12)
         assert (intervals[1:, 0] == intervals[:-1, 1]).all()
         assert intervals[:, 1] / intervals[:, 0] == pytest.approx(intervals[0, 1] / intervals[0, 0], rel=1e-9)
+
+
+def test_intervals_that_a_better_scale_settles_are_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    survey = survey_of([read(random_source(np.random.default_rng(4), 24, (8, 96)), "q")])
+    contract = get_contract("modelopt", hb.get_format("nvfp4"))
+    scale = hold(0.01, contract)
+    monkeypatch.setattr(bound, "Bounds", NeverEnough)
+    monkeypatch.setattr(NeverEnough, "from_all", lambda self, interval, error: (0.2, 1))
+    monkeypatch.setattr(bound, "_better", lambda *_: (scale, 0.1))
+    found = prove(survey, scale, 0.25, contract)
+    assert [len(intervals) for intervals in NeverEnough.last.asked] == [2048, 0]
+    assert found.bound == pytest.approx(0.1 * bound.CLOSE)
+
+
+def test_faint_halves_cost_their_values_if_the_least_value_is_far_above_them() -> None:
+    """Under g = 1.01 the least value above zero is 1.01·2^-10, which is twice 6·2^k up to k = -14."""
+    survey: Any = SimpleNamespace(halves={}, faint=range(-18, -10), lost=lambda k: 10.0 ** (k + 18))
+    assert Bounds(survey)._from_faint(1.01) == 11111.0
+    assert Bounds(survey)._from_faint(2.02) == 111111.0
+    assert Bounds(survey)._from_faint(2.0**-40) == 0

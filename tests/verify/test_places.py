@@ -16,6 +16,7 @@ from halfbyte.formats import E2M1, E4M3
 from halfbyte.verify.measure import measure
 from halfbyte.verify.nearest import VALUES, look_up
 from halfbyte.verify.places import damage_problems, is_off_by_a_factor, is_rounded_otherwise
+from halfbyte.verify.scale_rules import BY_AMAX, ScaleMark, ScaleRules
 from halfbyte.verify.values import Matrix
 from tests.verify.weights import Numbers, Weight, kinds_of_numbers
 
@@ -278,3 +279,17 @@ def test_a_tensor_scale_under_other_rounding(rounding: Callable[[Weight], None],
     weight.tensor_scale *= factor
     (text,) = texts(weight)
     assert "the tensor scale is off by" in text
+
+
+def test_blocks_that_16_bit_arithmetic_may_have_moved() -> None:
+    """Those that may obey a rule, and do not certainly."""
+    told, six, perhaps, certainly = (
+        int(mark) for mark in (ScaleMark.TOLD, ScaleMark.EXACTLY_SIX, ScaleMark.LOOSELY_SIX, ScaleMark.CLEARLY_SIX)
+    )
+    rules = ScaleRules(1000)
+    marks = [told | perhaps, told | six | perhaps, told | six | perhaps | certainly, perhaps, told, 0]
+    rules.feed(5, np.array([marks], np.uint8))
+    assert rules.judged == 4
+    assert rules.near[BY_AMAX[0]] == 2
+    assert rules.broken[BY_AMAX[0]] == [(5, 0), (5, 4)]
+    assert rules.narrowly[BY_AMAX[0]] == {(5, 0)}
