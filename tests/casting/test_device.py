@@ -43,12 +43,13 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
 
 def assert_same_as_on_the_host(q: hb.QuantizedTensor, **arguments: Any) -> hb.CastReport:
     wanted, report = hb.cast(q, "nvfp4", **arguments)
+    assert isinstance(report, hb.CastReport)
     result, same = hb.cast(on_torch(q), "nvfp4", **arguments)
     assert same == report
     for name in ("codes", "scales", "global_scale", "stored_scale"):
         assert_same_bits(np.asarray(getattr(result, name)), np.asarray(getattr(wanted, name)))
     assert (result.shape, result.contract) == (wanted.shape, wanted.contract)
-    return same
+    return report
 
 
 @pytest.mark.parametrize("algorithm", ["optimal", "hybrid", "verbatim"])

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import halfbyte as hb
+from halfbyte.backends.compare import ScaleMark
 from halfbyte.codec.element import encode
 from halfbyte.contracts import CONTRACTS
 from halfbyte.errors import HalfbyteError
@@ -16,7 +17,7 @@ from halfbyte.formats import E2M1, E4M3
 from halfbyte.verify.measure import measure
 from halfbyte.verify.nearest import VALUES, look_up
 from halfbyte.verify.places import damage_problems, is_off_by_a_factor, is_rounded_otherwise
-from halfbyte.verify.scale_rules import BY_AMAX, ScaleMark, ScaleRules
+from halfbyte.verify.scale_rules import BY_AMAX, ScaleRules
 from halfbyte.verify.values import Matrix
 from tests.verify.weights import Numbers, Weight, kinds_of_numbers
 
