@@ -212,10 +212,25 @@ def connect(settings: Settings) -> Iterator[Cluster]:
                 "give its HOST:PORT, or --address local for one on this machine alone"
             ) from error
     try:
-        yield Cluster(ray, settings)
+        with _quiet(ray):
+            yield Cluster(ray, settings)
     finally:
         if mine:
             ray.shutdown()
+
+
+@contextlib.contextmanager
+def _quiet(ray: Any) -> Iterator[None]:
+    """Keep Ray from printing on standard output, which is for our own lines: its logs have what it says of retries."""
+    worker, name = ray._private.worker, "print_to_stdstream"
+    printed = getattr(worker, name, None)
+    if printed is not None:
+        setattr(worker, name, lambda *arguments, **named: None)
+    try:
+        yield
+    finally:
+        if printed is not None:
+            setattr(worker, name, printed)
 
 
 def _answer(question: Callable[..., T], arguments: Sequence[Any]) -> tuple[str, T]:
