@@ -161,7 +161,7 @@ def tasks_go_where_the_files_are(stage: Stage) -> None:
     with pytest.raises(CheckpointError, match=f"{second} is on no node that is alive and sees DST"):
         convert.run_on_cluster(plan, stage.folder / "half", stage.cluster, ONE)
     stage.patch.setattr(convert, "see", _blind)
-    with pytest.raises(CheckpointError, match="none of 2 nodes sees the work folder in DST"):
+    with pytest.raises(CheckpointError, match="none of 3 nodes sees the work folder in DST"):
         convert.run_on_cluster(plan, stage.folder / "blind", stage.cluster, ONE)
 
 
@@ -173,7 +173,7 @@ def _blind(source: Path, files: object, work: Path, token: str) -> object:
 
 def a_task_that_fits_no_node_is_refused(stage: Stage) -> None:
     greedy = Cluster(stage.cluster.ray, Settings(cpus=64, gpus=0.5))
-    with pytest.raises(CheckpointError, match=r"each asks for CPU 64, GPU 0\.5; all nodes together have CPU 2, GPU 0"):
+    with pytest.raises(CheckpointError, match=r"each asks for CPU 64, GPU 0\.5; all nodes together have CPU 3, GPU 0"):
         convert.run_on_cluster(stage.plan, stage.folder / "greedy", greedy, ONE)
     assert not (stage.folder / "greedy").exists()
 
@@ -186,9 +186,9 @@ SCENES: list[Callable[[Stage], None]] = [
     a_disk_fills_up,
     a_driver_is_killed_and_another_one_goes_on,
     a_second_driver_is_refused,
-    a_node_is_removed,
     tasks_go_where_the_files_are,
     a_task_that_fits_no_node_is_refused,
+    a_node_is_removed,
 ]
 
 
