@@ -1,6 +1,6 @@
 """A conversion on a cluster in a process of its own, which a task may kill:
 
-    python -m tests.scale.driver ADDRESS SRC DST FOLDER
+python -m tests.scale.driver ADDRESS SRC DST FOLDER
 """
 
 from __future__ import annotations

@@ -54,6 +54,14 @@ class FileLock:
         self._descriptor = descriptor
         return True
 
+    def __enter__(self) -> FileLock:
+        if not self.take():
+            raise CheckpointError(f"{self.path} is locked by another process")
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self.release()
+
     def release(self) -> None:
         """Give it up. The file stays."""
         if self._descriptor >= 0:

@@ -207,7 +207,8 @@ def _what_is_missing(destination: Path, missing: list[str], journals: dict[Rank,
     begun = {rank: set(journal.first.get("share") or ()) for rank, journal in journals.items() if rank.of == size}
     late = [rank.number for rank, share in begun.items() if share & set(missing)]
     absent = [number for number in range(size) if Rank(number, size) not in begun]
-    parts = [f"{len(missing)} shards are missing in {destination} ({_listed(missing)})"]
+    count = "1 shard is" if len(missing) == 1 else f"{len(missing)} shards are"
+    parts = [f"{count} missing in {destination} ({_listed(missing)})"]
     if late:
         parts.append(f"not done: rank {_listed(late)} of {size}")
     if absent:
