@@ -9,6 +9,8 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
+
 from halfbyte.scale import convert
 from halfbyte.scale.cluster import Settings, connect
 from tests.checkpoint.execute.scenes import ONE, plan_of
@@ -17,8 +19,8 @@ from tests.scale.faults import Folder, faulty
 
 def main(address: str, source: Path, destination: Path, folder: Path) -> None:
     Folder(folder).note("driver", str(os.getpid()))
-    convert.write_part = faulty(folder)
-    with connect(Settings(address)) as cluster:
+    with pytest.MonkeyPatch.context() as patch, connect(Settings(address)) as cluster:
+        patch.setattr(convert, "write_part", faulty(folder))
         convert.run_on_cluster(plan_of(source), destination, cluster, ONE)
 
 

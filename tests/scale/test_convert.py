@@ -6,6 +6,7 @@ All of it is one test, because a cluster takes seconds to start and the parts of
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,7 +22,9 @@ from halfbyte.checkpoint.execute.disk import Disk
 from halfbyte.checkpoint.io.side_files import WORK
 from halfbyte.errors import CheckpointError
 from halfbyte.scale import convert
+from halfbyte.scale.checks import checks_on
 from halfbyte.scale.cluster import Cluster, Settings, connect
+from halfbyte.verify import verify
 from tests.checkpoint.execute.scenes import ONE, plan_of, small_source
 from tests.checkpoint.toy import all_bytes, random, write_checkpoint
 from tests.scale.faults import Folder, faulty, seen_by
@@ -178,6 +181,21 @@ def a_task_that_fits_no_node_is_refused(stage: Stage) -> None:
     assert not (stage.folder / "greedy").exists()
 
 
+def verify_gives_the_same_report(stage: Stage) -> None:
+    """A sound checkpoint, and one with a flipped bit in a code, in a kept tensor and in a manifest's hash."""
+    folder = stage.folder / "one machine"
+    assert verify(folder, stage.source, each=checks_on(stage.cluster)) == verify(folder, stage.source)
+    damaged = stage.folder / "damaged"
+    shutil.copytree(folder, damaged)
+    for shard in sorted(damaged.glob("*.safetensors")):
+        data = bytearray(shard.read_bytes())
+        data[-5] ^= 0x10
+        shard.write_bytes(data)
+    found = verify(damaged, stage.source, each=checks_on(stage.cluster))
+    assert found.as_json() == verify(damaged, stage.source).as_json()
+    assert len([problem for problem in found.problems if problem.level == "error"]) > SHARDS
+
+
 SCENES: list[Callable[[Stage], None]] = [
     undisturbed,
     a_worker_is_killed_in_the_middle_of_a_shard,
@@ -186,6 +204,7 @@ SCENES: list[Callable[[Stage], None]] = [
     a_disk_fills_up,
     a_driver_is_killed_and_another_one_goes_on,
     a_second_driver_is_refused,
+    verify_gives_the_same_report,
     tasks_go_where_the_files_are,
     a_task_that_fits_no_node_is_refused,
     a_node_is_removed,

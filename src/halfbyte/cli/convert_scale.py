@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -16,7 +17,8 @@ from halfbyte.checkpoint.execute.launchers import resolve_rank
 from halfbyte.checkpoint.execute.ranked import run_rank
 from halfbyte.checkpoint.execute.ranks import Rank
 from halfbyte.errors import InputError
-from halfbyte.scale.cluster import Settings
+from halfbyte.scale.cluster import Settings, connect
+from halfbyte.verify.parallel import InOrder, in_order
 
 RAY = "ray"
 LOCAL = "local"
@@ -75,7 +77,6 @@ class Scale:
             return run_rank(plan, destination, self.rank, resources, report)
         if self.cluster is None:
             return run(plan, destination, resources, overwrite, report)
-        from halfbyte.scale.cluster import connect
         from halfbyte.scale.convert import run_on_cluster
 
         with connect(self.cluster) as cluster:
@@ -134,3 +135,15 @@ def device_of_tasks(device: str, settings: Settings) -> Choice:
     if settings.gpus:
         return Choice("cuda", f"{settings.gpus:g} GPUs per task")
     return Choice("cpu", "Ray tasks without GPUs")
+
+
+@contextmanager
+def checked_by(settings: Settings | None) -> Iterator[InOrder]:
+    """Who checks the tensors of `halfbyte verify`: the threads of this process, or a cluster."""
+    if settings is None:
+        yield in_order
+        return
+    from halfbyte.scale.checks import checks_on
+
+    with connect(settings) as cluster:
+        yield checks_on(cluster)

@@ -16,9 +16,9 @@ from halfbyte.errors import HalfbyteError
 
 @app.command(short_help="Close a conversion that ranks have written.")
 def finish(
-    destination: Annotated[Path, typer.Argument(metavar="DST", help="The DST of `halfbyte convert --rank …`.")],
+    destination: Annotated[Path, typer.Argument(metavar="DST", help="The DST of `halfbyte convert --rank`.")],
 ) -> None:
-    """Give the files of `halfbyte convert --rank …` their final names, if the last rank did not.
+    """Give the files of `halfbyte convert --rank` their final names, if the last rank did not.
 
     The last rank that ends does this itself, unless it was killed in between, or its file system shows the files of
     others late. Exit code 0: DST is complete. 1: an error stopped the work; the same command continues. 2: a rank is

@@ -164,7 +164,7 @@ class Cluster:
             if self._is_lost(error):
                 raise Lost(_last_line(error)) from error
             raise CheckpointError(
-                f"a task failed {RETRIES + 1} times: {_last_line(error)}. Finished shards are kept; the same command "
+                f"a task failed {RETRIES + 1} times: {_last_line(error)}. What is finished is kept; the same command "
                 "continues from there"
             ) from error
 

@@ -97,7 +97,7 @@ class InFlight(Generic[Item]):
             flight.losses += 1
             if flight.losses > LOSSES:
                 raise CheckpointError(
-                    f"a task was lost {flight.losses} times with its node: {lost}. Finished shards are kept; the same "
+                    f"a task was lost {flight.losses} times with its node: {lost}. What is finished is kept; the same "
                     "command continues from there"
                 ) from lost
             if not self.stopped:
