@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -45,7 +46,7 @@ class Folder:
                 path.rename(path.with_suffix(".taken"))
             except FileNotFoundError:
                 continue
-            kind, writes, _ = path.stem.rsplit("-", 2)
+            kind, writes, _ = re.sub(r"^\d+ ", "", path.stem).rsplit("-", 2)
             return kind, int(writes)
         return None
 
