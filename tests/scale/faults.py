@@ -62,6 +62,15 @@ class Folder:
             time.sleep(0.02)
         return path.read_text()
 
+    def asked(self) -> list[tuple[str, str]]:
+        """(node, note) of tasks that wait until their node is removed. `answer` lets the others go on."""
+        found = [path.stem for path in self.path.glob("at *.note")]
+        return [(name.split()[1], name) for name in found]
+
+    def answer(self, name: str) -> None:
+        self.note(name.replace("at ", "gone ", 1))
+        (self.path / f"{name}.note").unlink()
+
     def notes(self) -> dict[str, str]:
         return {path.stem: path.read_text() for path in self.path.glob("*.note")}
 
@@ -112,8 +121,9 @@ def _happen(kind: str, faults: Folder) -> None:
     elif kind == "remove node":
         import ray
 
-        faults.note(f"at {ray.get_runtime_context().get_node_id()}")
-        faults.noted("node is gone")  # and this process with it, or not
+        asked = f"{ray.get_runtime_context().get_node_id()} {os.urandom(4).hex()}"
+        faults.note(f"at {asked}")
+        faults.noted(f"gone {asked}")  # if the node goes, this process goes with it
 
 
 def seen_by(holdings: dict[str, frozenset[str]]) -> Callable[..., Any]:
