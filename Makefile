@@ -47,7 +47,7 @@ test-arm64:  ## the portable kernels, cross-compiled for arm64 and run under qem
 	$(PYTHON) tests/arm64.py
 
 test-scale: $(VENV)/.peers  ## twenty random fault schedules on a Ray cluster, and the driver's memory with 60,000 tensors (minutes)
-	$(BIN)/python -m pytest -q tests/scale/check_faults.py tests/scale/check_memory.py
+	$(BIN)/python -m pytest -q tests/scale/check_faults.py tests/scale/check_memory.py tests/scale/check_calibrate.py
 
 check: lint types test sanitize  ## lint, types, tests, and the kernels under sanitizers
 

@@ -126,8 +126,8 @@ def tables() -> str:
     for shard in (50.0, 20.0, 10.0, 5.0, 1.0):
         sizes = [shard] * round(1000 / shard)
         even, slow = [node_speed()] * 64, [node_speed() / 4] + [node_speed()] * 63
-        cells = [makespan(sizes, Machine(speeds, 200.0), dealt) for speeds in (even, slow) for dealt in (True, False)]
-        lines.append(f"| {shard:g} GB | {' | '.join(map(_time, cells))} |")
+        times = [makespan(sizes, Machine(speeds, 200.0), dealt) for speeds in (even, slow) for dealt in (True, False)]
+        lines.append(f"| {shard:g} GB | {' | '.join(map(_time, times))} |")
     return "\n".join(lines)
 
 
@@ -178,7 +178,7 @@ SPIN = "import hashlib; block = bytes(1 << 24); [hashlib.sha256(block) for _ in 
 
 
 def cores_for(processes: int) -> float:
-    """As how many cores the machine works for so many processes now: others may use it, and threads may share a core."""
+    """As how many cores the machine works for so many processes now; others may use it too."""
 
     def seconds(count: int) -> float:
         begun = time.perf_counter()

@@ -5,58 +5,21 @@ from __future__ import annotations
 import gc
 import threading
 import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from halfbyte.checkpoint import Event, Options, make_plan
 from halfbyte.scale import convert
-from halfbyte.scale.cluster import Cluster, Node, Settings
-from halfbyte.scale.tasks import Seen, Written, write_part
 from tests.checkpoint.execute.scenes import ONE
 from tests.checkpoint.toy import write_checkpoint
+from tests.scale.in_process import InProcess
 
 LAYERS, EXPERTS, SHARDS = 20, 1000, 120
 ALLOWED = 128 << 20
 """Bytes that it may grow by: the hashes of 180,000 output tensors, the manifest, a few parts, and the buffers of the
 tasks, which run in this process here. Measured: 91 MB; all parts at once would be as large as the plan again."""
-
-
-class InProcess(Cluster):
-    """A cluster of this process: tasks run as they are waited for, and what is in flight is counted."""
-
-    def __init__(self) -> None:
-        super().__init__(None, Settings())
-        self.flying: dict[int, tuple[Callable[..., Any], tuple[Any, ...]]] = {}
-        self.most = self.count = 0
-
-    def nodes(self) -> list[Node]:
-        return [Node("here", "here", {"CPU": 8.0})]
-
-    def ask_all(self, question: Callable[..., Any], *arguments: Any) -> list[Node]:
-        found: Seen = question(*arguments)
-        return [Node("here", "here", {"CPU": 8.0}, found)]
-
-    def submit(self, function: Callable[..., Any], *arguments: Any, node: str | None = None) -> int:
-        self.count += 1
-        self.flying[self.count] = function, arguments
-        self.most = max(self.most, len(self.flying))
-        return self.count
-
-    def wait(self, handles: Sequence[int]) -> list[int]:
-        return [handles[0]]
-
-    def result(self, handle: int) -> Written:
-        function, arguments = self.flying.pop(handle)
-        assert function is write_part
-        written: Written = function(*arguments)
-        return written
-
-    def cancel(self, handles: Sequence[int]) -> None:
-        assert not handles
 
 
 def resident() -> int:
