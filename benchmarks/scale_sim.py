@@ -142,13 +142,12 @@ def write_source(folder: Path, shards: int, megabytes: int) -> list[float]:
     """A checkpoint of experts, one matrix per shard; the shards are of two sizes. GB of each."""
     from tests.checkpoint.toy import write_checkpoint
 
-    rng = np.random.default_rng(0)
+    generator = np.random.default_rng(0)
     rows = megabytes * 10**6 // (2 * 4096)
+    values = generator.standard_normal((rows, 4096), np.float32).astype(ml_dtypes.bfloat16)
     tensors = {}
     for number in range(shards):
-        height = rows if number % 2 else rows // 2
-        values = rng.standard_normal((height, 4096), np.float32).astype(ml_dtypes.bfloat16)
-        tensors[f"model.layers.{number}.mlp.down_proj.weight"] = values
+        tensors[f"model.layers.{number}.mlp.down_proj.weight"] = values[: rows if number % 2 else rows // 2]
     write_checkpoint(folder, tensors, {"num_hidden_layers": shards}, shards=shards)
     return [tensor.nbytes / GB for tensor in tensors.values()]
 
