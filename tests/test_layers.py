@@ -56,6 +56,7 @@ LAYERS = [
     "study",
     "conform",
     "verify",
+    "scale",
     "cli",
 ]
 """From left to right. A module imports only from its left or its own package."""

@@ -44,6 +44,8 @@ class Options:
     moments: str = "full"
     device: str = "cpu"
     memory: int = MEMORY
+    is_part: bool = False
+    """Whether the windows are a part of all: then experts that saw few tokens keep all moments, to be added up."""
 
     def __post_init__(self) -> None:
         if self.moments not in MOMENTS:
@@ -64,7 +66,7 @@ def calibrate(
     header = {
         "model": {"name": weights.model.name, "fingerprint": weights.fingerprint},
         "text": windows.as_json(),
-        "options": {"moments": options.moments},
+        "options": {"moments": options.moments, **({"is_part": True} if options.is_part else {})},
         "device": device_name(options.device),
         "versions": versions(),
     }
@@ -80,7 +82,7 @@ def calibrate(
                 states.replace(layer)
             else:
                 found, shared = _layer(layer, states, options)
-                kept = {name: _enough(one, few, name) for name, one in found.items()}
+                kept = found if options.is_part else {name: enough(one, few, name) for name, one in found.items()}
                 for name in layered.linears(number):
                     if name not in kept and ".experts." in name:
                         few[name] = 0
@@ -115,7 +117,7 @@ def _layer(layer: Any, states: States, options: Options) -> tuple[dict[str, Line
     return {module: done[place] for module, place in shared.items()}, shared
 
 
-def _enough(found: LinearStatistics, few: dict[str, int], name: str) -> LinearStatistics:
+def enough(found: LinearStatistics, few: dict[str, int], name: str) -> LinearStatistics:
     """The statistics, or only their diagonal if they are of too few tokens of an expert."""
     if ".experts." not in name or found.tokens >= FEW * found.width or found.second_moment is None:
         return found
