@@ -200,7 +200,7 @@ def _empty(weights: Weights) -> Any:
         register = torch.nn.Module.register_parameter
 
         def on_meta(self: torch.nn.Module, name: str, parameter: torch.nn.Parameter | None) -> None:
-            if parameter is not None:
+            if parameter is not None and not parameter.is_meta:  # one that is tied stays one
                 parameter = torch.nn.Parameter(parameter.to("meta"), requires_grad=False)
             register(self, name, parameter)
 
@@ -208,6 +208,7 @@ def _empty(weights: Weights) -> Any:
         try:
             with no_init_weights():
                 model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+                model.tie_weights()
         finally:
             torch.nn.Module.register_parameter = register  # type: ignore[method-assign]
     except (ValueError, KeyError, ImportError, AttributeError, TypeError) as error:
