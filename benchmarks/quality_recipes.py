@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 import halfbyte as hb
+from halfbyte.backends.cpu.library import load_library
 from halfbyte.calibration.collect import Options as Collecting
 from halfbyte.calibration.collect import calibrate
 from halfbyte.calibration.sequential import Options as Solving
@@ -85,7 +86,9 @@ def as_given(weight: torch.Tensor) -> Any:
 
 
 def decoded(q: Any, like: torch.Tensor) -> torch.Tensor:
-    return torch.as_tensor(np.array(found) if isinstance(found := hb.dequantize(q), np.ndarray) else found).to(like.device)
+    return torch.as_tensor(np.array(found) if isinstance(found := hb.dequantize(q), np.ndarray) else found).to(
+        like.device
+    )
 
 
 def plain(format: str, method: Any) -> Callable[[Scene], Values]:
@@ -149,6 +152,8 @@ def sequential(format: str, method: hb.Gptq, windows: int | None = None) -> Call
 
     def make(scene: Scene) -> Values:
         found: Values = {}
+        if method.descent and load_library() is None:
+            raise RuntimeError("the descent runs on the host, and its compiled kernels are missing")
         text = scene.text if windows is None else Windows(scene.text.tokens[:windows], scene.text.sha256)
         with tempfile.TemporaryDirectory(prefix="halfbyte-quality-") as folder:
             options = Solving(method, str(scene.device), 64 << 30)
@@ -181,7 +186,9 @@ def _textbook(weight: torch.Tensor, upper: torch.Tensor, amax: float | None, con
         stop = min(w.shape[1], start + 8 * block)
         errors = torch.empty((len(w), stop - start), device=w.device)
         for first in range(start, stop, block):
-            q = hb.quantize(as_given(w[:, first : first + block].contiguous()), "nvfp4", contract, "amax", global_amax=amax)
+            q = hb.quantize(
+                as_given(w[:, first : first + block].contiguous()), "nvfp4", contract, "amax", global_amax=amax
+            )
             step = steps_of[torch.as_tensor(q.scales).long().to(w.device)[:, 0]] * float(q.global_scale)
             for j in range(first, first + block):
                 near = torch.bucketize(w[:, j] / step.clamp(min=1e-30), (grid[1:] + grid[:-1]) / 2)

@@ -28,7 +28,7 @@ from halfbyte.methods import Gptq, Optimal
 from halfbyte.quantize import dequantize, quantize
 from halfbyte.types import QuantizedTensor
 
-HELD = 8
+HELD = 3
 """How many times its widest input a waiting batch holds, at most."""
 
 
