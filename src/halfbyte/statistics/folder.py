@@ -2,10 +2,9 @@
 
 Every file holds some modules. Its metadata has one entry, `halfbyte_statistics`: a JSON object {"version", "modules"},
 where modules is module name → {"tokens", "width", "input_amax", "input_range", "stored_as"}. The arrays of a module are
-the tensors `<stored_as>.second_moment`, `.blocks`, `.diagonal`, `.cross_moment`, `.channel_amax` and `.sample`, float32,
-as many as there are.
-Modules with the same input (q, k and v) name one of them in `stored_as`. A file that is there is whole: it is renamed
-when it is.
+float32 tensors, as many as there are: `<stored_as>.second_moment`, `.blocks`, `.diagonal`, `.cross_moment`,
+`.channel_amax` and `.sample`. Modules with the same input (q, k and v) name one of them in `stored_as`. A file that is
+there is whole: it is renamed when it is.
 """
 
 from __future__ import annotations

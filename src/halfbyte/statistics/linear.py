@@ -112,6 +112,26 @@ class LinearStatistics:
             return np.ascontiguousarray(np.diagonal(self.blocks, axis1=1, axis2=2)).reshape(-1)
         return None
 
+    def divided(self, exponents: npt.NDArray[np.int8]) -> LinearStatistics:
+        """The statistics of x / 2^exponents. The largest magnitude is known only if that of each input is."""
+        p = np.ldexp(np.float32(1), -exponents.astype(np.int32)).astype(np.float32)
+        square = p[:, None] * p
+        arrays: dict[str, F32] = {}
+        for part, array in self.arrays():
+            match part:
+                case "second_moment" | "cross_moment":
+                    factors = square
+                case "blocks":
+                    factors = p.reshape(-1, BLOCK, 1) * p.reshape(-1, 1, BLOCK)
+                case "diagonal":
+                    factors = p * p
+                case _:
+                    factors = p
+            arrays[part] = array * factors
+        largest = arrays.get("channel_amax")
+        amax = 0.0 if largest is None else float(largest.max(initial=0))
+        return LinearStatistics(self.tokens, self.width, amax, None, **arrays)
+
     def block_moments(self) -> F32 | None:
         """The 16 × 16 squares on the diagonal: stored, or cut from the full matrix. None from a diagonal alone."""
         if self.blocks is not None or self.second_moment is None or self.width % BLOCK:

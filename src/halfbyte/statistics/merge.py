@@ -1,5 +1,7 @@
-"""Statistics of several runs as one: means weighted by tokens, in float64, in the order of the runs; the largest magnitudes;
-and a sample of each, by its share of the tokens."""
+"""Statistics of several runs as one: means weighted by tokens, in float64, in the order of the runs.
+
+Largest magnitudes are the largest of all. The sample has tokens of every run, by its share of them.
+"""
 
 from __future__ import annotations
 
