@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -143,9 +143,7 @@ def enough(found: LinearStatistics, few: dict[str, int], name: str) -> LinearSta
     if ".experts." not in name or found.tokens >= FEW * found.width or found.second_moment is None:
         return found
     few[name] = found.tokens
-    return LinearStatistics(
-        found.tokens, found.width, found.input_amax, found.input_range, diagonal=found.mean_squares()
-    )
+    return replace(found, second_moment=None, diagonal=found.mean_squares())
 
 
 def _check_unfinished(target: Path, header: dict[str, Any]) -> None:

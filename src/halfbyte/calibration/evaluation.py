@@ -17,6 +17,7 @@ from halfbyte.calibration.states import MEMORY, States, batches_of
 from halfbyte.calibration.tokens import Windows, check_vocabulary
 from halfbyte.calibration.watch import Watch
 from halfbyte.calibration.weights import Weights, open_weights
+from halfbyte.contracts import get_contract
 from halfbyte.formats import BlockFormat, get_format
 from halfbyte.quantize import dequantize, quantize
 
@@ -59,10 +60,14 @@ class Result:
 
 
 class Rounding:
-    """Rounds the inputs of quantized layers as a server does: with the layer's input scale, else with its amax."""
+    """Rounds the inputs of quantized layers as a server does: with the layer's input scale, else with its amax.
+
+    NVFP4 by vLLM's formulas, whose encode factor is one over the input scale; MXFP4 by OCP's.
+    """
 
     def __init__(self, format: BlockFormat, quantized: Callable[[str], bool], scales: Mapping[str, float]) -> None:
         self.format, self.quantized, self.scales = format, quantized, scales
+        self.contract = get_contract("vllm" if format.has_global else "ocp", format)
 
     def __call__(self, module: str, x: torch.Tensor, again: bool) -> torch.Tensor | None:
         if not self.quantized(module):
@@ -71,7 +76,8 @@ class Rounding:
         if self.format.has_global:
             scale = self.scales.get(module)
             amax = float(x.abs().max()) if scale is None else scale * 448 * 6
-        found = quantize(x.contiguous(), self.format, None, method="amax", global_amax=amax)
+        method = "amax" if self.format.has_global else None
+        found = quantize(x.contiguous(), self.format, self.contract, method=method, global_amax=amax)
         return torch.as_tensor(dequantize(found), dtype=x.dtype, device=x.device)
 
 

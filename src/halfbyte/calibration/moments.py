@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from halfbyte.calibration.sample import Sample
 from halfbyte.statistics import LinearStatistics
 from halfbyte.statistics.linear import BLOCK
 
@@ -52,6 +53,7 @@ class Moments:
         shapes = {"full": (width, width), "blocks": (width // BLOCK, BLOCK, BLOCK), "diagonal": (width,)}
         self.total = torch.zeros(shapes[kind], dtype=torch.float64, device=device)
         self.cross = torch.zeros(shapes["full"], dtype=torch.float64, device=device) if cross else None
+        self.sample = None if cross else Sample(width, device)
         self.tokens = 0
         self.amax = torch.zeros((), device=device)
         self.range = torch.zeros((), dtype=torch.float64, device=device)
@@ -64,6 +66,8 @@ class Moments:
         self.total += total
         if self.cross is not None and cross is not None:
             self.cross += cross
+        if self.sample is not None:
+            self.sample.add(x)
         largest = x.abs().amax(dim=1)
         self.amax = torch.maximum(self.amax, largest.max())
         self.range += len(x) * torch.quantile(largest.double(), QUANTILE)
@@ -87,4 +91,5 @@ class Moments:
             input_range=float(self.range) / count if self.tokens else None,
             cross_moment=cross,
             **{part: mean},
+            **({} if self.sample is None else self.sample.arrays()),
         )

@@ -55,7 +55,7 @@ def solve_sequentially(
     modules = {unit.module: unit for unit in plan.units if unit.action == "quantize"}
     groups = {name: group for group in plan.groups for name in group if name in modules}
     aim = Target(plan.format, contract, {name: groups.get(name, (name,)) for name in modules})
-    model = LayeredModel(open_weights(plan.source), options.device)
+    model = LayeredModel(open_weights(plan.source, plan.smoothing), options.device)
     check_vocabulary(windows, model.vocabulary)
     _check_reached(model, modules)
     _check_header(target, _describe(plan, windows, options))
@@ -149,6 +149,7 @@ def _describe(plan: Plan, windows: Windows, options: Options) -> dict[str, Any]:
                 "method": repr(options.method),
                 "device": device_name(options.device),
                 "text": windows.as_json(),
+                **({} if plan.smoothing is None else {"smoothing": plan.smoothing.digest}),
             }
         )
     )
