@@ -77,7 +77,7 @@ def calibrate(
     _print_few(found)
     out().print(f"{len(found.names)} linear layers: {output}", markup=False, soft_wrap=True)
     if json_file is not None:
-        write_json("calibrate", json_file, found.header | {"modules": list(found.names)})
+        write_json("calibrate", json_file, {**found.header, "modules": found.names})
 
 
 def _collect(model: Path, windows: Windows, output: Path, moments: str, device: str) -> Statistics:
