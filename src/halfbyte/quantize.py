@@ -63,8 +63,10 @@ def quantize(
         "four_six", "four_six:mse:256", "four_six:mae:448:fast_error" or `hb.FourSix("mse", 256)`: the largest
         magnitude becomes 6 or 4. transformer_engine, miles, modelopt, fouroversix, flashinfer(mode="4over6").
         "sweep", "sweep:fused" or `hb.Sweep(fused=True)`: Model-Optimizer's search of all scales. modelopt.
-        "optimal" or `hb.Optimal(weights)`: the scale with the least squared, or weighted, error. Every contract.
+        "optimal", "optimal:headroom=1" or `hb.Optimal(weights)`: the scale with the least squared, or weighted, error;
+        the tensor scale of NVFP4 is the best of a few. Every contract.
         `hb.Hessian(h, codes="descent")`: the scale with the least error of a layer's output. Every contract.
+        gptq chooses codes too and needs statistics: it is the function `hb.gptq`.
     block: None for the format's block length, or 16 or 32.
     tile: None for one scale per block of one row; (16, 16) for one scale per square, if the contract has square tiles.
     scaling: "tensor" for one global scale; "row" for one per row, if the contract has row scaling; "expert" for one
