@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from halfbyte import calibration
 from halfbyte.calibration.tokens import Windows, read_windows
-from halfbyte.cli.app import app, err, out
+from halfbyte.cli.app import app, err, out, write_json
 from halfbyte.cli.convert_scale import AddressOption, EngineOption, GpusOption, MaxTasksOption, resolve_cluster
 from halfbyte.errors import HalfbyteError, InputError
 from halfbyte.scale.cluster import Settings, connect
@@ -61,6 +61,9 @@ def calibrate(
         int, typer.Option("--parts", metavar="K", min=1, help="With --engine ray: cut the windows into K parts.")
     ] = 8,
     merge: Annotated[bool, typer.Option("--merge", help="Merge folders of statistics, weighted by tokens.")] = False,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Also write what was collected to this file as JSON.")
+    ] = None,
 ) -> None:
     """Run a model over a text, layer by layer, and write statistics of every linear layer's input.
 
@@ -89,6 +92,8 @@ def calibrate(
         raise typer.Exit(2) from error
     _print_few(found)
     out().print(f"{len(found.names)} linear layers: {output}", markup=False, soft_wrap=True)
+    if json_file is not None:
+        write_json("calibrate", json_file, dict(found.header) | {"modules": list(found.names)})
 
 
 def _collect(model: Path, windows: Windows, output: Path, moments: str, device: str) -> Statistics:

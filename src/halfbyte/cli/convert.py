@@ -15,7 +15,7 @@ from halfbyte.checkpoint.execute.device.choice import Choice, choose_device
 from halfbyte.checkpoint.execute.target_device import resolve_device
 from halfbyte.cli.app import app, write_json
 from halfbyte.cli.convert_arguments import Convert, memory_size
-from halfbyte.cli.convert_calibrated import Text, solve_first
+from halfbyte.cli.convert_calibrated import Text, prepare
 from halfbyte.cli.convert_output import JsonLog, Quiet, Reporter, Screen
 from halfbyte.cli.convert_scale import (
     AddressOption,
@@ -54,7 +54,11 @@ def convert(
     ] = None,
     statistics: Annotated[
         Path | None,
-        typer.Option("--stats", metavar="DIR", help="Statistics of the inputs (halfbyte calibrate), for these two."),
+        typer.Option(
+            "--stats",
+            metavar="DIR",
+            help="Statistics of the inputs (halfbyte calibrate), for these two, --activations stats and --smooth.",
+        ),
     ] = None,
     strict_statistics: Annotated[
         bool, typer.Option("--strict-stats", help="Refuse modules that have no usable statistics.")
@@ -65,7 +69,8 @@ def convert(
         typer.Option(
             "--calibrate",
             metavar="FILE",
-            help="With --method gptq: run the model on this text (or .npy, .u16, .u32 tokens), layer by layer.",
+            help="With --method gptq, --activations stats or --smooth: run the model on this text (or .npy, .u16, .u32 "
+            "tokens), layer by layer.",
         ),
     ] = None,
     windows: Annotated[int, typer.Option(min=1, metavar="N", help="With --calibrate: at most N windows.")] = 128,
@@ -83,10 +88,19 @@ def convert(
     activations: Annotated[
         str | None,
         typer.Option(
-            metavar="none|unit|FILE",
-            help="none: weights alone (W4A16). unit: W4A4, input scale 1.0. FILE: W4A4, JSON of module: input amax.",
+            metavar="none|unit|stats|FILE",
+            help="none: weights alone (W4A16). unit: W4A4, input scale 1.0. stats: W4A4, input scales from --stats. "
+            "FILE: W4A4, JSON of module: input amax.",
         ),
     ] = None,
+    smooth: Annotated[
+        bool,
+        typer.Option(
+            "--smooth",
+            help="Fold factors (powers of two) of single channels into norms and preceding layers, chosen by the error "
+            "of the outputs. Needs --stats or --calibrate.",
+        ),
+    ] = False,
     experts_only: Annotated[bool, typer.Option("--experts-only", help="Quantize only experts.")] = False,
     include: Annotated[
         list[str] | None,
@@ -215,9 +229,10 @@ def convert(
         buffers = memory_size(max_memory, "--max-memory")
         cluster = resolve_cluster(engine, address, gpus_per_task, max_tasks, workers or 1, buffers)
         check_destination(source, destination)
+        text = None
         if calibrate_on is not None:
-            options = solve_first(source, destination, options, Text(calibrate_on, windows, length, device), dry_run)
-        plan = make_plan(source, options)
+            text = Text(calibrate_on, windows, length, device)
+        plan = make_plan(source, prepare(source, destination, options, text, smooth, dry_run))
         if cluster is not None:
             chosen, workers = device_of_tasks(device, cluster), workers or 1
         else:

@@ -1,4 +1,7 @@
-"""Statistics of several runs as one: means weighted by tokens, in float64, in the order of the runs."""
+"""Statistics of several runs as one: means weighted by tokens, in float64, in the order of the runs.
+
+Largest magnitudes are the largest of all. The sample has tokens of every run, by its share of them.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,12 @@ import numpy as np
 
 from halfbyte.errors import InputError
 from halfbyte.statistics.folder import Statistics, open_statistics, write_header, write_statistics
-from halfbyte.statistics.linear import ARRAYS, F32, LinearStatistics
+from halfbyte.statistics.linear import ARRAYS, F32, SAMPLED, LinearStatistics
 
 FILE = "merged-{:05d}.safetensors"
 MODULES_PER_FILE = 16
+MEANS = [part for part in ARRAYS if part not in ("channel_amax", "sample")]
+"""Arrays that are means over tokens."""
 
 
 def merge_statistics(
@@ -72,8 +77,29 @@ def _merged(name: str, found: Sequence[LinearStatistics]) -> LinearStatistics:
         width=width,
         input_amax=max(other.input_amax for other in seen),
         input_range=None if None in ranges else _mean_number(seen, ranges),
-        **{part: _mean(seen, part) for part in ARRAYS},
+        channel_amax=_largest(seen),
+        sample=_sample(seen),
+        **{part: _mean(seen, part) for part in MEANS},
     )
+
+
+def _largest(seen: Sequence[LinearStatistics]) -> F32 | None:
+    found = [other.channel_amax for other in seen]
+    return None if any(one is None for one in found) else np.maximum.reduce([one for one in found if one is not None])
+
+
+def _sample(seen: Sequence[LinearStatistics]) -> F32 | None:
+    """Tokens of every run, as many of each as its share of all tokens, evenly spaced."""
+    if any(other.sample is None for other in seen):
+        return None
+    total = max(1, sum(other.tokens for other in seen))
+    parts = []
+    for other in seen:
+        if other.sample is not None and len(other.sample):
+            count = min(len(other.sample), max(1, SAMPLED * other.tokens // total))
+            parts.append(other.sample[np.arange(count) * len(other.sample) // count])
+    found = np.concatenate(parts) if parts else np.zeros((0, seen[0].width), np.float32)
+    return np.ascontiguousarray(found[:SAMPLED], np.float32)
 
 
 def _mean_number(seen: Sequence[LinearStatistics], values: Sequence[float | None]) -> float:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from halfbyte.checkpoint.io.index import Checkpoint, Tensor
+from halfbyte.smoothing import Smoothing
 from halfbyte.verify.complete import cache_scales, completeness, split_biases
 from halfbyte.verify.diagnose import diagnose
 from halfbyte.verify.eights import fp8_problems
@@ -17,6 +18,7 @@ from halfbyte.verify.parallel import InOrder, in_order
 from halfbyte.verify.places import damage_problems, is_off_by_a_factor, is_rounded_otherwise
 from halfbyte.verify.problems import Problem, Report, WeightError
 from halfbyte.verify.rounded import rounding_problems
+from halfbyte.verify.smoothed import smoothed, smoothing_of, vector_problem
 from halfbyte.verify.stored import Contents, read_contents
 from halfbyte.verify.structure import structure_problems
 from halfbyte.verify.values import Matrix, Raw, matrices, pieces, view
@@ -49,14 +51,17 @@ def compare(
     for problem in damaged:
         report.add("error", "source", problem.name, f"in the source: {problem.text}")
     theirs_stored = theirs_stored.without({problem.name for problem in damaged})
+    smoothing, wrong = smoothing_of(checkpoint)
+    report.extend(wrong)
     ours, theirs = matrices(checkpoint, contents), matrices(source, theirs_stored)
+    theirs = {name: smoothed(matrix, smoothing) for name, matrix in theirs.items()}
     total = len(theirs) + len(theirs_stored.plain)
     biases = split_biases(checkpoint, source)
     otherwise: list[str] = []
     report.extend(completeness(checkpoint, ours, list(contents.unreadable.values()), source, theirs, biases))
     _check_biases(checkpoint, source, biases, report)
     _check_cache_scales(checkpoint, source, report)
-    judge = _Judge(checkpoint, source, ours, theirs, limit)
+    judge = _Judge(checkpoint, source, ours, theirs, limit, smoothing)
     for done, found in enumerate(each(judge.weight, theirs), 1):
         progress(Progress(done, total))
         report.extend(found.problems)
@@ -96,6 +101,7 @@ class _Judge:
     ours: dict[str, Matrix]
     theirs: dict[str, Matrix]
     limit: float
+    smoothing: Smoothing
 
     def weight(self, name: str) -> Found:
         """A weight of the source against the same weight of the checkpoint."""
@@ -128,7 +134,10 @@ class _Judge:
 
     def kept(self, mine: Tensor, theirs: Tensor) -> Found:
         """A tensor that was not quantized."""
-        problem = _difference(self.checkpoint, self.source, mine, theirs)
+        if mine.name in self.smoothing.vectors:
+            problem = vector_problem(self.checkpoint, self.source, mine, theirs, self.smoothing)
+        else:
+            problem = _difference(self.checkpoint, self.source, mine, theirs)
         return Found(equal=1) if problem is None else Found([problem])
 
 

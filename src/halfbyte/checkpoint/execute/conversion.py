@@ -142,7 +142,7 @@ def _codes(plan: Plan, engine: Engine) -> Calibrator | SolvedCodes | None:
     """Where the codes of a plan come from, if not from its weights alone."""
     if plan.solved is not None:
         return SolvedCodes(plan.solved, engine)
-    return None if plan.calibrated is None else Calibrator(plan.calibrated, engine)
+    return None if plan.calibrated is None else Calibrator(plan.calibrated, engine, plan.smoothing)
 
 
 def write_shards(plan: Plan, into: Into, prepared: Prepared, report: Callable[[Event], None]) -> tuple[int, UnitWork]:
