@@ -240,4 +240,4 @@ def _answer(question: Callable[..., T], arguments: Sequence[Any]) -> tuple[str, 
 def _last_line(error: BaseException) -> str:
     """The last line of an error that says something, without its colours."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__
+    return lines[-1].rstrip(".") if lines else type(error).__name__

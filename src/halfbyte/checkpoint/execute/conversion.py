@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from halfbyte.backends.threads import thread_count
@@ -64,9 +64,9 @@ class Outcome:
     """The destination held the result of the same plan already."""
     pieces_on_cpu: int = 0
     """Pieces that were computed on the CPU because no GPU had memory left for them."""
-    complete: bool = True
+    complete: bool = field(default=True, repr=False)
     """Whether the destination is. Otherwise other ranks have work to do, or are about to close it."""
-    shards_missing: int = 0
+    shards_missing: int = field(default=0, repr=False)
     """Shards that other ranks have to write."""
 
 

@@ -86,5 +86,5 @@ def _same(descriptor: int, path: Path) -> bool:
         found = os.stat(path)
     except FileNotFoundError:
         return False
-    mine = os.fstat(descriptor)
+    mine = os.stat(descriptor)
     return (found.st_dev, found.st_ino) == (mine.st_dev, mine.st_ino)
