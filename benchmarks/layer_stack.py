@@ -6,6 +6,7 @@ python -m benchmarks.layer_stack --device cuda
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import tempfile
 import time
@@ -75,7 +76,7 @@ def main() -> None:
 
         plan = make_plan(folder / "model", Options())
         solve_sequentially(plan, text, folder / "solved", Solving(device=given.device, memory=96 << 30), done)
-    first, second = (after - before for before, after in zip(times, times[1:], strict=False))
+    first, second = (after - before for before, after in itertools.pairwise(times))
     words = f"{given.hidden}/{given.inner}, {given.windows} windows of {given.length} tokens"
     print(f"{words}: first layer {first:.1f} s (with the start), second {second:.1f} s")
     print(f"{WHOLE} layers at the pace of the second: {(first + (WHOLE - 1) * second) / 60:.1f} minutes")

@@ -3,8 +3,8 @@
     python -m benchmarks.model_parts pack FOLDER      # here: FOLDER/part-0.bin, part-1.bin, …, index.json, tokens
     python -m benchmarks.model_parts unpack FOLDER    # there: .demo/smollm2-135m and .demo/texts, ready for benchmarks
 
-The parts hold the tensors as the GGUF file has them: 4-bit codes with a scale and a minimum per 32 weights (Q4_1), 8-bit
-codes with a scale per 32 (Q8_0), float32. Unpacking needs numpy, torch and safetensors, and gives the bits of
+The parts hold the tensors as the GGUF file has them: 4-bit codes with a scale and a minimum per 32 weights (Q4_1),
+8-bit codes with a scale per 32 (Q8_0), float32. Unpacking needs numpy, torch and safetensors, and gives the bits of
 tests/real/smollm2.py.
 """
 

@@ -2,7 +2,7 @@
 
     python -m benchmarks.quality [--device cuda] [--quick] [--rows REGEX] [--json FILE]
 
-Statistics are taken from windows of 1,024 tokens of prose from token 200,000 on. Perplexity, KL to the unquantized model
+Statistics are taken from windows of 1,024 tokens of prose from token 200,000 on. Perplexity, KL to the source model
 and the share of equal likeliest tokens are measured on the first 64 windows of the prose and of Python source. "of the
 loss" is how much of amax's loss in log perplexity on prose a row gives back. W4A4 rounds activations to the format of
 the weights as well; NVFP4 with input scales by the amax of calibration. All is computed in float32.
@@ -35,7 +35,8 @@ MODEL = texts.ROOT / ".demo" / "smollm2-135m"
 LENGTH = 1024
 SKIP = 200_000
 """Tokens of prose before those of calibration: they are measured on."""
-COLUMNS = f"{'method':48s} {'error':>7s} {'prose':>8s} {'of loss':>8s} {'KL':>7s} {'top-1':>6s} {'code':>8s} {'KL':>7s} {'W4A4':>8s} {'of loss':>8s} {'seconds':>8s}"  # fmt: skip
+HEADS = {"error": 7, "prose": 8, "of loss": 8, "KL": 7, "top-1": 6, "code": 8, "KL ": 7, "W4A4": 8, "of loss ": 8}
+COLUMNS = " ".join([f"{'method':48s}", *(f"{head.strip():>{width}s}" for head, width in HEADS.items()), " seconds"])
 
 
 class Judge:

@@ -1,4 +1,4 @@
-"""Ways to quantize the linear layers of a model, for benchmarks/quality.py: decoded weights by the name of the module."""
+"""Ways to quantize the linear layers of a model, for benchmarks/quality.py: decoded weights by module."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 import halfbyte as hb
+from halfbyte.arrays import to_numpy
 from halfbyte.backends.cpu.library import load_library
 from halfbyte.calibration.collect import Options as Collecting
 from halfbyte.calibration.collect import calibrate
@@ -189,7 +190,9 @@ def _textbook(weight: torch.Tensor, upper: torch.Tensor, amax: float | None, con
             q = hb.quantize(
                 as_given(w[:, first : first + block].contiguous()), "nvfp4", contract, "amax", global_amax=amax
             )
-            step = steps_of[torch.as_tensor(q.scales).long().to(w.device)[:, 0]] * float(q.global_scale)
+            assert q.global_scale is not None
+            bytes_ = torch.as_tensor(q.scales).long().to(w.device)[:, 0]
+            step = steps_of[bytes_] * float(to_numpy(q.global_scale))
             for j in range(first, first + block):
                 near = torch.bucketize(w[:, j] / step.clamp(min=1e-30), (grid[1:] + grid[:-1]) / 2)
                 out[:, j] = grid[near] * step
@@ -214,7 +217,7 @@ def recipes() -> list[Recipe]:
         Recipe("gptq --calibrate: asymmetry 0.5", "nvfp4", sequential("nvfp4", G()), True),
         Recipe("sequential, asymmetry 0.75", "nvfp4", sequential("nvfp4", G(asymmetry=0.75))),
         Recipe("sequential, asymmetry 1", "nvfp4", sequential("nvfp4", G(asymmetry=1.0))),
-        Recipe("sequential, asymmetry 0.75, damping 0.01", "nvfp4", sequential("nvfp4", G(asymmetry=0.75, damping=0.01))),
+        Recipe("sequential, 0.75, damping 0.01", "nvfp4", sequential("nvfp4", G(asymmetry=0.75, damping=0.01))),
         Recipe("sequential, asymmetry 0.5, one sweep of descent", "nvfp4", sequential("nvfp4", G(descent=1))),
         Recipe("amax", "mxfp4", plain("mxfp4", "amax"), True),
         Recipe("optimal", "mxfp4", plain("mxfp4", "optimal"), True),

@@ -54,7 +54,7 @@ def test_a_weight_in_its_parameter_is_the_one_on_disk(tmp_path: Path, name: str)
 
 
 def test_states_beyond_the_limit_are_in_a_file() -> None:
-    rows = list(torch.arange(3 * 4 * 8.0).reshape(3, 4, 8).split([2, 1]))
+    rows = list(torch.split(torch.arange(3 * 4 * 8.0).reshape(3, 4, 8), [2, 1]))
     kept, spilled = States(torch.clone, rows), States(torch.clone, rows, limit=0)
     for states in (kept, spilled):
         states.replace(lambda x: x + 1)

@@ -119,7 +119,7 @@ def compare(
     table = []
     start = 0
     for real, found in zip(before, after, strict=True):
-        for real_row, found_row in zip(real.split(ROWS), found.split(ROWS), strict=True):
+        for real_row, found_row in zip(torch.split(real, ROWS), torch.split(found, ROWS), strict=True):
             rows = tokens[start : start + len(real_row)].to(model.device)
             start += len(real_row)
             figures = _figures(source.logits(rows, real_row), model.logits(rows, found_row), rows)

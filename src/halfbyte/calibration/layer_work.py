@@ -192,7 +192,7 @@ class LayerWork:
         weights = [self.layer.weight(name) for name in names]
         whole = gptq(torch.cat(weights), factor, self.aim.format, self.aim.contract, global_amax=amax, name=names[0])
         rows = [len(weight) for weight in weights]
-        codes, scales = (torch.as_tensor(part).split(rows) for part in (whole.codes, whole.scales))
+        codes, scales = (torch.split(torch.as_tensor(part), rows) for part in (whole.codes, whole.scales))
         return {
             name: replace(whole, shape=tuple(weights[i].shape), codes=codes[i], scales=scales[i])
             for i, name in enumerate(names)

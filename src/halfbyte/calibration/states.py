@@ -19,7 +19,7 @@ BATCH_ON_GPU = 32768
 def batches_of(tokens: torch.Tensor, device: torch.device) -> list[torch.Tensor]:
     """Windows (windows, length) in the batches in which a device takes them."""
     size = 1 if device.type == "cpu" else max(1, BATCH_ON_GPU // tokens.shape[1])
-    return list(tokens.split(size))
+    return list(torch.split(tokens, size))
 
 
 class States:

@@ -1,4 +1,4 @@
-"""`prepare` on a GPU: the same steps as in factor.py by torch, in float64. Nothing but small things comes to the host."""
+"""`prepare` on a GPU: the steps of factor.py by torch, in float64. Only the blocks' matrices come to the host."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _shift(a: torch.Tensor, cross: torch.Tensor, dead: torch.Tensor, asymmetry: 
     """N = −a·C·A⁻¹, so that the target is W − W·N."""
     c = cross.clone()
     c[:, dead] = 0
-    shift = (-asymmetry * torch.linalg.solve(a, c.T).T).float().contiguous()
+    shift: torch.Tensor = (-asymmetry * torch.linalg.solve(a, c.T).T).float().contiguous()
     if not bool(torch.isfinite(shift).all()):
         raise InputError("the cross moments are too large for the second moments: the target exceeds float32")
     return shift
