@@ -44,9 +44,9 @@ def problem(seed: int = 0, activations: bool = True, width: int = 64) -> Problem
     w = rng.standard_normal((48, width))
     format = get_format("nvfp4")
     largest = np.abs(x).max(axis=0)
-    return Problem(
-        *(part.astype(np.float32) for part in (x, largest, w)), format, get_contract("modelopt", format), activations
-    )
+    arrays = (np.asarray(part, np.float32) for part in (x, largest, w))
+    contract = get_contract("modelopt", format)
+    return Problem(*arrays, format=format, contract=contract, activations=activations)
 
 
 @pytest.mark.parametrize("activations", [True, False])

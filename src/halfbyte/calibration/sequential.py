@@ -33,7 +33,6 @@ FEW_FILE = "few_tokens.json"
 """Experts that were solved without second moments → how many tokens they saw."""
 
 
-
 def solve_sequentially(
     plan: Plan, windows: Windows, target: Path, options: Options | None = None, progress: Progress | None = None
 ) -> dict[str, int]:

@@ -71,7 +71,9 @@ def _checked(h: torch.Tensor, name: str, block: int) -> torch.Tensor:
         raise InputError(f"{name} of shape {tuple(h.shape)}: the width must be a multiple of the block, {block}")
     diagonal = h.diagonal()
     if bool((diagonal < 0).any()):
-        raise InputError(f"{name} has a negative number on its diagonal ({float(diagonal.min()):.3g}); squares have none")
+        raise InputError(
+            f"{name} has a negative number on its diagonal ({float(diagonal.min()):.3g}); squares have none"
+        )
     root = diagonal.sqrt()
     for start in range(0, len(h), ROWS):
         rows = slice(start, start + ROWS)
