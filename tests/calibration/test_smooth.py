@@ -40,13 +40,10 @@ def uneven(tmp_path: Path) -> Path:
 
 def problem(seed: int = 0, activations: bool = True, width: int = 64) -> Problem:
     rng = np.random.default_rng(seed)
-    x = rng.standard_normal((100, width)) * np.exp(rng.standard_normal(width))
-    w = rng.standard_normal((48, width))
+    x = (rng.standard_normal((100, width)) * np.exp(rng.standard_normal(width))).astype(np.float32)
+    w = rng.standard_normal((48, width)).astype(np.float32)
     format = get_format("nvfp4")
-    largest = np.abs(x).max(axis=0)
-    arrays = (np.asarray(part, np.float32) for part in (x, largest, w))
-    contract = get_contract("modelopt", format)
-    return Problem(*arrays, format=format, contract=contract, activations=activations)
+    return Problem(x, np.abs(x).max(axis=0), w, format, get_contract("modelopt", format), activations)
 
 
 @pytest.mark.parametrize("activations", [True, False])
