@@ -18,14 +18,14 @@ from halfbyte.contracts.spec import Scaling, Transform
 from halfbyte.device_calls import dequantize_on_card, is_on_card, quantize_on_card
 from halfbyte.errors import InputError
 from halfbyte.experts import by_expert
-from halfbyte.foreign import NeedsConversion, move_axis, to_operand
+from halfbyte.foreign_arrays import NeedsConversion, move_axis, to_operand
 from halfbyte.formats import BlockFormat
 from halfbyte.methods import Method
 from halfbyte.on_device import decode_tensor, quantize_tensor
 from halfbyte.one_call import dequantize_at_once, quantize_at_once
-from halfbyte.parts import per_row
 from halfbyte.prepared import prepare, prepare_decoding
 from halfbyte.request import Request, check_shape, check_takes_amax, stores_scale
+from halfbyte.tensor_parts import per_row
 from halfbyte.tracing import dequantize_traced, is_tracing, quantize_traced
 from halfbyte.types import QuantizedTensor, missing_scale
 

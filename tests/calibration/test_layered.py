@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from halfbyte.calibration.evaluate import final_states
+from halfbyte.calibration.evaluation import final_states
 from halfbyte.calibration.layered import LayeredModel
 from halfbyte.calibration.states import States
 from halfbyte.calibration.weights import open_weights

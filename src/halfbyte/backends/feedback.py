@@ -9,8 +9,8 @@ import numpy as np
 
 from halfbyte.backends import get_backend
 from halfbyte.backends.cpu import feedback as compiled
+from halfbyte.backends.feedback_problem import Feedback
 from halfbyte.backends.gpu import Held, hold, solve_feedback, unserved_feedback
-from halfbyte.backends.problem import Feedback
 from halfbyte.backends.protocol import Parts
 from halfbyte.backends.reference import feedback as reference
 from halfbyte.codec.bits import F32

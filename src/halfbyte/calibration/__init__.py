@@ -14,7 +14,7 @@ from halfbyte.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from halfbyte.calibration.collect import calibrate
-    from halfbyte.calibration.evaluate import evaluate
+    from halfbyte.calibration.evaluation import evaluate
     from halfbyte.calibration.sequential import solve_sequentially
     from halfbyte.calibration.smooth import fit_smoothing, smoothing_origin
     from halfbyte.calibration.tokens import read_windows
@@ -23,7 +23,7 @@ __all__ = ["calibrate", "evaluate", "fit_smoothing", "read_windows", "smoothing_
 
 HOMES = {
     "calibrate": "collect",
-    "evaluate": "evaluate",
+    "evaluate": "evaluation",
     "fit_smoothing": "smooth",
     "read_windows": "tokens",
     "smoothing_origin": "smooth",

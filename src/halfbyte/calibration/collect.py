@@ -45,6 +45,8 @@ class Options:
     moments: str = "full"
     device: str = "cpu"
     memory: int = MEMORY
+    is_part: bool = False
+    """Whether the windows are a part of all: then experts that saw few tokens keep all moments, to be added up."""
 
     def __post_init__(self) -> None:
         if self.moments not in MOMENTS:
@@ -65,7 +67,7 @@ def calibrate(
     header = {
         "model": {"name": weights.model.name, "fingerprint": weights.fingerprint},
         "text": windows.as_json(),
-        "options": {"moments": options.moments},
+        "options": {"moments": options.moments, **({"is_part": True} if options.is_part else {})},
         "device": device_name(options.device),
         "versions": versions(),
     }
@@ -82,7 +84,7 @@ def calibrate(
                     states.replace(layer, workers)
                 else:
                     found, shared = _layer(layer, states, options, workers)
-                    kept = {name: _enough(one, few, name) for name, one in found.items()}
+                    kept = found if options.is_part else {name: enough(one, few, name) for name, one in found.items()}
                     for name in layered.linears(number):
                         if name not in kept and ".experts." in name:
                             few[name] = 0
@@ -136,7 +138,7 @@ def _layer(
     return {module: done[place] for module, place in shared.items()}, shared
 
 
-def _enough(found: LinearStatistics, few: dict[str, int], name: str) -> LinearStatistics:
+def enough(found: LinearStatistics, few: dict[str, int], name: str) -> LinearStatistics:
     """The statistics, or only their diagonal if they are of too few tokens of an expert."""
     if ".experts." not in name or found.tokens >= FEW * found.width or found.second_moment is None:
         return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ from halfbyte.methods import Gptq, Optimal
 from halfbyte.quantize import dequantize, quantize
 from halfbyte.types import QuantizedTensor
 
-HELD = 8
+HELD = 3
 """How many times its widest input a waiting batch holds, at most."""
 
 
@@ -143,17 +143,16 @@ class LayerWork:
             factor, tokens = None, 0
         else:
             factor, tokens = self._factor(moments, names[0]), moments.tokens
-        for name in names:
-            weight = self.layer.weight(name)
-            if factor is None:
+        if factor is not None:
+            self.solved |= self._feedback(names, factor)
+        else:
+            squares = None if moments is None else moments.finish().mean_squares()
+            for name in names:
                 self.few |= {name: tokens} if ".experts." in name else {}
-                squares = None if moments is None else moments.finish().mean_squares()
-                self.solved[name] = self._nearest(weight, name, squares)
-            else:
-                self.solved[name] = self._feedback(weight, factor, name)
-            values = dequantize(self.solved[name])
+                self.solved[name] = self._nearest(self.layer.weight(name), name, squares)
+        for name in names:
             place = self.copy.weight(name)
-            place.copy_(torch.as_tensor(values).to(place.device))
+            place.copy_(torch.as_tensor(dequantize(self.solved[name])).to(place.device))
 
     def _factor(self, moments: Moments, name: str) -> Factor | None:
         """The factor of the moments; None for an expert with too few tokens."""
@@ -171,9 +170,33 @@ class LayerWork:
         """Whether weights are solved on a GPU, which has no descent."""
         return torch.device(self.options.device).type == "cuda" and not self.options.method.descent
 
-    def _feedback(self, weight: torch.Tensor, factor: Factor, name: str) -> QuantizedTensor:
-        given = weight.contiguous() if self._on_card else weight.cpu().contiguous().numpy()
-        return gptq(given, factor, self.aim.format, self.aim.contract, global_amax=self._amax(name), name=name)
+    def _feedback(self, names: list[str], factor: Factor) -> dict[str, QuantizedTensor]:
+        """The weights of linear layers with one input. A GPU takes those with one tensor scale at once."""
+        format, contract = self.aim.format, self.aim.contract
+        if not self._on_card:
+            found = {}
+            for name in names:
+                array = self.layer.weight(name).cpu().contiguous().numpy()
+                found[name] = gptq(array, factor, format, contract, global_amax=self._amax(name), name=name)
+            return found
+        alike: dict[np.float32 | None, list[str]] = {}
+        for name in names:
+            alike.setdefault(self._amax(name), []).append(name)
+        return {
+            name: one
+            for amax, together in alike.items()
+            for name, one in self._together(together, factor, amax).items()
+        }
+
+    def _together(self, names: list[str], factor: Factor, amax: np.float32 | None) -> dict[str, QuantizedTensor]:
+        weights = [self.layer.weight(name) for name in names]
+        whole = gptq(torch.cat(weights), factor, self.aim.format, self.aim.contract, global_amax=amax, name=names[0])
+        rows = [len(weight) for weight in weights]
+        codes, scales = (torch.as_tensor(part).split(rows) for part in (whole.codes, whole.scales))
+        return {
+            name: replace(whole, shape=tuple(weights[i].shape), codes=codes[i], scales=scales[i])
+            for i, name in enumerate(names)
+        }
 
     def _nearest(self, weight: torch.Tensor, name: str, squares: object) -> QuantizedTensor:
         method = Optimal() if squares is None else Optimal(weights=squares)

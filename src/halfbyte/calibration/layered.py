@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
 
+from halfbyte.calibration.watch import StopForwardError
 from halfbyte.calibration.weights import Part, Weights, fill
 from halfbyte.errors import ModelCodeError, UnsupportedError
 
@@ -30,6 +31,8 @@ class Stub(torch.nn.Module):
         """Windows in a batch → what the layer got besides the states."""
         self.put: torch.Tensor | None = None
         self.states: torch.Tensor | None = None
+        self.last = False
+        """Whether the model stops here unless there are states to put: nothing behind it is wanted."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -39,6 +42,8 @@ class Stub(torch.nn.Module):
 
     def forward(self, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         self.states, self.got[len(hidden)] = hidden, (args, kwargs)
+        if self.last and self.put is None:
+            raise StopForwardError
         return hidden if self.put is None else self.put
 
 
@@ -52,6 +57,7 @@ class LayeredModel:
         self.prefix, self.layers = _stack(self.model, weights)
         self._inner = self._names_of_layers()
         self._stubs = [Stub(layer) for layer in self.layers]
+        self._stubs[-1].last = True
         holder, _, last = self.prefix.rpartition(".")
         setattr(self.model.get_submodule(holder), last, torch.nn.ModuleList(self._stubs))
         self._fill_rest()
@@ -110,7 +116,8 @@ class LayeredModel:
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """The inputs of the first layer for windows, (windows, length, width). Also what layers get besides."""
-        self._forward(tokens)
+        with suppress(StopForwardError):
+            self._forward(tokens)
         states = self._stubs[0].states
         assert states is not None
         return states

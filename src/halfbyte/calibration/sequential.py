@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +34,19 @@ FEW_FILE = "few_tokens.json"
 
 
 def solve_sequentially(
-    plan: Plan, windows: Windows, target: Path, options: Options | None = None, progress: Progress | None = None
+    plan: Plan,
+    windows: Windows,
+    target: Path,
+    options: Options | None = None,
+    progress: Progress | None = None,
+    visit: Callable[[str, torch.Tensor], None] | None = None,
 ) -> dict[str, int]:
     """Solve every weight that a plan quantizes, and write codes and scales to a folder; finished layers are kept.
 
     A file per layer holds, for each weight, `<module>.weight.codes` and `.scales` (uint8) and, in NVFP4,
     `.global_amax` (float32, one number). Experts without tokens are rounded with optimal scales, those with too few
     tokens with optimal scales weighted by the mean squares of their inputs: these are returned, with their tokens.
+    visit: gets every weight that is solved, decoded.
     """
     options = options or Options()
     if plan.format is None:
@@ -71,6 +77,9 @@ def solve_sequentially(
                     work = LayerWork(layer, real, rounded, aim, options, workers)
                     solved = work.solve()
                     few |= work.few
+                    if visit is not None:
+                        for module in solved:
+                            visit(module, work.copy.weight(module))
                     (target / FEW_FILE).write_text(json.dumps(few, indent=1) + "\n")
                     write_solved(file, _written(solved, work.amaxes, aim), aim.format, aim.contract, options.method)
             if progress is not None:

@@ -1,7 +1,7 @@
 """Statistics of the inputs of a model's linear layers: the files that `halfbyte calibrate` writes.
 
 `linear` has what is known of one layer's input, `folder` reads and writes folders of it, `merge` adds runs up,
-`imatrix` reads llama.cpp's files. No model runs here, and nothing needs torch. The format is described in `folder`.
+`imatrix` reads llama.cpp's files. No model runs here, and nothing needs torch. docs/calibration.md has the format.
 """
 
 from halfbyte.statistics.folder import (

@@ -5,7 +5,7 @@ Largest magnitudes are the largest of all. The sample has tokens of every run, b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,18 @@ MEANS = [part for part in ARRAYS if part not in ("channel_amax", "sample")]
 """Arrays that are means over tokens."""
 
 
-def merge_statistics(parts: Sequence[Path | str], target: Path) -> Statistics:
+def merge_statistics(
+    parts: Sequence[Path | str],
+    target: Path,
+    keep: Callable[[str, LinearStatistics], LinearStatistics] = lambda name, merged: merged,
+    about: Callable[[], dict[str, Any]] = dict,
+) -> Statistics:
     """Write the merged statistics of several folders and open them.
 
     A module that some folders lack comes from the others. An array that one of a module's folders lacks is left out,
     unless the module has no tokens there. The same folders in the same order give the same bytes.
+
+    keep: what to keep of a module's merged statistics. about: further entries of the header, asked for at the end.
     """
     if not parts:
         raise InputError("there is nothing to merge: give the folders of two or more runs")
@@ -39,9 +46,10 @@ def merge_statistics(parts: Sequence[Path | str], target: Path) -> Statistics:
     names = list(dict.fromkeys(name for run in runs for name in run.names))
     for number, start in enumerate(range(0, len(names), MODULES_PER_FILE)):
         chunk = names[start : start + MODULES_PER_FILE]
-        merged = {name: _merged(name, [found for run in runs if (found := run.get(name))]) for name in chunk}
+        merged = {name: keep(name, _merged(name, [one for run in runs if (one := run.get(name))])) for name in chunk}
         write_statistics(target / FILE.format(number), merged, _shared(chunk, runs))
-    write_header(target, {"model": runs[0].header.get("model", {}), "merged": [_origin(run) for run in runs]})
+    merged_from = [_origin(run) for run in runs]
+    write_header(target, {"model": runs[0].header.get("model", {}), "merged": merged_from, **about()})
     return open_statistics(target)
 
 

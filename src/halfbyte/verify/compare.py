@@ -14,7 +14,7 @@ from halfbyte.verify.complete import cache_scales, completeness, split_biases
 from halfbyte.verify.diagnose import diagnose
 from halfbyte.verify.eights import fp8_problems
 from halfbyte.verify.measure import measure
-from halfbyte.verify.parallel import in_order
+from halfbyte.verify.parallel import InOrder, in_order
 from halfbyte.verify.places import damage_problems, is_off_by_a_factor, is_rounded_otherwise
 from halfbyte.verify.problems import Problem, Report, WeightError
 from halfbyte.verify.rounded import rounding_problems
@@ -39,6 +39,7 @@ def compare(
     limit: float,
     report: Report,
     progress: Callable[[Progress], None] = lambda progress: None,
+    each: InOrder = in_order,
 ) -> None:
     """Add to the report what differs from the source beyond what quantization explains.
 
@@ -61,7 +62,7 @@ def compare(
     _check_biases(checkpoint, source, biases, report)
     _check_cache_scales(checkpoint, source, report)
     judge = _Judge(checkpoint, source, ours, theirs, limit, smoothing)
-    for done, found in enumerate(in_order(judge.weight, theirs.values()), 1):
+    for done, found in enumerate(each(judge.weight, theirs), 1):
         progress(Progress(done, total))
         report.extend(found.problems)
         report.errors += found.errors
@@ -71,7 +72,8 @@ def compare(
         report.add("warning", "rounding", otherwise[0], _otherwise(len(otherwise)))
     used = {tensor for matrix in theirs.values() for tensor in matrix.sources}
     rest = {name: tensor for name, tensor in theirs_stored.plain.items() if name not in used and name in contents.plain}
-    kept = in_order(lambda name: judge.kept(contents.plain[name], rest[name]), rest)
+    pairs = ((contents.plain[name], tensor) for name, tensor in rest.items())
+    kept = each(lambda pair: judge.kept(*pair), pairs)
     for done, found in enumerate(kept, total - len(rest) + 1):
         progress(Progress(done, total))
         report.extend(found.problems)
@@ -101,8 +103,9 @@ class _Judge:
     limit: float
     smoothing: Smoothing
 
-    def weight(self, theirs: Matrix) -> Found:
+    def weight(self, name: str) -> Found:
         """A weight of the source against the same weight of the checkpoint."""
+        theirs = self.theirs[name]
         mine, found = self.ours.get(theirs.name), Found()
         if mine is None:
             return found

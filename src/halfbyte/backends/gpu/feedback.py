@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from halfbyte.backends.cpu.tables_nvfp4 import element_constants
+from halfbyte.backends.feedback_problem import Feedback
 from halfbyte.backends.gpu.backend import quantize_matrix
 from halfbyte.backends.gpu.choose import choose
 from halfbyte.backends.numbering import SIGNS, TIES
-from halfbyte.backends.problem import Feedback
 from halfbyte.backends.protocol import Parts, Reason
 from halfbyte.codec.bits import F32
 from halfbyte.contracts import DecodeRule, MXRule, NVFP4Rule

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import halfbyte as hb
-from halfbyte.calibration.evaluate import evaluate, interval, rounding_of
+from halfbyte.calibration.evaluation import evaluate, interval, rounding_of
 from halfbyte.calibration.weights import open_weights
 from halfbyte.checkpoint import Options, make_plan, run
 from halfbyte.testing import assert_same_bits
