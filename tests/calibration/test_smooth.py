@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from halfbyte.calibration.evaluation import evaluate
 from typer.testing import CliRunner
 
 from halfbyte.calibration.collect import Options as Collecting
 from halfbyte.calibration.collect import calibrate
+from halfbyte.calibration.evaluation import evaluate
 from halfbyte.calibration.sample import Sample
 from halfbyte.calibration.smooth import Problem, fit, fit_smoothing
 from halfbyte.checkpoint import Options, Rules, make_plan, run
