@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from halfbyte.calibration.evaluation import evaluate
 from typer.testing import CliRunner
 
 from halfbyte.calibration.collect import Options as Collecting
 from halfbyte.calibration.collect import calibrate
+from halfbyte.calibration.evaluation import evaluate
 from halfbyte.calibration.sample import Sample
 from halfbyte.calibration.smooth import Problem, fit, fit_smoothing
 from halfbyte.checkpoint import Options, Rules, make_plan, run
@@ -40,13 +40,10 @@ def uneven(tmp_path: Path) -> Path:
 
 def problem(seed: int = 0, activations: bool = True, width: int = 64) -> Problem:
     rng = np.random.default_rng(seed)
-    x = rng.standard_normal((100, width)) * np.exp(rng.standard_normal(width))
-    w = rng.standard_normal((48, width))
+    x = (rng.standard_normal((100, width)) * np.exp(rng.standard_normal(width))).astype(np.float32)
+    w = rng.standard_normal((48, width)).astype(np.float32)
     format = get_format("nvfp4")
-    largest = np.abs(x).max(axis=0)
-    return Problem(
-        *(part.astype(np.float32) for part in (x, largest, w)), format, get_contract("modelopt", format), activations
-    )
+    return Problem(x, np.abs(x).max(axis=0), w, format, get_contract("modelopt", format), activations)
 
 
 @pytest.mark.parametrize("activations", [True, False])

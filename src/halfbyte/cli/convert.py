@@ -12,7 +12,7 @@ from halfbyte.checkpoint import Event, Options, Outcome, Plan, Resources, Rules,
 from halfbyte.checkpoint.execute.conversion import sizes_for
 from halfbyte.checkpoint.execute.destination import Found, check_destination, check_refusal
 from halfbyte.checkpoint.execute.device.choice import Choice, choose_device
-from halfbyte.checkpoint.execute.target_device import resolve_device
+from halfbyte.checkpoint.execute.target_device import CPU, kernel_reason, resolve_device
 from halfbyte.cli.app import app, write_json
 from halfbyte.cli.convert_arguments import Convert, memory_size
 from halfbyte.cli.convert_calibrated import Text, prepare
@@ -237,6 +237,8 @@ def convert(
             chosen, workers = device_of_tasks(device, cluster), workers or 1
         else:
             chosen = choose_device(plan, workers) if device == "auto" else Choice(device, "")
+            if text is not None and (reason := kernel_reason(plan)) is not None:
+                chosen = Choice(CPU, f"{reason}; the model ran on {text.runs_on}")
         resources = Resources(
             workers,
             buffers,
