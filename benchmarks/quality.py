@@ -20,11 +20,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from halfbyte.calibration.evaluation import Rounding, compare, final_states
 
 from benchmarks import texts
 from benchmarks.machine import describe_machine, describe_versions, distribution_version, load_average
 from benchmarks.quality_recipes import Recipe, Scene, Values, recipes
+from halfbyte.calibration.evaluation import Rounding, compare, final_states
 from halfbyte.calibration.layered import LayeredModel
 from halfbyte.calibration.states import States
 from halfbyte.calibration.tokens import Windows
