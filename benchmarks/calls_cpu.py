@@ -25,13 +25,11 @@ import numpy as np
 import torch
 
 import halfbyte as hb
+from benchmarks.expected import rows_agree
 from benchmarks.machine import describe_machine, describe_versions, load_average
 from conformance.peers.spec import quiet
 from halfbyte.arrays import to_numpy
-from halfbyte.backends.headroom import ALONE, best, headrooms, widened
-from halfbyte.backends.survey import survey_part
 from halfbyte.contracts import CONTRACTS, NVFP4Rule, get_contract
-from halfbyte.request import Request, resolve, stores_scale
 
 SIZES = ((16, 16), (16, 6144), (4096, 7168))
 MEASURE = "torch: block amax, divide, round"
@@ -104,24 +102,10 @@ def our_calls(xs: Sequence[torch.Tensor]) -> list[Call]:
 
 
 def _ours(xs: Sequence[torch.Tensor], format: str, contract: str, method: str) -> Call:
-    x, options = xs[0], dict[str, Any]()
-    block_format = hb.get_format(format)
-    if stores_scale(get_contract(contract, block_format).rule(block_format)):
-        options["global_amax"] = _amax(x, resolve(format, contract, method, dtype="bf16"))
-    expected = hb.quantize(x[:CHECKED_ROWS], format, contract, method, backend="reference", **options)
-
     def is_right(got: Any) -> bool:
-        return _same(got.codes[:CHECKED_ROWS], expected.codes) and _same(got.scales[:CHECKED_ROWS], expected.scales)
+        return rows_agree(got, xs[0], slice(0, CHECKED_ROWS), format=format, contract=contract, method=method)
 
     return Call(f"{format} {contract} {method}", lambda turn: hb.quantize(xs[turn], format, contract, method), is_right)
-
-
-def _amax(x: torch.Tensor, request: Request) -> float:
-    """The amax of the whole tensor, with the headroom that Optimal chooses for it."""
-    own, candidates = np.float32(x.abs().max().item()), headrooms(request, x.numel())
-    if candidates == ALONE:
-        return float(own)
-    return float(widened(own, best(candidates, survey_part(to_numpy(x), request, own, candidates))))
 
 
 def _our_decode(xs: Sequence[torch.Tensor], contract: str) -> Call:

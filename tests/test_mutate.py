@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tools.mutate.__main__ import Count, table
+from tools.mutate.__main__ import Count, sample, table
 from tools.mutate.changes import Mutation, mutations
 from tools.mutate.reviewed import Reviewed, reviewed
-from tools.mutate.trial import ROOT, RecordedTest, callers, is_noticed, mirror, read_record
+from tools.mutate.trial import FIRST_ROUND, ROOT, RecordedTest, mirror, noticed_by, read_record, rounds
 
 SOURCE = '''"""About 1 + 1."""
 def grows(x: int, limit: "int" = 3) -> bool:
@@ -57,8 +57,8 @@ def copy(tmp_path: Path) -> Path:
     """A repository with one function and two tests of it, the second of which asks for little."""
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "grows.py").write_text(SOURCE)
-    (tmp_path / "tools" / "mutate").mkdir(parents=True)
-    for name in ("__init__.py", "calls.py"):
+    (tmp_path / "tools" / "mutate" / "first").mkdir(parents=True)
+    for name in ("__init__.py", "calls.py", "first/sitecustomize.py"):
         (tmp_path / "tools" / "mutate" / name).write_bytes((ROOT / "tools" / "mutate" / name).read_bytes())
     (tmp_path / "test_it.py").write_text(
         "from grows import grows\n"
@@ -68,30 +68,71 @@ def copy(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def recorded(copy: Path, *names: str) -> list[RecordedTest]:
+    return [RecordedTest(f"test_it.py::{name}", 0.1, frozenset({f"{copy}/src/grows.py::grows"})) for name in names]
+
+
 def changing(copy: Path, change: str) -> Mutation:
     (mutation,) = [one for one in mutations(copy / "src" / "grows.py") if one.change.startswith(change)]
     return mutation
 
 
 def test_a_change_is_noticed_by_a_test_that_needs_the_line(copy: Path) -> None:
-    good, poor = (
-        RecordedTest(f"test_it.py::{name}", 0.1, frozenset({f"{copy}/src/grows.py::grows"}))
-        for name in ("test_good", "test_poor")
-    )
-    assert not is_noticed(changing(copy, "x + 1 →"), copy, [good, poor]), "x - 1 <= limit holds wherever x < limit does"
-    assert is_noticed(changing(copy, "x + 1 <="), copy, [poor, good])
-    assert not is_noticed(changing(copy, "x + 1 <="), copy, [poor]), "only the tests of the list run"
+    both = recorded(copy, "test_poor", "test_good")
+    assert not noticed_by(changing(copy, "x + 1 →"), copy, both), "x - 1 <= limit holds wherever x < limit does"
+    assert noticed_by(changing(copy, "x + 1 <="), copy, both) == "test_it.py::test_good"
+    assert not noticed_by(changing(copy, "x + 1 <="), copy, both[:1]), "only the tests of the list run"
     assert (copy / "src" / "grows.py").read_text() == SOURCE
 
 
-def test_tests_that_call_the_function_quick_ones_first() -> None:
-    mutation = Mutation(Path("src/halfbyte/casting/rows.py"), 1, "f", "", "", "")
-    calling = frozenset({"src/halfbyte/casting/rows.py::f"})
-    slow, quick = (RecordedTest(f"tests/cli/a.py::{seconds}", seconds, calling) for seconds in (2.0, 1.0))
-    other = RecordedTest("tests/cli/a.py::other", 0.1, frozenset({"src/halfbyte/casting/rows.py::g"}))
-    assert callers(mutation, [slow, other, quick]) == [quick, slow]
-    assert mirror(mutation.path) == "tests/casting"
-    assert read_record(json.dumps({quick.name: {"seconds": 1.0, "functions": sorted(calling)}})) == [quick]
+def test_a_record_of_other_tests(copy: Path) -> None:
+    """A test that is gone notices nothing; a file that is gone is an error, not a mutation that was noticed."""
+    assert not noticed_by(changing(copy, "x + 1 <="), copy, recorded(copy, "test_gone"))
+    gone = RecordedTest("test_gone.py::test_it", 0.1, frozenset({f"{copy}/src/grows.py::grows"}))
+    with pytest.raises(RuntimeError, match=r"not found: .*test_gone\.py"):
+        noticed_by(changing(copy, "x + 1 <="), copy, [gone])
+
+
+def test_a_package_from_elsewhere_is_an_error(copy: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """An editable install, for example, would hide every mutation."""
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    (elsewhere / "halfbyte.py").write_text("")
+    (copy / "conftest.py").write_text(f"import sys\nsys.path.insert(0, {str(elsewhere)!r})\nimport halfbyte\n")
+    with pytest.raises(RuntimeError, match=r"halfbyte comes from .*, not from the copy"):
+        noticed_by(changing(copy, "x + 1 <="), copy, recorded(copy, "test_good"))
+
+
+def test_specific_tests_first_then_all_callers_then_the_folder() -> None:
+    path = Path("src/halfbyte/casting/rows.py")
+    mutation = Mutation(path, 1, "f", "", "", "")
+    f, g, h = (f"src/halfbyte/casting/rows.py::{name}" for name in "fgh")
+
+    def test(name: str, seconds: float, *functions: str) -> RecordedTest:
+        return RecordedTest(name, seconds, frozenset(functions))
+
+    broad, slow, quick = (
+        test("tests/cli/a.py::0", 0.1, f, g),
+        test("tests/cli/a.py::1", 2, f),
+        test("tests/cli/a.py::2", 1, f),
+    )
+    in_folder, other = test("tests/casting/a.py::0", 0.1, g), test("tests/cli/a.py::3", 0.1, g)
+    tests = [broad, in_folder, slow, other, quick]
+    assert list(rounds(mutation, tests)) == [[quick, slow, broad], [in_folder]]
+    assert list(rounds(Mutation(path, 1, "", "", "", ""), tests)) == [[in_folder], [broad, other, quick, slow]]
+    assert list(rounds(mutation, tests, 1.15)) == [[quick], [in_folder]], "as long as the seconds last"
+    assert list(rounds(Mutation(path, 1, "i", "", "", ""), tests)) == [[in_folder]]
+    many = [test(f"tests/cli/b.py::{i}", 100 - i, f) for i in range(FIRST_ROUND + 2)]
+    first, second = rounds(mutation, [*many, test("tests/cli/b.py::h", 1, h)])
+    assert first == many[:1:-1]
+    assert second == many[1::-1]
+    assert mirror(path) == "tests/casting"
+    assert read_record(json.dumps({quick.name: {"seconds": 1.0, "functions": [f]}})) == [quick]
+
+
+def test_a_sample_depends_on_the_seed_alone() -> None:
+    chosen, every = sample("layouts", 10, 0)
+    assert sample("layouts", 20, 0)[0][:10] == chosen != sample("layouts", 10, 1)[0]
+    assert len(sample("layouts", every + 1, 0)[0]) == every
 
 
 def test_the_table() -> None:

@@ -70,7 +70,7 @@ def test_input_scales_of_the_checkpoint_are_used(tmp_path: Path) -> None:
     x = torch.from_numpy(np.random.default_rng(0).standard_normal((7, 256)).astype(np.float32))
     found = rounding("model.layers.0.mlp.down_proj", x, False)
     assert found is not None
-    wanted = hb.dequantize(hb.quantize(x.numpy(), "nvfp4", global_amax=3.5))
+    wanted = hb.dequantize(hb.quantize(x.numpy(), "nvfp4", "vllm", global_amax=3.5))
     assert_same_bits(found.numpy(), np.asarray(wanted))
     assert rounding("lm_head", x, False) is None
 

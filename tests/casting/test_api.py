@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import halfbyte as hb
+from halfbyte.casting import verbatim
 from halfbyte.casting.api import TARGETS
 from halfbyte.casting.rows import POWER_DECODES, decodes_powers
 from halfbyte.contracts import Contract, exponents
@@ -235,6 +236,24 @@ def test_out_is_overwritten_with_the_same_bytes(spread: int, algorithm: str) -> 
     assert_same_bits(result.scales, wanted.scales)
     assert_same_bits(hb.dequantize(result), hb.dequantize(wanted))
     assert same == report
+
+
+@pytest.mark.parametrize("width", [128, 48])
+def test_kept_codes_are_written_into_out_at_once(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    """That saves the memory of a second copy."""
+    rooms = []
+    real = verbatim.keep_and_count
+
+    def keep(rows: Any, m: int, out: Any, *rest: Any) -> Any:
+        rooms.append(out)
+        return real(rows, m, out, *rest)
+
+    monkeypatch.setattr(verbatim, "keep_and_count", keep)
+    out = hb.quantize(gaussian(8, width), "nvfp4")
+    hb.cast(random_source(np.random.default_rng(1), 3, (8, width)), "nvfp4", out=out)
+    (room,) = rooms
+    assert np.shares_memory(room[0], np.asarray(out.codes))
+    assert np.shares_memory(room[1], np.asarray(out.scales))
 
 
 def test_out_for_a_stack_of_experts() -> None:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 
-from halfbyte.casting.bound import Bounds, interval_errors
+import halfbyte as hb
+from halfbyte.casting import bound
+from halfbyte.casting.bound import Bounds, interval_errors, prove
 from halfbyte.casting.rows import F64, MAGNITUDES, read
+from halfbyte.casting.scales import hold
 from halfbyte.casting.survey import survey_of
+from halfbyte.casting.tables import largest_value
+from halfbyte.contracts import get_contract
 from halfbyte.formats import E4M3
 from tests.casting.sources import random_source
 
@@ -64,3 +72,62 @@ def test_bounds_of_an_interval_add_up_over_halves() -> None:
     assert looked_at == bounds.size
     assert bounds.from_front(interval[None], np.inf)[0] == pytest.approx(total, rel=1e-12), "few halves: all in front"
     assert bounds.from_all(interval, total / 1e3)[1] < bounds.size, "it stops where the bound is enough"
+
+
+class NeverEnough:
+    """Bounds that never reach the error, so that every interval stays open; they note what they are asked."""
+
+    size = 1
+
+    def __init__(self, survey: object) -> None:
+        self.asked: list[F64] = []
+        NeverEnough.last = self
+
+    def from_front(self, intervals: F64, error: float) -> F64:
+        self.asked.append(intervals)
+        return np.zeros(len(intervals))
+
+    def from_all(self, interval: F64, error: float) -> tuple[float, int]:
+        """Only the first interval of a level stays open."""
+        open_ = np.array_equal(interval, self.asked[-1][0])
+        return (0.0 if open_ else error), 1
+
+    last: NeverEnough
+
+
+def test_the_whole_range_is_cut_and_cut_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the least scale that clips less than the error to V/784, in 2048 pieces; what stays open in 8, ten times."""
+    q = random_source(np.random.default_rng(4), 24, (8, 96))
+    survey, contract = survey_of([read(q, "q")]), get_contract("modelopt", hb.get_format("nvfp4"))
+    monkeypatch.setattr(bound, "Bounds", NeverEnough)
+    scale = hold(0.01, contract)
+    largest, error = largest_value(survey), 0.25
+    found = prove(survey, scale, error, contract)
+    assert (found.scale, found.error, found.bound) == (scale, error, 0.0), "no interval was proved"
+    levels = NeverEnough.last.asked
+    assert [len(intervals) for intervals in levels] == [2048, *9 * [8]]
+    edges = np.geomspace((largest - 0.5) / (6 * 448), largest / 784, 2049)
+    for intervals, (low, high) in zip(levels, [(edges[0], edges[-1]), *(part[0] for part in levels[:-1])], strict=True):
+        assert (intervals[0, 0], intervals[-1, 1]) == pytest.approx((low, high), rel=1e-12)
+        assert (intervals[1:, 0] == intervals[:-1, 1]).all()
+        assert intervals[:, 1] / intervals[:, 0] == pytest.approx(intervals[0, 1] / intervals[0, 0], rel=1e-9)
+
+
+def test_intervals_that_a_better_scale_settles_are_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    survey = survey_of([read(random_source(np.random.default_rng(4), 24, (8, 96)), "q")])
+    contract = get_contract("modelopt", hb.get_format("nvfp4"))
+    scale = hold(0.01, contract)
+    monkeypatch.setattr(bound, "Bounds", NeverEnough)
+    monkeypatch.setattr(NeverEnough, "from_all", lambda self, interval, error: (0.2, 1))
+    monkeypatch.setattr(bound, "_better", lambda *_: (scale, 0.1))
+    found = prove(survey, scale, 0.25, contract)
+    assert [len(intervals) for intervals in NeverEnough.last.asked] == [2048, 0]
+    assert found.bound == pytest.approx(0.1 * bound.CLOSE)
+
+
+def test_faint_halves_cost_their_values_if_the_least_value_is_far_above_them() -> None:
+    """Under g = 1.01 the least value above zero is 1.01·2^-10, which is twice 6·2^k up to k = -14."""
+    survey: Any = SimpleNamespace(halves={}, faint=range(-18, -10), lost=lambda k: 10.0 ** (k + 18))
+    assert Bounds(survey)._from_faint(1.01) == 11111.0
+    assert Bounds(survey)._from_faint(2.02) == 111111.0
+    assert Bounds(survey)._from_faint(2.0**-40) == 0

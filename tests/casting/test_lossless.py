@@ -243,3 +243,13 @@ def test_the_half_byte_behind_an_odd_row_is_no_element(width: int) -> None:
     assert_same_bits(np.asarray(result.codes)[:, -1] & 0xF, np.asarray(wanted.codes)[:, -1] & 0xF)
     wide = dataclasses.replace(dirty, scales=np.array([[127, 127], [127 - 30, 127]], np.uint8))
     assert hb.cast(wide, "nvfp4")[1].requantized == 1
+
+
+def test_of_lossless_scales_the_one_that_keeps_most_blocks() -> None:
+    """Blocks of ±0.5 serve 2^-11 to 2^-7 and more, the block of ±6 far below too: at 2^-8 only that one gets new codes.
+
+    2^-11 is the least of them and would keep no other block than that one.
+    """
+    codes = np.repeat(np.array([1, 9, 1, 7]), 32)[None]
+    _, report = hb.cast(source(np.array([[0, 0, 0, -18]]), codes), "nvfp4")
+    assert (report.label, report.m, report.verbatim, report.recoded) == ("value-exact", -8, 3, 1)

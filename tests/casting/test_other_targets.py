@@ -130,3 +130,19 @@ def test_any_format_goes_to_bfloat16() -> None:
     assert (report.source, report.label) == ("mxfp6", "value-exact")
     with pytest.raises(hb.UnsupportedError, match="no cast from mxfp6 to nvfp4; it takes mxfp4; cast it to bfloat16"):
         hb.cast(q, "nvfp4")
+
+
+def test_the_best_power_of_two_of_all() -> None:
+    """No scale byte has a smaller error, whatever the size of the numbers."""
+    rng = np.random.default_rng(5)
+    q = hb.quantize((rng.standard_normal((16, 64)) * np.exp(rng.standard_normal((16, 1)))).astype(np.float32), "nvfp4")
+    result, _ = hb.cast(q, "mxfp4")
+    values = np.asarray(hb.dequantize(q), np.float64).reshape(16, 2, 32)
+    got = ((np.asarray(hb.dequantize(result), np.float64).reshape(values.shape) - values) ** 2).sum(axis=-1)
+    grid = np.concatenate([E2M1_VALUES, -np.asarray(E2M1_VALUES)])
+    least = np.full(got.shape, np.inf)
+    for exponent in range(-12, 6):
+        offered = grid * 2.0**exponent
+        nearest = np.abs(values[..., None] - offered).min(axis=-1)
+        least = np.minimum(least, (nearest**2).sum(axis=-1))
+    np.testing.assert_allclose(got, least, rtol=1e-9)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -84,6 +86,8 @@ def test_snr_is_signal_over_error() -> None:
     result, report = run(q, "verbatim")
     signal, error = float((decoded(q) ** 2).sum()), squared_error(result, q)
     assert report.snr == pytest.approx(10 * np.log10(signal / error))
+    assert dataclasses.replace(report, signal=0.0).snr == -np.inf
+    assert dataclasses.replace(report, squared_error=0.0, signal=0.0).snr == np.inf
 
 
 # --- algorithm 1 ---

@@ -13,6 +13,7 @@ import pytest
 
 import halfbyte as hb
 from halfbyte.checkpoint import Event, Options, Resources, Rules, make_plan, run
+from halfbyte.checkpoint.io.index import MANIFEST
 from halfbyte.errors import CheckpointError, InputError
 from halfbyte.testing import assert_same_bits
 from tests.checkpoint.toy import all_bytes, llama, random, read_checkpoint, write_checkpoint
@@ -330,3 +331,12 @@ def test_progress_ends_at_the_total(tmp_path: Path) -> None:
     assert all(event.done <= event.total for event in events)
     progress = [event for event in events if event.kind == "progress"]
     assert progress[-1].done == progress[-1].total == sum(x.nbytes for x in llama().values())
+
+
+def test_json_files_are_readable(tmp_path: Path) -> None:
+    """Configs as others write them, by two spaces; the manifest, which is long, by one."""
+    source = write_checkpoint(tmp_path / "s", llama(), shards=2)
+    run(make_plan(source, Options(method="amax")), tmp_path / "d", SMALL)
+    for name, indent in (("config.json", 2), ("model.safetensors.index.json", 2), (MANIFEST, 1)):
+        text = (tmp_path / "d" / name).read_text()
+        assert text == json.dumps(json.loads(text), indent=indent, ensure_ascii=False) + "\n"

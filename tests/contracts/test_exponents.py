@@ -200,3 +200,8 @@ def test_decode() -> None:
     assert_same_bits(by_format, f32(6, -6 * 2.0**-127, -0.0, NAN, NAN), any_nan=True)
     assert_same_bits(by_power, f32(6, -6 * 2.0**-127, -0.0, INF, INF))
     assert exponents.decode_power(f32(0.5), u8(255)).tolist() == [2.0**127]  # byte 255 is 2**128
+
+
+def test_bytes_stay_within_a_byte() -> None:
+    v = f32(1, 1, 1, NAN)
+    assert exponents._with_nan(np.array([300, -5, 7, 7], np.int32), v).tolist() == [255, 0, 7, 255]

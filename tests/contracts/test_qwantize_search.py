@@ -280,11 +280,11 @@ def test_hessian_of_activations_is_the_peer_s(tokens: int, block: int) -> None:
 def test_fused_multiply_add_on_ties_with_a_tiny_addend() -> None:
     """The product lies on a float32 tie, and the addend is too small for float64 to see: it decides all the same."""
     step = 2.0**-12
-    a = np.array([1 + step, 1 + 3 * step, -(1 + step), 3 * (1 + step)], np.float32)
-    b = np.array([1 + step, 1 + step, 1 + step, 1 + step], np.float32)
+    a = np.array([1 + step, 1 + 3 * step, -(1 + step), 3 * (1 + step), 2**-9 + step * 2**-9], np.float32)
+    b = np.array([1 + step, 1 + step, 1 + step, 1 + step, 1 + step], np.float32)
     product = a.astype(np.float64) * b
     for tiny in (2.0**-80, -(2.0**-80), 2.0**-126, -(2.0**-149)):
-        got = fused_multiply_add(a, b, np.full(4, tiny, np.float32))
+        got = fused_multiply_add(a, b, np.full(5, tiny, np.float32))
         neighbours = product.astype(np.float32)
         for value, exact, found in zip(neighbours, product, got, strict=True):
             low, high = (float(value), float(np.nextafter(value, np.float32(np.inf))))
@@ -294,7 +294,7 @@ def test_fused_multiply_add_on_ties_with_a_tiny_addend() -> None:
                 assert found == (high if tiny > 0 else low)
             else:
                 assert found == value
-    exact = fused_multiply_add(a, b, np.zeros(4, np.float32))
+    exact = fused_multiply_add(a, b, np.zeros(5, np.float32))
     assert_same_bits(exact, product.astype(np.float32))  # without an addend ties go to even
     ties = np.isin(product * 2.0**24 % 2, 1)
     assert ties.sum() >= 3, "the products are ties"

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
+import halfbyte as hb
 from halfbyte import FORMATS, UnknownNameError, UnsupportedError, contracts
 from halfbyte.contracts import CONTRACTS, Contract, get_contract
 from halfbyte.contracts.spec import FourSixRule, NVFP4Rule
@@ -118,3 +121,13 @@ def test_the_issue_s_peers_are_all_there() -> None:
     training = "transformer_engine modelopt compressed_tensors torchao fouroversix qwantize"
     serving = "flashinfer vllm miles gguf transformers"
     assert set(CONTRACTS) >= {*training.split(), *serving.split(), "ocp"}
+
+
+def test_which_contracts_scale_by_row() -> None:
+    x = np.ones((4, 32), np.float32)
+    taken = set()
+    for name in CONTRACTS:
+        with contextlib.suppress(hb.UnsupportedError):
+            hb.quantize(x, "nvfp4", name, scaling="row")
+            taken.add(name)
+    assert taken == {"transformer_engine"}

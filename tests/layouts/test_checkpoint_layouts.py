@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import subprocess
+import sys
 
 import pytest
 
+from halfbyte import layouts
 from halfbyte.errors import UnknownNameError, UnsupportedError
 from halfbyte.formats import get_format
 from halfbyte.layouts import LAYOUTS, get_layout
@@ -164,3 +168,18 @@ def test_configs_are_json() -> None:
 def test_unknown_layouts_list_the_known() -> None:
     with pytest.raises(UnknownNameError, match="unknown layout 'awq'; known: compressed-tensors, deepseek-v4, gpt-oss"):
         get_layout("awq")
+
+
+def test_the_config_of_gpt_oss_speaks_of_weights_only() -> None:
+    claim = get_layout("gpt-oss").read_config({"quant_method": "mxfp4"})
+    assert claim is not None
+    assert (claim.layout, claim.activations, claim.formats) == ("gpt-oss", False, ("mxfp4",))
+
+
+def test_modules_and_readers_are_found_by_attribute() -> None:
+    script = "import halfbyte as hb; print([getattr(hb.layouts, name).__name__ for name in %r])"
+    names = ["gguf", "readers", "storage", "swizzle", "from_modelopt"]
+    done = subprocess.run([sys.executable, "-c", script % names], capture_output=True, text=True, check=True)
+    assert ast.literal_eval(done.stdout) == [*(f"halfbyte.layouts.{name}" for name in names[:-1]), names[-1]]
+    with pytest.raises(AttributeError, match="has no attribute 'nowhere'"):
+        layouts.nowhere  # noqa: B018

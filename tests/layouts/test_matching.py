@@ -17,6 +17,11 @@ from halfbyte.layouts.matching import compressed_tensors, sglang_modelopt, tenso
         ("*.mlp.gate.*", "model.layers.0.mlp.gate", False, False, False),
         ("*.mlp.gate", "model.layers.0.mlp.gate", True, True, True),
         ("mlp", "model.layers.0.mlp.down_proj", True, True, False),
+        ("*", "model.layers.0.mlp.down_proj", True, True, True),
+        ("mlp.*", "model.layers.0.mlp.down_proj", False, False, False),
+        ("model.layers.0.mlp.experts.0.up_proj", "model.layers.0.mlp", False, False, False),
+        ("model.layers.0.mlp.experts.0.up_proj", "model.layers.0.mlp.experts.0", False, True, False),
+        ("lm_head", "model.layers.0.mlp.shared_experts.up_proj", False, False, False),
     ],
 )
 def test_three_readers_of_one_pattern(pattern: str, name: str, vllm: bool, sglang: bool, tensorrt: bool) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import halfbyte as hb
+from halfbyte.backends.compare import ScaleMark
 from halfbyte.codec.element import encode
 from halfbyte.contracts import CONTRACTS
 from halfbyte.errors import HalfbyteError
@@ -16,6 +17,7 @@ from halfbyte.formats import E2M1, E4M3
 from halfbyte.verify.measure import measure
 from halfbyte.verify.nearest import VALUES, look_up
 from halfbyte.verify.places import damage_problems, is_off_by_a_factor, is_rounded_otherwise
+from halfbyte.verify.scale_rules import BY_AMAX, ScaleRules
 from halfbyte.verify.values import Matrix
 from tests.verify.weights import Numbers, Weight, kinds_of_numbers
 
@@ -94,6 +96,7 @@ def test_a_flipped_bit_of_a_code(format: str, contract: str, method: str) -> Non
             assert len(told) == 1
             assert told[0].startswith(f"row {row}, columns {block} to {block + weight.format.block - 1}: ")
             assert f"in column {columns[0]} " in told[0]
+            assert f"; {before[columns[0]] + 0.0:g} is nearest" in told[0]
             found += 1
         else:  # both codes are equally near, but for rounding
             assert abs(bit % 4) == 0
@@ -138,6 +141,21 @@ def test_a_scale_byte_is_named_when_it_explains_the_codes() -> None:
     weight.scales[9, 3] ^= 8
     (text,) = texts(weight)
     assert f"all are right with scale byte {byte:#04x}, not {byte ^ 8:#04x}" in text
+
+
+@pytest.mark.parametrize(("blocks", "whole"), [(1, False), (4, False), (5, True), (8, True)])
+def test_a_row_is_wrong_as_a_whole_if_more_than_half_of_it_is(blocks: int, whole: bool) -> None:
+    weight = Weight(normal(), "nvfp4", "modelopt")
+    for block in range(blocks):
+        weight.codes[9, 8 * block] ^= 7  # another magnitude for one element
+    told = texts(weight)
+    if whole:
+        assert len(told) == 1
+        assert told[0].startswith("row 9: relative error ")
+    else:
+        assert [text.split(":")[0] for text in told] == [
+            f"row 9, columns {16 * block} to {16 * block + 15}" for block in range(blocks)
+        ]
 
 
 @writers
@@ -248,7 +266,10 @@ def test_large_damage_under_other_rounding(rounding: Callable[[Weight], None]) -
     weight.scales[20, 2] ^= 16
     row, block = texts(weight)
     assert row == "row 3: relative error 1; it decodes to 0"
-    assert block.startswith("row 20, columns 32 to 47: off by ")
+    values = look_up(VALUES, weight.codes[20:21])[0, 32:48]
+    steps = weight.source[20, 32:48] / (E4M3.values[weight.scales[20, 2]] * weight.tensor_scale) - values
+    off = float(np.sqrt((steps**2).mean()))
+    assert block == f"row 20, columns 32 to 47: off by {off:.3g} steps on average, far more than the rest"
 
 
 @pytest.mark.parametrize("rounding", [random_rounding, feedback_rounding])
@@ -259,3 +280,17 @@ def test_a_tensor_scale_under_other_rounding(rounding: Callable[[Weight], None],
     weight.tensor_scale *= factor
     (text,) = texts(weight)
     assert "the tensor scale is off by" in text
+
+
+def test_blocks_that_16_bit_arithmetic_may_have_moved() -> None:
+    """Those that may obey a rule, and do not certainly."""
+    told, six, perhaps, certainly = (
+        int(mark) for mark in (ScaleMark.TOLD, ScaleMark.EXACTLY_SIX, ScaleMark.LOOSELY_SIX, ScaleMark.CLEARLY_SIX)
+    )
+    rules = ScaleRules(1000)
+    marks = [told | perhaps, told | six | perhaps, told | six | perhaps | certainly, perhaps, told, 0]
+    rules.feed(5, np.array([marks], np.uint8))
+    assert rules.judged == 4
+    assert rules.near[BY_AMAX[0]] == 2
+    assert rules.broken[BY_AMAX[0]] == [(5, 0), (5, 4)]
+    assert rules.narrowly[BY_AMAX[0]] == {(5, 0)}

@@ -162,6 +162,9 @@ def test_entries_that_name_nothing_are_a_warning(tmp_path: Path, entry: str) -> 
     report = verify(path)
     assert (report.clean, found(report, "idle-entry")) == (True, [("warning", "config.json")])
     assert entry in next(problem.text for problem in report.problems)
+    assert "more)" not in next(problem.text for problem in report.problems)
+    edit(path, ignore=["lm_head", entry, "nowhere.0", "nowhere.1"])
+    assert f"names {entry!r} (and 2 more), which" in next(problem.text for problem in verify(path).problems)
 
 
 @pytest.mark.parametrize("entry", ["lm_head", "re:.*lm_head", "*embed*", "model.embed_tokens", "model.norm"])

@@ -6,12 +6,15 @@ import importlib.util
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from halfbyte.verify import Report, verify
+from halfbyte.verify.groups import group_of, read_groups
+from halfbyte.verify.schemes import _wanted
 from tests.quantized import Layout, edit, load, write_quantized
 from tests.tiny_models import BF16, E4M3, Tensors
 
@@ -192,8 +195,6 @@ def test_configs_are_read_as_compressed_tensors_reads_them(tmp_path: Path) -> No
     quantization = importlib.import_module("compressed_tensors.quantization")
     from compressed_tensors.utils.match import match_name
 
-    from halfbyte.verify.groups import group_of, read_groups
-
     config = llm_compressor(write_quantized(tmp_path / "q", layout="compressed-tensors", activations=True))
     parsed = quantization.QuantizationConfig.model_validate(config)
     (scheme,) = parsed.config_groups.values()
@@ -333,3 +334,31 @@ def test_a_cache_that_no_server_knows(tmp_path: Path) -> None:
     path = write_quantized(tmp_path / "q", layout="compressed-tensors")
     edit(path, kv_cache_scheme={"num_bits": 4, "type": "int"})
     assert errors(verify(path)) == [("cache", CONFIG)]
+
+
+@pytest.mark.parametrize(
+    ("targets", "weights", "attention"),
+    [
+        (["LlamaAttention"], {"num_bits": 8}, True),
+        (["Linear"], None, True),
+        (["Linear"], {"num_bits": 4}, False),
+        (["LlamaAttention", "Linear"], {"num_bits": 4}, False),
+        (["Linear", "LlamaAttention"], {"num_bits": 4}, False),
+        ([], {"num_bits": 4}, False),
+    ],
+)
+def test_groups_of_keys_and_values(targets: list[str], weights: dict[str, int] | None, attention: bool) -> None:
+    (group,) = read_groups({"config_groups": {"g": {"targets": targets, "weights": weights}}})
+    assert group.is_attention is attention
+
+
+@pytest.mark.parametrize(
+    ("shape", "rows", "strategy"),
+    [((), 4, "tensor"), ((1,), 4, "tensor"), ((2,), 2, "channel"), ((4, 1), 4, "channel"), ((1, 1), 1, "tensor"),
+     ((2, 3), 8, "block"), ((1, 2), 1, "block")],
+)  # fmt: skip
+def test_the_strategy_of_fp8_follows_from_its_scales(shape: tuple[int, ...], rows: int, strategy: str) -> None:
+    storage = SimpleNamespace(format="fp8", sizes=lambda shape: (0, rows, 64))
+    weight: Any = SimpleNamespace(storage=storage, codes=SimpleNamespace(shape=(rows, 64)))
+    weight.parts = {"scales": SimpleNamespace(shape=shape)}
+    assert _wanted(weight)["strategy"] == strategy

@@ -11,7 +11,8 @@ counted apart.
 from __future__ import annotations
 
 import argparse
-import random
+import hashlib
+import multiprocessing
 import signal
 import sys
 import tempfile
@@ -20,12 +21,29 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tools.mutate.changes import Mutation, mutations
+from tools.mutate.pytest_run import preload
 from tools.mutate.reviewed import reviewed
-from tools.mutate.trial import RecordedTest, copy_of_the_repository, is_noticed, read_record, record
+from tools.mutate.trial import RecordedTest, copy_of_the_repository, noticed_by, read_record, record
 
 TESTS = [
-    *(f"tests/{folder}" for folder in ("contracts", "casting", "checkpoint", "layouts", "verify", "cli", "methods")),
-    *(f"tests/test_{name}.py" for name in ("ledger", "quantize", "resolution", "messages", "online", "search")),
+    *(
+        f"tests/{folder}"
+        for folder in ("contracts", "casting", "checkpoint", "layouts", "verify", "cli", "methods", "conform")
+    ),
+    *(
+        f"tests/test_{name}.py"
+        for name in (
+            "ledger",
+            "quantize",
+            "resolution",
+            "messages",
+            "online",
+            "search",
+            "types",
+            "saved",
+            "dataclasses",
+        )
+    ),
 ]
 NEEDS_A_CARD = ("src/halfbyte/checkpoint/execute/device/cuda.py",)
 """Left out: without a GPU no test runs them."""
@@ -42,10 +60,18 @@ class Count:
 
 
 def sample(folder: str, size: int, seed: int) -> tuple[list[Mutation], int]:
-    """Some mutations of a folder under src/halfbyte, drawn without preference, and how many there are."""
+    """Some mutations of a folder under src/halfbyte, and how many there are.
+
+    They are those with the smallest hashes of seed, place and change, so that a change elsewhere leaves the sample.
+    """
     files = [path for path in sorted(Path("src/halfbyte", folder).rglob("*.py")) if path.as_posix() not in NEEDS_A_CARD]
     every = [mutation for file in files for mutation in mutations(file)]
-    return random.Random(f"{folder} {seed}").sample(every, min(size, len(every))), len(every)
+
+    def lot(mutation: Mutation) -> bytes:
+        place = f"{seed} {mutation.path.as_posix()} {mutation.function} {mutation.line} {mutation.change}"
+        return hashlib.sha256(place.encode()).digest()
+
+    return sorted(every, key=lot)[:size], len(every)
 
 
 def table(counts: dict[str, Count]) -> str:
@@ -70,6 +96,31 @@ def recorded(copy: Path, path: Path | None) -> list[RecordedTest]:
     return tests
 
 
+@dataclass
+class Worker:
+    """What a process that tries mutations holds."""
+
+    copy: Path
+    tests: list[RecordedTest]
+    seconds: float
+
+
+worker: Worker
+
+
+def start_worker(place: Path, tests: list[RecordedTest], seconds: float) -> None:
+    global worker
+    worker = Worker(copy_of_the_repository(Path(tempfile.mkdtemp(dir=place))), tests, seconds)
+
+
+def attempt(chosen: tuple[str, Mutation]) -> tuple[str, Mutation, str, float]:
+    """Which test noticed, and after how many seconds."""
+    folder, mutation = chosen
+    begin = time.monotonic()
+    test = noticed_by(mutation, worker.copy, worker.tests, worker.seconds)
+    return folder, mutation, test, time.monotonic() - begin
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="+", help="under src/halfbyte")
@@ -77,30 +128,33 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--calls", type=Path, help="where to keep what each test calls")
     parser.add_argument("--match", default="", help="of the sample, only mutations whose printed line has this text")
+    parser.add_argument(
+        "--seconds", type=float, default=600, help="of tests to run for one mutation, the most specific ones first"
+    )
+    parser.add_argument("--jobs", type=int, default=1, help="how many to try at once")
     given = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the copy goes away
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the copies go away
+    preload()
     equivalent = reviewed()
-    counts = {}
-    with tempfile.TemporaryDirectory(prefix="mutate-") as place:
-        copy = copy_of_the_repository(Path(place))
-        tests = recorded(copy, given.calls)
-        for folder in given.folders:
-            chosen, every = sample(folder, given.sample, given.seed)
-            count = counts[folder] = Count(every)
-            for mutation in chosen:
-                if given.match not in str(mutation):
-                    continue
-                begin = time.monotonic()
-                if any(entry.has(mutation) for entry in equivalent):
-                    count.reviewed += 1
-                    continue
-                if is_noticed(mutation, copy, tests):
-                    count.noticed += 1
+    counts, chosen = {}, []
+    for folder in given.folders:
+        picked, every = sample(folder, given.sample, given.seed)
+        picked = [mutation for mutation in picked if given.match in str(mutation)]
+        tried = [mutation for mutation in picked if not any(entry.has(mutation) for entry in equivalent)]
+        counts[folder] = Count(every, reviewed=len(picked) - len(tried))
+        chosen += [(folder, mutation) for mutation in tried]
+    with tempfile.TemporaryDirectory(prefix="mutate-") as name:
+        place = Path(name)
+        tests = recorded(copy_of_the_repository(place / "recorded"), given.calls)
+        pool = multiprocessing.get_context("fork").Pool(given.jobs, start_worker, (place, tests, given.seconds))
+        with pool:
+            for folder, mutation, test, took in pool.imap_unordered(attempt, chosen):
+                if test:
+                    counts[folder].noticed += 1
                 else:
-                    count.unnoticed += 1
+                    counts[folder].unnoticed += 1
                     print(f"unnoticed: {mutation}", flush=True)
-                took = time.monotonic() - begin
-                print(f"{folder}: {count}, {took:.1f} s, {mutation}", file=sys.stderr, flush=True)
+                print(f"{took:.1f} s, {mutation}, {test or 'UNNOTICED'}", file=sys.stderr, flush=True)
     print(f"seed {given.seed}\n{table(counts)}")
     return 0
 

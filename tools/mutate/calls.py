@@ -1,5 +1,6 @@
-"""A pytest plugin with two uses, each asked for by an environment variable that holds a path.
+"""A pytest plugin with three uses, each asked for by an environment variable that holds a path.
 
+MUTATE_COPY: where the repository is; halfbyte must come from there, and from nowhere else.
 MUTATE_RECORD: write there, as JSON, how long each test took and which functions it called, by file.
 MUTATE_TESTS: read from there the names of tests, one per line, and run these alone, in that order.
 """
@@ -58,6 +59,12 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 def pytest_sessionfinish() -> None:
     if path := os.environ.get("MUTATE_RECORD"):
         Path(path).write_text(json.dumps({name: entry for name, entry in records.items() if name not in failed}))
+
+
+def pytest_collection_finish() -> None:
+    package, copy = sys.modules.get("halfbyte"), os.environ.get("MUTATE_COPY")
+    if package is not None and copy is not None and not str(package.__file__).startswith(f"{copy}/"):
+        pytest.exit(f"halfbyte comes from {package.__file__}, not from the copy {copy}", returncode=3)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,25 +1,28 @@
-"""Try mutations in a copy of the repository: first the tests that call the changed function, then its folder."""
+"""Try mutations in a copy of the repository: the most specific tests first, the rest of what calls the function, then
+the folder that mirrors its own."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import resource
+import re
 import shutil
-import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 from tools.mutate.changes import Mutation
+from tools.mutate.pytest_run import NO_TEST_CHOSEN, TOO_LONG, run_tests
 
 ROOT = Path(__file__).resolve().parents[2]
-MEMORY = 16 << 30
-"""Bytes of address space for the tests of one mutation: a wrong size must not take the machine down."""
-FOLDER_SECONDS = 600
-"""How long a folder's tests may take."""
+FIRST_ROUND = 40
+"""How many of the most specific tests run alone: they import few files, and most mutations fall to them."""
+STRUCTURE = ("tests/test_dataclasses.py",)
+"""Tests that read the source, and so may notice a change anywhere."""
+PATIENCE = 10
+"""A test may take this many times as long as when it was recorded, and a minute more for all."""
 
 
 @dataclass(frozen=True)
@@ -33,15 +36,14 @@ class RecordedTest:
 
 
 def copy_of_the_repository(place: Path) -> Path:
-    """What git knows or would add, and the compiled kernels: tests change nothing that someone is working on."""
+    """What git knows or would add: tests change nothing that someone is working on."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
         capture_output=True,
         check=True,
     )
-    kernels = [str(path.relative_to(ROOT)) for path in (ROOT / "src").rglob("*.so")]
-    for name in [*listed.stdout.decode().split("\0"), *kernels]:
+    for name in listed.stdout.decode().split("\0"):
         if name and (ROOT / name).is_file():
             (place / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, place / name)
@@ -51,7 +53,7 @@ def copy_of_the_repository(place: Path) -> Path:
 def record(copy: Path, tests: list[str]) -> list[RecordedTest]:
     """Run tests once, unchanged, and note what each calls. Those that fail while they are watched are left out."""
     path = copy / "calls.json"
-    run_tests(copy, tests, seconds=3600, settings={"MUTATE_RECORD": str(path)})
+    run_tests(copy, tests, 3600, {"MUTATE_RECORD": str(path)})
     print((copy / "output.txt").read_text()[-2000:], file=sys.stderr)
     return read_record(path.read_text())
 
@@ -62,64 +64,66 @@ def read_record(text: str) -> list[RecordedTest]:
     ]
 
 
-def callers(mutation: Mutation, tests: list[RecordedTest]) -> list[RecordedTest]:
-    """The tests that call a mutation's function, quick ones first."""
-    function = f"{mutation.path.as_posix()}::{mutation.function}"
-    return sorted((test for test in tests if function in test.functions), key=lambda test: test.seconds)
-
-
 def mirror(path: Path) -> str:
     """The folder of tests for a file: tests/casting for src/halfbyte/casting/rows.py."""
     return f"tests/{path.as_posix().removeprefix('src/halfbyte/').split('/')[0]}"
 
 
-def is_noticed(mutation: Mutation, copy: Path, tests: list[RecordedTest]) -> bool:
-    """Whether some test fails, or takes far too long, with the mutation in place. The file is then put back.
+def rounds(
+    mutation: Mutation, tests: list[RecordedTest], seconds: float = float("inf")
+) -> Iterator[list[RecordedTest]]:
+    """All tests that may notice a mutation, in up to three groups; or as many as took that long when recorded.
 
-    After the tests that call the function comes the whole folder that mirrors its own: what another process calls, or
-    a cache holds back, was not recorded.
+    First those that call the function. A test that calls few functions is likely to be about this one, so these come
+    first; a few of them are a group of their own. Last comes the rest of the folder that mirrors the file's: what
+    another process calls, or a cache holds back, was not recorded. For a line outside functions, which nothing calls,
+    it is the other way round: first the folder, then what calls any function of the file.
+    """
+    file = f"{mutation.path.as_posix()}::"
+    folder = [test for test in tests if test.name.startswith((f"{mirror(mutation.path)}/", *STRUCTURE))]
+    near = [test for test in tests if file + mutation.function in test.functions]
+    if not mutation.function:
+        near, folder = folder, [test for test in tests if any(name.startswith(file) for name in test.functions)]
+    near.sort(key=lambda test: (len(test.functions), test.seconds))
+    known = {test.name for test in near}
+    folder = [test for test in folder if test.name not in known]
+    for part in (near[:FIRST_ROUND], sorted(near[FIRST_ROUND:], key=_seconds), sorted(folder, key=_seconds)):
+        within = [test for test, spent in zip(part, accumulate(map(_seconds, part)), strict=True) if spent <= seconds]
+        seconds -= sum(map(_seconds, within))
+        if within:
+            yield within
+
+
+def _seconds(test: RecordedTest) -> float:
+    return test.seconds
+
+
+def noticed_by(mutation: Mutation, copy: Path, tests: list[RecordedTest], seconds: float = float("inf")) -> str:
+    """The test that fails, or the word for a run that takes far too long, with the mutation in place; "" if none does.
+
+    The file is then put back.
     """
     path = copy / mutation.path
     original = path.read_text()
-    near = callers(mutation, tests)
     try:
         path.write_text(mutation.text)
-        if near and _fails(copy, near):
-            return True
-        folder = mirror(mutation.path)
-        return (copy / folder).is_dir() and run_tests(copy, [folder], FOLDER_SECONDS, {}) != 0
+        for chosen in rounds(mutation, tests, seconds):
+            if failure := _failure(copy, chosen):
+                return failure
+        return ""
     finally:
         path.write_text(original)
 
 
-def _fails(copy: Path, near: list[RecordedTest]) -> bool:
+def _failure(copy: Path, tests: list[RecordedTest]) -> str:
     names = copy / "tests_to_run.txt"
-    names.write_text("\n".join(test.name for test in near))
-    files = list(dict.fromkeys(test.name.split("::")[0] for test in near))
-    limit = 30 + 4 * sum(test.seconds for test in near)
-    return run_tests(copy, files, limit, {"MUTATE_TESTS": str(names)}) != 0
-
-
-def run_tests(copy: Path, tests: list[str], seconds: float, settings: dict[str, str]) -> int:
-    """pytest's exit status, or −1 after so many seconds. What it started ends with it."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tools.mutate.calls", *tests]
-    if "MUTATE_RECORD" not in settings:
-        command.append("-x")
-    settings = {**settings, "PYTHONPATH": str(copy / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
-    with (copy / "output.txt").open("wb") as output:
-        child = subprocess.Popen(
-            command, cwd=copy, env=os.environ | settings, stdout=output, stderr=output, start_new_session=True,
-            preexec_fn=_limit_memory,
-        )  # fmt: skip
-        try:
-            return child.wait(timeout=seconds)
-        except subprocess.TimeoutExpired:
-            return -1
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
-
-
-def _limit_memory() -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    names.write_text("\n".join(test.name for test in tests))
+    files = list(dict.fromkeys(test.name.split("::")[0] for test in tests))
+    limit = 60 + PATIENCE * sum(test.seconds for test in tests)
+    status = run_tests(copy, files, limit, {"MUTATE_TESTS": str(names)}, "-x")
+    if status in (0, NO_TEST_CHOSEN):
+        return ""
+    if status == TOO_LONG:
+        return "too long"
+    named = re.search(r"^(?:FAILED|ERROR) (\S+)", (copy / "output.txt").read_text(), re.MULTILINE)
+    return named[1] if named else f"exit status {status}"

@@ -16,11 +16,19 @@ if TYPE_CHECKING:
     from halfbyte.calibration.collect import calibrate
     from halfbyte.calibration.evaluation import evaluate
     from halfbyte.calibration.sequential import solve_sequentially
+    from halfbyte.calibration.smooth import fit_smoothing, smoothing_origin
     from halfbyte.calibration.tokens import read_windows
 
-__all__ = ["calibrate", "evaluate", "read_windows", "solve_sequentially"]
+__all__ = ["calibrate", "evaluate", "fit_smoothing", "read_windows", "smoothing_origin", "solve_sequentially"]
 
-HOMES = {"calibrate": "collect", "evaluate": "evaluation", "read_windows": "tokens", "solve_sequentially": "sequential"}
+HOMES = {
+    "calibrate": "collect",
+    "evaluate": "evaluation",
+    "fit_smoothing": "smooth",
+    "read_windows": "tokens",
+    "smoothing_origin": "smooth",
+    "solve_sequentially": "sequential",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -91,7 +91,7 @@ def _read(table: Storage, codes: Any, scales: Any, stored: Any, contract: str) -
             f"{table.describe(table.codes)}"
         )
     if is_transposed(table.codes):
-        parts = [part.mT if is_torch(part) else np.swapaxes(part, -1, -2) for part in parts]
+        parts = [part.mT for part in parts]
         parts = [part.contiguous() if is_torch(part) else np.ascontiguousarray(part) for part in parts]
     shape = (*tuple(parts[0].shape[:-1]), parts[0].shape[-1] * table.packing)
     if stored is not None and hasattr(stored, "shape") and tuple(stored.shape) == (1,):

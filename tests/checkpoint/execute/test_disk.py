@@ -129,3 +129,12 @@ def test_no_other_module_changes_the_disk() -> None:
             if of_system or to_write or called == "open" or (name in METHODS and not owner.endswith("disk")):
                 found.append(f"{path.name}: {ast.unparse(node)}")
     assert found == []
+
+
+def test_no_file_stays_open(tmp_path: Path) -> None:
+    (tmp_path / "source").write_bytes(b"some")
+    disk = Disk(sync=False)
+    before = len(os.listdir("/proc/self/fd"))
+    disk.copy(tmp_path / "source", tmp_path / "copy", through=tmp_path / "begun")
+    disk.write(tmp_path / "written", b"more", through=tmp_path / "begun")
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -7,6 +7,7 @@ import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -16,10 +17,12 @@ import pytest
 
 from halfbyte.checkpoint import Options, Plan, Resources, make_plan, run
 from halfbyte.checkpoint.execute.conversion import sizes_for
+from halfbyte.checkpoint.execute.pieces import SLACK, largest_piece
 from halfbyte.checkpoint.execute.unit import UnitWork
 from halfbyte.checkpoint.io.buffers import Arena
 from halfbyte.codec.bits import U8
 from halfbyte.errors import InputError
+from tests.checkpoint.execute.test_pieces import stand_in
 from tests.checkpoint.toy import all_bytes, random, write_checkpoint
 
 Array = npt.NDArray[Any]
@@ -188,3 +191,16 @@ def test_what_is_taken_is_what_was_planned(
     run(plan, tmp_path / "tight", Resources(workers=1, max_memory=least_memory(plan), sync=False))
     assert taken.arena + taken.beside <= taken.planned + OBJECTS
     assert all_bytes(tmp_path / "tight") == all_bytes(tmp_path / "roomy")
+
+
+def test_a_worker_has_room_for_the_largest_piece_and_some_slack() -> None:
+    unit = stand_in()
+    plan: Any = SimpleNamespace(units=[unit])
+    needed = largest_piece(unit, 1) + SLACK
+    least = -(-needed * 10 // 9)
+    sizes, workers = sizes_for(plan, Resources(workers=1, max_memory=least, chunk=1))
+    assert (sizes.chunk, workers) == (1, 1)
+    assert needed <= sizes.arena <= needed + 1
+    with pytest.raises(InputError, match=f"a piece of the largest tensor needs {needed:,}"):
+        sizes_for(plan, Resources(workers=1, max_memory=least - 2, chunk=1))
+    assert sizes_for(plan, Resources(workers=3, max_memory=2 * least, chunk=1))[1] == 2

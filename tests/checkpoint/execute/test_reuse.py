@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -126,3 +127,18 @@ def test_what_a_shard_depends_on(source: Path) -> None:
     touched = tuple(replace(file, modified=file.modified + (file.name == partner.name)) for file in plan.files)
     assert replace(plan, files=touched).shard_fingerprint(first) != plan.shard_fingerprint(first)
     assert replace(plan, method="optimal").shard_fingerprint(first) != plan.shard_fingerprint(first)
+
+
+def test_the_journal_is_that_of_the_plan_that_goes_on(tmp_path: Path, source: Path) -> None:
+    """Of the same plan it stays as it is; of another it is written anew before any work."""
+    journal = tmp_path / "d" / ".halfbyte" / "journal.jsonl"
+    with pytest.raises(Stop):
+        run(plan_of(source), tmp_path / "d", ONE, report=stop_at("shard", 2))
+    number, lines = journal.stat().st_ino, journal.read_text()
+    for rules, again in ((None, True), (KEEP, False)):
+        plan = plan_of(source, rules)
+        with pytest.raises(Stop):
+            run(plan, tmp_path / "d", ONE, report=stop_at("begin", 1))
+        assert (journal.stat().st_ino == number) is again
+        assert journal.read_text().startswith(lines) is again
+        assert json.loads(journal.read_text().splitlines()[0])["fingerprint"] == plan.fingerprint

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from halfbyte.checkpoint.io.buffers import Arena
 from halfbyte.checkpoint.io.files import Files
-from halfbyte.checkpoint.io.views import View, read_rows
+from halfbyte.checkpoint.io.views import View, read_rows, read_scratch, scratch_bytes
 from halfbyte.errors import CheckpointError
 from halfbyte.layouts.fp8 import block_length
 from halfbyte.testing import assert_same_bits
@@ -82,3 +84,14 @@ def test_block_lengths(size: int, scales: int, length: int) -> None:
 def test_block_lengths_that_are_none() -> None:
     with pytest.raises(CheckpointError, match="5 scales do not fit an axis of 256"):
         block_length(256, 5)
+
+
+@pytest.mark.parametrize(
+    ("columns", "row_stride", "column_stride", "wanted"),
+    [(64, 64, 1, 0), (64, 200, 1, (6 * 200 + 64) * 2), (64, 1, 500, 4 << 20), (8, 1 << 20, 2, (6 * (1 << 20) + 1) * 2)],
+)
+def test_bytes_beyond_the_rows(columns: int, row_stride: int, column_stride: int, wanted: int) -> None:
+    """Rows that do not lie side by side are read with what is between them; columns at least 4 MiB at a time."""
+    view: Any = SimpleNamespace(dtype="BF16", columns=columns, row_stride=row_stride, column_stride=column_stride)
+    assert read_scratch(view, 7) == wanted
+    assert scratch_bytes(cast("Any", SimpleNamespace(weight=view)), 7) == wanted + 4096

@@ -12,6 +12,7 @@ import pytest
 from halfbyte.checkpoint import Options, Plan, Resources, make_plan, run
 from halfbyte.testing import assert_same_bits
 from halfbyte.verify import verify
+from halfbyte.verify.compare import Progress
 from tests.checkpoint.toy import Array, llama, read_checkpoint, write_checkpoint
 from tests.quantized import edit
 
@@ -78,6 +79,19 @@ def test_scales_get_the_names_of_the_layout(tmp_path: Path, before: str, after: 
     else:
         assert config["kv_cache_scheme"]["strategy"] == "tensor"
     assert errors(tmp_path / "out", path) == []
+
+
+def test_verify_counts_scales_that_moved_as_equal(tmp_path: Path) -> None:
+    path = source(tmp_path / "source", "modelopt")
+    counts = []
+    for layout in NAMES:
+        convert(path, tmp_path / layout, Options(layout=layout))
+        seen: list[Progress] = []
+        counts.append(verify(tmp_path / layout, path, progress=seen.append).equal)
+        done = [progress.done for progress in seen]
+        assert (done[0], done[-1]) == (1, seen[0].total)
+        assert done == sorted(set(done))
+    assert counts[0] == counts[1] > len(scales("modelopt"))
 
 
 def test_verify_finds_a_scale_that_changed_or_is_gone(tmp_path: Path) -> None:
