@@ -6,7 +6,7 @@ INSTALL := -m pip --disable-pip-version-check install --quiet
 PIP := $(BIN)/python $(INSTALL)
 CPP = $(shell find src tests -name '*.cpp' -o -name '*.h' -o -name '*.inc' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: help demo test test-docs test-pages test-clients test-zoo test-real test-gpu test-oldest test-arm64 check sanitize lint types \
+.PHONY: help demo test test-docs test-pages test-clients test-zoo test-real test-gpu test-oldest test-arm64 test-scale check sanitize lint types \
 	format conform bench bench-convert docs docs-site wheel clean
 
 help:  ## list the targets
@@ -45,6 +45,9 @@ test-oldest: .venv-oldest/.ready  ## the tests that need no torch, with the olde
 
 test-arm64:  ## the portable kernels, cross-compiled for arm64 and run under qemu; needs g++-aarch64-linux-gnu, qemu-user-static
 	$(PYTHON) tests/arm64.py
+
+test-scale: $(VENV)/.peers  ## twenty random fault schedules on a Ray cluster, and the driver's memory with 60,000 tensors (minutes)
+	$(BIN)/python -m pytest -q tests/scale/check_faults.py tests/scale/check_memory.py tests/scale/check_calibrate.py
 
 check: lint types test sanitize  ## lint, types, tests, and the kernels under sanitizers
 

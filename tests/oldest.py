@@ -32,6 +32,7 @@ ABSENT = {
     "gguf",
     "modelopt",
     "qwantize",
+    "ray",
     "safetensors.torch",
     "torch",
     "torchao",

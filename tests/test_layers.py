@@ -22,9 +22,9 @@ LAYERS = [
     "methods",
     "contracts",
     "arrays",
-    "parts",
+    "tensor_parts",
     "types",
-    "foreign",
+    "foreign_arrays",
     "request",
     "backends",
     "prepared",
@@ -36,7 +36,7 @@ LAYERS = [
     "quantize",
     "gpu",
     "torch_ops",
-    "measured",
+    "quantization_error",
     "saved",
     "search",
     "straight_through",
@@ -46,6 +46,7 @@ LAYERS = [
     "models",
     "layouts",
     "statistics",
+    "smoothing",
     "checkpoint",
     "load_check",
     "calibration",
@@ -56,6 +57,7 @@ LAYERS = [
     "study",
     "conform",
     "verify",
+    "scale",
     "cli",
 ]
 """From left to right. A module imports only from its left or its own package."""
@@ -64,8 +66,9 @@ NARROW = {
     "halfbyte": {*LAYERS[: LAYERS.index("halfbyte")], "checkpoint", "layouts", "online", "testing"},  # as attributes
     "models": {"errors", "child"},
     "load_check": {"errors", "child", "models", "checkpoint"},
-    "layouts": {"errors", "formats", "codec", "arrays", "parts", "types", "models"},
+    "layouts": {"errors", "formats", "codec", "arrays", "tensor_parts", "types", "models"},
     "statistics": {"errors"},
+    "smoothing": {"errors"},
     "testing": {"errors", "arrays"},
 }
 """Layers that need less than all to their left, and should go on doing so."""

@@ -14,7 +14,8 @@ import torch
 from halfbyte.arrays import to_numpy
 from halfbyte.checkpoint import Options, Resources, Rules, make_plan, run
 from halfbyte.errors import CheckpointError, InputError, UnsupportedError
-from halfbyte.online import Config, Named, quantize_named
+from halfbyte.online import Config, Named, _one_by_one, quantize_named
+from halfbyte.online_plan import decided
 from halfbyte.testing import assert_same_bits
 from tests.checkpoint.toy import llama, random, read_checkpoint, write_checkpoint
 
@@ -71,6 +72,47 @@ def test_the_same_bits_as_convert(tmp_path: Path, options: Options, kind: str) -
     assert set(got) == set(expected)
     for name, x in expected.items():
         assert_same_bits(got[name], x)
+
+
+def partners(dtypes: tuple[torch.dtype, ...] = (torch.bfloat16,) * 3) -> list[tuple[str, torch.Tensor]]:
+    """q, k and v of grouped attention, uniform as torch makes them: the best headroom is not 1."""
+    generator = torch.Generator().manual_seed(0)
+    return [
+        (f"model.layers.0.self_attn.{end}.weight", (torch.rand(rows, 64, generator=generator) - 0.5).to(dtype))
+        for (end, rows), dtype in zip({"q_proj": 64, "k_proj": 16, "v_proj": 16}.items(), dtypes, strict=True)
+    ]
+
+
+def assert_same_named(found: list[Named], expected: list[Named]) -> None:
+    assert [name for name, _ in found] == [name for name, _ in expected]
+    for (_, mine), (_, wanted) in zip(found, expected, strict=True):
+        assert_same_bits(to_numpy(mine), to_numpy(wanted))
+
+
+def test_partners_share_the_headroom_of_convert(tmp_path: Path) -> None:
+    pairs = partners()
+    source = write_checkpoint(tmp_path / "s", {name: to_numpy(x) for name, x in pairs}, shards=3)
+    run(make_plan(source, Options()), tmp_path / "d", ONE)
+    expected = read_checkpoint(tmp_path / "d")
+    found = dict(quantize_named(pairs, Rules(), Config(Options(), "llama", 2)))
+    for name, x in expected.items():
+        assert_same_bits(to_numpy(found[name]).view(x.dtype), x)
+    fixed = Config(Options(method="optimal:headroom=1"), "llama", 2)
+    scale = "model.layers.0.self_attn.q_proj.weight_scale_2"
+    assert to_numpy(found[scale]) > to_numpy(dict(quantize_named(pairs, Rules(), fixed))[scale])
+
+
+@pytest.mark.parametrize(
+    "options", [Options(), Options(method="amax"), Options(to="mxfp4", layout="compressed-tensors")]
+)
+@pytest.mark.parametrize("dtypes", [(torch.bfloat16,) * 3, (torch.bfloat16, torch.float32, torch.float16)])
+def test_what_a_card_does_without_batches(options: Options, dtypes: tuple[torch.dtype, ...]) -> None:
+    """Each module by itself, with its group's amax and headroom. Here on the CPU, which gives the same bits."""
+    pairs, config = partners(dtypes), Config(options, "llama", 2)
+    pairs += [("model.layers.0.mlp.down_proj.weight", torch.zeros(32, 64, dtype=torch.bfloat16))]
+    sync = decided(tuple(name for name, _ in pairs), [tuple(x.shape) for _, x in pairs], Rules(), config)
+    made = _one_by_one([x for _, x in pairs], [*pairs], sync)
+    assert_same_named([named for at in range(4) for named in made[at]], quantize_named(pairs, Rules(), config))
 
 
 def test_float8_scales_come_as_float8() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import halfbyte as hb
+from halfbyte.arrays import to_numpy
 from halfbyte.layouts import gguf
 from halfbyte.layouts.swizzle import swizzle, unswizzle
 from halfbyte.testing import assert_same_bits
@@ -78,7 +79,7 @@ def test_float64_is_rounded_once(kind: str) -> None:
 class Foreign:
     """An array of another library: only what the protocols ask for."""
 
-    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+    def __init__(self, array: Any) -> None:
         self.array = array
 
     def __dlpack__(self, **options: Any) -> Any:
@@ -104,6 +105,16 @@ def test_arrays_of_other_libraries(kind: Any, dtype: Any) -> None:
     assert hb.quantize(kind(array), "nvfp4", axis=0) == hb.quantize(array, "nvfp4", axis=0)
     q = hb.quantize(array, "mxfp4")
     assert hb.error(q, kind(array)).squared == hb.error(q, array).squared
+
+
+@pytest.mark.parametrize("kind", [Foreign, ByArray])
+def test_bfloat16_of_other_libraries(kind: Any) -> None:
+    """numpy's own reader of DLPack has no bfloat16, which mlx gives; torch's has."""
+    narrow = torch.from_numpy(X).bfloat16()
+    given = narrow if kind is Foreign else to_numpy(narrow)
+    q = hb.quantize(kind(given), "nvfp4")
+    assert isinstance(q.codes, np.ndarray)
+    assert q == hb.quantize(narrow, "nvfp4")
 
 
 def test_an_array_that_does_not_convert() -> None:
@@ -132,6 +143,7 @@ WALK: dict[str, Any] = {
     "hessian_from_activations chunks": lambda of: hb.hessian_from_activations([of(X), of(X)]),
     "Hessian": lambda of: hb.quantize(of(X), "nvfp4", method=hb.Hessian(hb.hessian_from_activations(of(X)))),
     "Optimal": lambda of: hb.quantize(of(X), "nvfp4", method=hb.Optimal(of(np.ones(48, np.float32)))),
+    "gptq": lambda of: hb.gptq(of(X), of(np.eye(48, dtype=np.float32)), "nvfp4"),
     "search_global_scale": lambda of: hb.search_global_scale(of(X)).quantized,
     "swizzle": lambda of: swizzle(of(SCALES)),
     "unswizzle": lambda of: unswizzle(of(np.arange(512).astype(np.uint8)), (4, 4)),

@@ -30,6 +30,15 @@ def test_never_worse_and_what_it_says(method: str, seed: int) -> None:
     assert found.gain == 1 - found.squared_error / found.plain_squared_error
 
 
+def test_never_worse_than_the_headroom_of_optimal() -> None:
+    """On what 4over6 with 256 wrote, 448/256 loses nothing, and no step of the grid is 448/256."""
+    x = np.asarray(hb.dequantize(hb.quantize(gaussian(16, 128), "nvfp4", method=hb.FourSix("mse", 256))))
+    optimal = hb.quantize(x, "nvfp4", method="optimal").error(x).squared
+    found = hb.search_global_scale(x, method="optimal")
+    assert found.squared_error <= optimal < found.plain_squared_error / 100
+    assert hb.search_global_scale(x, method=hb.Optimal(headroom=1)).squared_error > optimal
+
+
 def test_it_gains_where_a_better_scale_exists() -> None:
     assert any(hb.search_global_scale(gaussian(16, 128, seed=seed)).gain > 0.01 for seed in range(4))
 

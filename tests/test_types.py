@@ -263,3 +263,19 @@ def test_swizzled_scales(shape: tuple[int, ...]) -> None:
     each = [swizzle(np.asarray(matrix)) for matrix in scales]
     assert_same_bits(got.reshape(-1), np.concatenate(each))
     assert_same_bits(unswizzle(got, (1, *shape[:-1], scales.shape[-1])).reshape(-1), q.scales.reshape(-1))
+
+
+def test_all_parts_are_of_one_kind() -> None:
+    codes, scales = np.zeros((2, 16), np.uint8), np.full((2, 2), 0x38, np.uint8)
+    mixed: list[tuple[Any, Any]] = [(torch.as_tensor(codes), scales), (codes, torch.as_tensor(scales))]
+    for one, other in mixed:
+        with pytest.raises(hb.InputError, match=r"codes are a .* and scales a .*; give both as numpy arrays or both"):
+            hb.QuantizedTensor("nvfp4", (2, 32), one, other, stored_scale=1.0, contract="modelopt")
+    for kind in (np.asarray, torch.as_tensor):
+        for as_stored in (np.asarray, torch.as_tensor):  # a scale is one number: it is taken over
+            stored = as_stored(np.float32(0.5))
+            q = hb.QuantizedTensor(
+                "nvfp4", (2, 32), kind(codes), kind(scales), stored_scale=stored, contract="modelopt"
+            )
+            assert type(q.stored_scale) is type(q.codes)
+            assert float(np.asarray(q.global_scale)) == 0.5

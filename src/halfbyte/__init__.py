@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from halfbyte.errors import HalfbyteError, InputError, UnknownNameError, UnsupportedError
     from halfbyte.feedback import gptq
     from halfbyte.formats import FORMATS, get_format
-    from halfbyte.measured import QuantizationError, error
     from halfbyte.methods import METHODS, Amax, FourSix, Gptq, Hessian, Optimal, Sweep, hessian_from_activations
+    from halfbyte.quantization_error import QuantizationError, error
     from halfbyte.quantize import dequantize, quantize
     from halfbyte.saved import load
     from halfbyte.search import search_global_scale
@@ -62,7 +62,7 @@ HOMES = {
     "errors": ("HalfbyteError", "InputError", "UnknownNameError", "UnsupportedError"),
     "feedback": ("gptq",),
     "formats": ("FORMATS", "get_format"),
-    "measured": ("QuantizationError", "error"),
+    "quantization_error": ("QuantizationError", "error"),
     "methods": ("METHODS", "Amax", "FourSix", "Gptq", "Hessian", "Optimal", "Sweep", "hessian_from_activations"),
     "quantize": ("dequantize", "quantize"),
     "saved": ("load",),

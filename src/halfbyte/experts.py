@@ -10,7 +10,7 @@ import numpy as np
 from halfbyte.arrays import Array, is_torch, to_numpy
 from halfbyte.codec.pack import packed_width
 from halfbyte.errors import InputError, UnsupportedError
-from halfbyte.foreign import needs_conversion, to_operand
+from halfbyte.foreign_arrays import needs_conversion, to_operand
 from halfbyte.formats import BlockFormat, get_format
 from halfbyte.types import QuantizedTensor
 

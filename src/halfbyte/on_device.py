@@ -10,8 +10,8 @@ from halfbyte.arrays import Array, is_torch
 from halfbyte.backends.protocol import Backend, Parts
 from halfbyte.codec.bits import DTYPES, F32
 from halfbyte.errors import InputError
-from halfbyte.parts import per_row
 from halfbyte.request import Request, check_takes_amax
+from halfbyte.tensor_parts import per_row
 from halfbyte.types import QuantizedTensor
 
 if TYPE_CHECKING:

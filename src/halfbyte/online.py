@@ -159,16 +159,15 @@ def _on_card(pairs: list[Named], tensors: list[torch.Tensor], fresh: list[torch.
     for dtype in dtypes:
         if str(dtype).removeprefix("torch.") not in DTYPE_NAMES:
             dtype_name(dtype)  # raises
-    addresses = list(map(torch.Tensor.data_ptr, tensors))
-    together = (
-        sync.batches is not None
-        and len(dtypes) == len(devices) == 1
-        and all(map(torch.Tensor.is_contiguous, fresh))
-        and not functools.reduce(operator.or_, map(addresses.__getitem__, sync.fresh)) & 15
-    )
-    if sync.batches is None or not together:
+    if sync.batches is None or not len(dtypes) == len(devices) == 1:
         made = _one_by_one(tensors, pairs, sync)
         return [named for at, pair in enumerate(pairs) for named in made.get(at, [pair])]
+    addresses = list(map(torch.Tensor.data_ptr, tensors))
+    usual = all(map(torch.Tensor.is_contiguous, fresh))
+    if not usual or functools.reduce(operator.or_, map(addresses.__getitem__, sync.fresh)) & 15:
+        for at in sync.fresh:
+            tensors[at] = tensors[at].detach().clone(memory_format=torch.contiguous_format)
+        addresses = list(map(torch.Tensor.data_ptr, tensors))
     (dtype,), (device,) = dtypes, devices
     found = sync.quantizers.get((device, dtype))
     if found is None:
@@ -178,8 +177,12 @@ def _on_card(pairs: list[Named], tensors: list[torch.Tensor], fresh: list[torch.
 
 
 def _one_by_one(tensors: list[torch.Tensor], pairs: list[Named], sync: Sync) -> dict[int, list[Named]]:
-    """The same for formats, dtypes and memory that a batch cannot take: partners share an amax on the device."""
+    """The same for formats and dtypes that a batch cannot take: partners share an amax on the device.
+
+    A headroom is chosen on the host then, which waits for the device.
+    """
     made: dict[int, list[Named]] = {}
+    engine = Engine(sync.format, sync.target.contract, sync.target.method, sync.target.repairs)
     for group in sync.groups:
         amax = None
         if sync.format.has_global:
@@ -188,6 +191,11 @@ def _one_by_one(tensors: list[torch.Tensor], pairs: list[Named], sync: Sync) -> 
             if sync.target.repairs:
                 raised = amax.clamp_min(float(SMALLEST_AMAX))
                 amax = raised.where(amax != 0, raised.new_full((), float(LARGEST_PRODUCT)))
+            if engine.headrooms(sum(tensors[at].numel() for at in group)) != ALONE:
+                members: list[Array] = [tensors[at].detach().cpu() for at in group]
+                own = functools.reduce(np.maximum, map(_amax, members))
+                if (raised_by_headroom := _raised(members, own, engine)) > own:
+                    amax = amax.new_full((), float(raised_by_headroom))
         for at in group:
             made[at] = _from_amax(module_of(pairs[at][0]), tensors[at].detach().contiguous(), amax, sync)
     return made

@@ -1,7 +1,7 @@
 """Weight sync on a card: all modules of a parameter group in a few launches. Nothing waits for the device.
 
-Modules of one dtype and shape whose groups have equally many members (gate and up, say) go together. Their amaxes are
-found, shared and repaired on the device. Results are views of few tensors.
+Groups whose members have the same shapes (gate and up of every expert, say) go together, in one dtype. Their amaxes are
+found, shared and repaired on the device, and the headroom of Optimal is chosen there. Results are views of few tensors.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Modules:
 
     at: tuple[int, ...]
     share: int
-    shape: tuple[int, int]
-    """Rows and columns, the same for all."""
+    shapes: tuple[tuple[int, int], ...]
+    """Rows and columns of each; those of one group are those of every other."""
     parts: tuple[tuple[Part, ...], ...]
     """The layout's tensors of each module."""
 
@@ -49,20 +49,21 @@ def batches(
     transform = contract.transform
     if not isinstance(rule, NVFP4Rule) or rule.stored is None or transform.hadamard or transform.columnwise:
         return None
-    found: dict[tuple[int, tuple[int, ...]], list[int]] = {}
+    found: dict[tuple[tuple[int, ...], ...], list[int]] = {}
     for group in groups:
-        if len({shapes[at] for at in group}) > 1 or any(shapes[at][1] % format.block for at in group):
+        if any(shapes[at][1] % format.block for at in group):
             return None
-        found.setdefault((len(group), shapes[group[0]]), []).extend(group)
+        found.setdefault(tuple(tuple(shapes[at]) for at in group), []).extend(group)
     made = []
-    for (share, shape), members in found.items():
+    for of_group, members in found.items():
+        own = tuple((shapes[at][0], shapes[at][1]) for at in members)
         parts = [
-            tuple(target.layout.parts(LogicalWeight(names[at], shape[0], shape[1]), format, activations))
-            for at in members
+            tuple(target.layout.parts(LogicalWeight(names[at], *shape), format, activations))
+            for at, shape in zip(members, own, strict=True)
         ]
         if any(part.transposed for module in parts for part in module):
             return None
-        made.append(Modules(tuple(members), share, (shape[0], shape[1]), tuple(parts)))
+        made.append(Modules(tuple(members), len(of_group), own, tuple(parts)))
     return made
 
 
@@ -77,8 +78,7 @@ class BatchQuantizer:
         rule = request.rule
         self.modules, self.format, self.device = modules, request.format, device
         self.stores_divisor = isinstance(rule, NVFP4Rule) and rule.stored_as == "encode factor"
-        rows, columns = modules.shape
-        listed = Listed((rows * columns,) * len(modules.at), short, device)
+        listed = Listed(tuple(rows * columns for rows, columns in modules.shapes), short, device)
         self.quantizer = ListQuantizer(listed, request, modules.share, target.repairs)
 
         self.names = [[module[column].name for module in modules.parts] for column in range(len(modules.parts[0]))]
@@ -91,24 +91,33 @@ class BatchQuantizer:
     def name_into(self, named: list[Named], made: Parts[torch.Tensor]) -> None:
         """Append the tensors under their names: one part of the layout for all modules, then the next."""
         for part, names in zip(self.modules.parts[0], self.names, strict=True):
-            named.extend(zip(names, self._whole(part, made).unbind(0), strict=True))
+            named.extend(zip(names, self._of_each(part, made), strict=True))
 
-    def _whole(self, part: Part, made: Parts[torch.Tensor]) -> torch.Tensor:
-        """One part of the layout of all modules. All have the same parts but for the names."""
-        (rows, columns), count = self.modules.shape, len(self.modules.at)
+    def _of_each(self, part: Part, made: Parts[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """One part of the layout, for each module. All have the same parts but for names and shapes."""
+        count = len(self.modules.at)
         multiplier = cast("torch.Tensor", made.global_scale)
         match part.role:
             case "codes":
-                return made.codes.view(count, rows, -1)
+                return self._matrices(made.codes, self.format.codes_per_byte)
             case "scales":
-                scales = made.scales.view(count, rows, columns // self.format.block)
-                return scales if part.dtype == "U8" else scales.view(self._float8())
+                scales = made.scales if part.dtype == "U8" else made.scales.view(self._float8())
+                return self._matrices(scales, self.format.block)
             case "multiplier":
-                return multiplier.view(count, *part.shape)
+                return multiplier.view(count, *part.shape).unbind(0)
             case "divisor":
                 divisor = made.stored_scale if self.stores_divisor else multiplier.reciprocal()
-                return cast("torch.Tensor", divisor).view(count, *part.shape)
-        return multiplier.new_ones((count, *part.shape))
+                return cast("torch.Tensor", divisor).view(count, *part.shape).unbind(0)
+        return multiplier.new_ones((count, *part.shape)).unbind(0)
+
+    def _matrices(self, flat: torch.Tensor, per: int) -> Sequence[torch.Tensor]:
+        """The matrices of all modules, which follow each other: an entry stands for `per` elements."""
+        shapes = self.modules.shapes
+        if len(set(shapes)) == 1:
+            return flat.view(len(shapes), shapes[0][0], -1).unbind(0)
+        sizes = [rows * columns // per for rows, columns in shapes]
+        parts = flat.split(sizes)  # type: ignore[no-untyped-call]
+        return [matrix.view(rows, -1) for matrix, (rows, _) in zip(parts, shapes, strict=True)]
 
     def _float8(self) -> torch.dtype:
         import torch

@@ -21,7 +21,7 @@ from halfbyte.codec.bits import dtype_name
 from halfbyte.contracts import CONTRACTS
 from halfbyte.contracts.spec import Rule
 from halfbyte.errors import InputError
-from halfbyte.foreign import NeedsConversion, needs_conversion
+from halfbyte.foreign_arrays import NeedsConversion, needs_conversion
 from halfbyte.formats import FORMATS
 from halfbyte.methods import METHODS, Amax, FourSix, Method, Optimal, Sweep
 from halfbyte.request import Request, resolve, resolve_decoding

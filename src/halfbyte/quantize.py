@@ -18,14 +18,14 @@ from halfbyte.contracts.spec import Scaling, Transform
 from halfbyte.device_calls import dequantize_on_card, is_on_card, quantize_on_card
 from halfbyte.errors import InputError
 from halfbyte.experts import by_expert
-from halfbyte.foreign import NeedsConversion, move_axis, to_operand
+from halfbyte.foreign_arrays import NeedsConversion, move_axis, to_operand
 from halfbyte.formats import BlockFormat
 from halfbyte.methods import Method
 from halfbyte.on_device import decode_tensor, quantize_tensor
 from halfbyte.one_call import dequantize_at_once, quantize_at_once
-from halfbyte.parts import per_row
 from halfbyte.prepared import prepare, prepare_decoding
 from halfbyte.request import Request, check_shape, check_takes_amax, stores_scale
+from halfbyte.tensor_parts import per_row
 from halfbyte.tracing import dequantize_traced, is_tracing, quantize_traced
 from halfbyte.types import QuantizedTensor, missing_scale
 
@@ -63,8 +63,10 @@ def quantize(
         "four_six", "four_six:mse:256", "four_six:mae:448:fast_error" or `hb.FourSix("mse", 256)`: the largest
         magnitude becomes 6 or 4. transformer_engine, miles, modelopt, fouroversix, flashinfer(mode="4over6").
         "sweep", "sweep:fused" or `hb.Sweep(fused=True)`: Model-Optimizer's search of all scales. modelopt.
-        "optimal" or `hb.Optimal(weights)`: the scale with the least squared, or weighted, error. Every contract.
+        "optimal", "optimal:headroom=1" or `hb.Optimal(weights)`: the scale with the least squared, or weighted, error;
+        the tensor scale of NVFP4 is the best of a few. Every contract.
         `hb.Hessian(h, codes="descent")`: the scale with the least error of a layer's output. Every contract.
+        gptq chooses codes too and needs statistics: it is the function `hb.gptq`.
     block: None for the format's block length, or 16 or 32.
     tile: None for one scale per block of one row; (16, 16) for one scale per square, if the contract has square tiles.
     scaling: "tensor" for one global scale; "row" for one per row, if the contract has row scaling; "expert" for one

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from halfbyte.arrays import Array, to_numpy
+from halfbyte.backends.headroom import headrooms
 from halfbyte.codec.bits import widen
 from halfbyte.contracts import Contract
 from halfbyte.errors import InputError
 from halfbyte.methods import Method
 from halfbyte.quantize import dequantize, quantize
+from halfbyte.request import resolve
 from halfbyte.types import QuantizedTensor
 
 
@@ -52,9 +54,9 @@ def search_global_scale(
 
     The amax is multiplied by 2**(octaves·i/steps) for i from -steps/4 to steps. Most candidates are larger than the
     amax, because a smaller one clips. Block scales are E4M3 values, eight per octave; another tensor scale shifts the
-    products that they can form. Errors are summed in float64. The tensor's own amax is a candidate and wins ties, so
-    the result is never worse. Each amax is given to `quantize`, so a method's own choice of the tensor scale (the
-    `headroom` of Optimal) plays no part.
+    products that they can form. The headrooms that Optimal chooses from are candidates too. Errors are summed in
+    float64. The tensor's own amax is a candidate and wins ties, so the result is never worse than `quantize` with the
+    same method.
 
     Tensors with NaN or Inf raise: they have no error to minimise.
 
@@ -73,17 +75,19 @@ def search_global_scale(
     if steps < 1 or octaves <= 0:
         raise InputError(f"steps must be at least 1 and octaves positive, not {steps} and {octaves}")
     amax = np.float32(np.abs(values).max())
-    factors = [0, *range(-(steps // 4), 0), *range(1, steps + 1)]  # the tensor's own amax first, so it wins ties
+    grid = [octaves * step / steps for step in (*range(-(steps // 4), 0), *range(1, steps + 1))]
+    own = headrooms(resolve("nvfp4", contract, method, block=block), values.size)
+    factors = dict.fromkeys([1.0, *(float(np.float64(2) ** power) for power in grid), *own])  # 1 first: it wins ties
     best: tuple[float, np.float32, QuantizedTensor] | None = None
     plain = 0.0
     for factor in factors:
-        tried = np.float32(amax * np.float64(2) ** (octaves * factor / steps))
+        tried = np.float32(amax * np.float64(factor))
         if not np.isfinite(tried) or (tried == 0 and amax != 0):
             continue
         q = quantize(x, "nvfp4", contract, method, block=block, global_amax=tried, backend=backend, threads=threads)
         decoded = to_numpy(dequantize(q, backend=backend, threads=threads)).astype(np.float64)
         error = float(np.square(decoded - values).sum())
-        if factor == 0:
+        if factor == 1:
             plain = error
         if best is None or error < best[0]:
             best = (error, tried, q)

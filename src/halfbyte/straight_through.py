@@ -9,7 +9,7 @@ from halfbyte import tracing
 from halfbyte.arrays import Array, is_torch
 from halfbyte.contracts import Contract
 from halfbyte.errors import UnsupportedError
-from halfbyte.foreign import needs_conversion, to_operand
+from halfbyte.foreign_arrays import needs_conversion, to_operand
 from halfbyte.formats import BlockFormat
 from halfbyte.methods import Method
 from halfbyte.quantize import dequantize, quantize
@@ -46,7 +46,7 @@ def fake_quant(
     if needs_conversion(x):
         x = to_operand(x)
     if axis != -1:
-        from halfbyte.foreign import move_axis
+        from halfbyte.foreign_arrays import move_axis
 
         moved = fake_quant(move_axis(x, axis), format, contract, method, **options)
         return moved.movedim(-1, axis) if is_torch(moved) else _back(moved, axis)

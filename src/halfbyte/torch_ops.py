@@ -29,14 +29,15 @@ Four = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 def _parts(q: QuantizedTensor) -> Four:
     """What an operator returns: codes, scales, multiplier and stored scale; what a contract does not have is empty.
 
-    The outputs of an operator must not share memory, which the tensor-level numbers do: one of them is copied.
+    The outputs of an operator must not share memory, and torch.compile expects them at the start of their own. The
+    tensor-level numbers of a card lie behind each other in one tensor, so they are copied.
     """
     codes, scales, multiplier, stored = q.codes, q.scales, q.global_scale, q.stored_scale
     if not (isinstance(codes, torch.Tensor) and isinstance(scales, torch.Tensor)):
         raise TypeError("tensors give tensors")
     none = codes.new_empty(0, dtype=torch.float32)
-    kept = multiplier if isinstance(multiplier, torch.Tensor) else none
-    return codes, scales, kept, stored.clone() if isinstance(stored, torch.Tensor) else none.clone()
+    copies = [number.clone() if isinstance(number, torch.Tensor) else none.clone() for number in (multiplier, stored)]
+    return codes, scales, copies[0], copies[1]
 
 
 @torch.library.custom_op("halfbyte::quantize", mutates_args=())

@@ -14,7 +14,7 @@ from halfbyte.contracts import Contract, NVFP4Rule, get_contract
 from halfbyte.errors import InputError, UnsupportedError
 from halfbyte.formats import BlockFormat, get_format
 from halfbyte.methods import Amax, Method, method_from
-from halfbyte.parts import as_codes, as_float32, as_scales
+from halfbyte.tensor_parts import as_codes, as_float32, as_scales
 
 if TYPE_CHECKING:
     import torch
@@ -100,6 +100,11 @@ class QuantizedTensor:
         put(self, "shape", shape)
         put(self, "codes", as_codes(codes, shape, block_format))
         put(self, "scales", as_scales(scales, shape, block_format))
+        if is_torch(self.codes) != is_torch(self.scales):
+            raise InputError(
+                f"codes are {_kind(self.codes)} and scales {_kind(self.scales)}; give both as numpy arrays or both as "
+                "torch tensors"
+            )
         put(self, "stored_scale", as_float32("stored_scale", stored_scale, shape, self.codes))
         put(self, "contract", get_contract(contract, block_format))
         put(self, "method", AMAX if method is None else method_from(method))
@@ -319,6 +324,10 @@ def missing_scale(q: QuantizedTensor) -> str:
 def _package() -> Any:
     """The package, whose functions take these tensors. They are to the right of this module and loaded when used."""
     return sys.modules["halfbyte"]
+
+
+def _kind(array: Array) -> str:
+    return "a torch tensor" if is_torch(array) else "a numpy array"
 
 
 def _leading_index(index: Any, shape: tuple[int, ...]) -> tuple[int | slice, ...]:

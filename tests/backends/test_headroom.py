@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 
 import halfbyte as hb
 from halfbyte.backends.cpu.headroom import survey
-from halfbyte.backends.headroom import ALONE, SMALL, best, headrooms, merged, widened
+from halfbyte.backends.headroom import ALONE, SMALL, best, candidate, ends, headrooms, merged, widened
 from halfbyte.backends.survey import survey_part
 from halfbyte.contracts.spec import Scaling
 from halfbyte.errors import InputError
@@ -144,6 +146,62 @@ def test_only_the_ends_are_searched() -> None:
     assert None not in (*short, *full)
     assert short[1] - short[0] == full[1] - full[0]  # type: ignore[operator]
     assert 0 < short[0] < full[0]  # type: ignore[operator]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(CONTRACTS), st.sampled_from(KINDS[:6]), st.integers(0, 1 << 30))
+def test_no_block_above_the_bottom_costs_more_under_two(contract: str, kind: str, seed: int) -> None:
+    """Why a decision between 1 and 2 may stop early (backends/headroom.py)."""
+    x = sample(kind, (3, 64), seed)
+    request = resolve("nvfp4", contract, "optimal")
+    every = resolve("nvfp4", contract, hb.Optimal(weights=np.ones(16)))  # with weights every block is searched
+    amax = np.abs(x).max().reshape(1)
+    (edge,) = ends(candidate(amax, 1.0, request), candidate(amax, 2.0, request), request)
+    for block in x.reshape(-1, 1, 16):
+        if edge is not None and np.abs(block).max() > edge.bottom:
+            ((one, two),) = survey(block, amax, every, (1.0, 2.0))
+            assert one is not None
+            assert two is not None
+            assert two <= one
+
+
+def unequal(seed: int) -> np.ndarray:
+    """Blocks at both ends. Odd seeds: those at the top are alone in their block, so that headroom gains nothing."""
+    rng = np.random.default_rng(seed)
+    x = rng.uniform(-1, 1, (2048, 1024))
+    small = rng.random((2048, 64)) < (1.0 if seed % 2 else 0.5)
+    x *= np.where(small, 2.0**-12, 1).repeat(16, 1)
+    x[::100, 16:32] = np.eye(16)[0]
+    return x.astype(np.float32)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_decision_that_stops_early_is_that_of_the_sums(seed: int) -> None:
+    x = unequal(seed)
+    request = resolve("nvfp4", None, "optimal")
+    amax = np.abs(x).max().reshape(1)
+    (sums,) = survey(x, amax, request, (1.0, 2.0))
+    for threads in (1, 2):
+        own = dataclasses.replace(request, threads=threads)
+        (early,) = survey(x, amax, own, (1.0, 2.0), decides=True)
+        assert best((1.0, 2.0), early) == best((1.0, 2.0), sums)
+    rows = resolve("nvfp4", None, "optimal", scaling="row")
+    amaxes = np.abs(x[:64]).max(axis=1)
+    choices = [
+        [best((1.0, 2.0), totals) for totals in survey(x[:64], amaxes, rows, (1.0, 2.0), decides=decides)]
+        for decides in (False, True)
+    ]
+    assert choices[0] == choices[1]
+
+
+def test_early_decisions_go_both_ways() -> None:
+    request = resolve("nvfp4", None, "optimal")
+    chosen = set()
+    for seed in range(2):
+        x = unequal(seed)
+        (totals,) = survey(x, np.abs(x).max().reshape(1), request, (1.0, 2.0), decides=True)
+        chosen.add(best((1.0, 2.0), totals))
+    assert chosen == {1.0, 2.0}
 
 
 # --- what it is for ---

@@ -174,8 +174,9 @@ def test_hessian_finds_scales_that_bounds_of_the_squared_error_exclude() -> None
 
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 def test_optimal_never_loses_to_amax_or_four_over_six(name: str) -> None:
+    """Block by block, since all have the same tensor scale."""
     x = distribution(name)
-    got = measure(residual(hb.quantize(x, "nvfp4", method=hb.Optimal(), backend="cpu"), x))
+    got = measure(residual(hb.quantize(x, "nvfp4", method=hb.Optimal(headroom=1), backend="cpu"), x))
     for other in (hb.Amax(), hb.FourSix("mae"), hb.FourSix("mse"), hb.FourSix("mse", fast_error=True)):
         theirs = measure(residual(hb.quantize(x, "nvfp4", method=other, backend="cpu"), x))
         assert (got <= theirs * (1 + EXCESS)).all(), f"{other} is better by {(got / theirs).max() - 1:.2e}"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from halfbyte.calibration.collect import calibrate
-from halfbyte.calibration.evaluate import evaluate
+from halfbyte.calibration.evaluation import evaluate
 from halfbyte.calibration.sequential import Options as Solving
 from halfbyte.calibration.sequential import solve_sequentially
 from halfbyte.checkpoint import Options, make_plan, run

@@ -30,6 +30,11 @@ def main() -> None:
         codes = float((parts.codes.numpy() == np.asarray(slow.codes)).mean())
         scales = float((parts.scales.numpy() == np.asarray(slow.scales)).mean())
         print(f"{format} {contract} {codes:.4f} {scales:.4f}")
+        block = hb.get_format(format).block
+        held = prepare(given.second_moment, block, cross_moment=given.cross_moment, device="cpu").feedback
+        again = solve_feedback(torch.from_numpy(given.weight), request, held, amax)
+        codes = float((again.codes == parts.codes).float().mean())
+        print(f"{format} {contract} {codes:.4f} {float((again.scales == parts.scales).float().mean()):.4f}")
 
 
 if __name__ == "__main__":

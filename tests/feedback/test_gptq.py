@@ -38,7 +38,7 @@ def test_two_columns_by_hand() -> None:
 def test_the_factor_is_that_of_the_textbook() -> None:
     """Rows of the inverse of R are rows of the upper Cholesky factor of the inverse, divided by their diagonal."""
     h = layer(width=64).second_moment.astype(np.float64)
-    r = prepare(h, 16, hb.Gptq(damping=0.01, order="given")).feedback.factor.astype(np.float64)
+    r = np.asarray(prepare(h, 16, hb.Gptq(damping=0.01, order="given")).feedback.factor).astype(np.float64)
     damped = h + 0.01 * np.diag(h).mean() * np.eye(64)
     upper = np.linalg.cholesky(np.linalg.inv(damped)).T
     wanted = upper / np.diag(upper)[:, None]

@@ -8,7 +8,7 @@ import sys
 
 
 def test_the_kernels_find_the_codes_of_the_reference() -> None:
-    """On a few rows no sum is near a tie, so codes and scales are the same."""
+    """On a few rows no sum is near a tie, so codes and scales are the same; also with a factor made by torch."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "tests.feedback.interpreted"],
         env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
@@ -18,4 +18,5 @@ def test_the_kernels_find_the_codes_of_the_reference() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["nvfp4", "modelopt", "1.0000", "1.0000", "mxfp4", "ocp", "1.0000", "1.0000"]
+    lines = ["nvfp4 modelopt 1.0000 1.0000"] * 2 + ["mxfp4 ocp 1.0000 1.0000"] * 2
+    assert done.stdout.splitlines() == lines

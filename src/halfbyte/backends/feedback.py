@@ -9,8 +9,8 @@ import numpy as np
 
 from halfbyte.backends import get_backend
 from halfbyte.backends.cpu import feedback as compiled
-from halfbyte.backends.gpu import solve_feedback, unserved_feedback
-from halfbyte.backends.problem import Feedback
+from halfbyte.backends.feedback_problem import Feedback
+from halfbyte.backends.gpu import Held, hold, solve_feedback, unserved_feedback
 from halfbyte.backends.protocol import Parts
 from halfbyte.backends.reference import feedback as reference
 from halfbyte.codec.bits import F32
@@ -20,7 +20,7 @@ from halfbyte.request import Request
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Feedback", "solve", "solve_on_device"]
+__all__ = ["Feedback", "Held", "hold", "solve", "solve_on_device"]
 
 
 def solve(w: F32, request: Request, feedback: Feedback, amax: F32 | None, backend: str) -> Parts[np.ndarray]:
@@ -41,7 +41,9 @@ def solve(w: F32, request: Request, feedback: Feedback, amax: F32 | None, backen
     return reference.solve(w, request, feedback, amax)
 
 
-def solve_on_device(w: torch.Tensor, request: Request, feedback: Feedback, amax: F32 | None) -> Parts[torch.Tensor]:
+def solve_on_device(
+    w: torch.Tensor, request: Request, feedback: Feedback | Held, amax: F32 | None
+) -> Parts[torch.Tensor]:
     """The same on a GPU, which stays there. The last bits of sums may differ (backends/gpu/feedback.py)."""
     on_card = replace(request, device=w.device.type)
     if (reason := unserved_feedback(on_card, feedback)) is not None:

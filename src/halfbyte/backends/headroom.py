@@ -26,6 +26,10 @@ E_2·4 = E_1, except where
   every block is searched under both.
 
 `Ends` says which blocks to search for one pair of multipliers; None: all of them.
+
+A block above `Ends.bottom` never costs more under 2 than under 1: every scale that can win under 1 is tried under 2 as
+well, with the same float32 error. So to decide between 1 and 2 alone, a backend may add up all blocks at the bottom
+first, then others, and stop as soon as the sum of 2 is the smaller one: no further block can make it the larger one.
 """
 
 from __future__ import annotations

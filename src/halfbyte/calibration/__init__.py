@@ -14,13 +14,21 @@ from halfbyte.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from halfbyte.calibration.collect import calibrate
-    from halfbyte.calibration.evaluate import evaluate
+    from halfbyte.calibration.evaluation import evaluate
     from halfbyte.calibration.sequential import solve_sequentially
+    from halfbyte.calibration.smooth import fit_smoothing, smoothing_origin
     from halfbyte.calibration.tokens import read_windows
 
-__all__ = ["calibrate", "evaluate", "read_windows", "solve_sequentially"]
+__all__ = ["calibrate", "evaluate", "fit_smoothing", "read_windows", "smoothing_origin", "solve_sequentially"]
 
-HOMES = {"calibrate": "collect", "evaluate": "evaluate", "read_windows": "tokens", "solve_sequentially": "sequential"}
+HOMES = {
+    "calibrate": "collect",
+    "evaluate": "evaluation",
+    "fit_smoothing": "smooth",
+    "read_windows": "tokens",
+    "smoothing_origin": "smooth",
+    "solve_sequentially": "sequential",
+}
 
 
 def __getattr__(name: str) -> Any:

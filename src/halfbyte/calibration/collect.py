@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from halfbyte.calibration.layered import LayeredModel
-from halfbyte.calibration.moments import Moments
-from halfbyte.calibration.states import MEMORY, States
+from halfbyte.calibration.layered import Layer, LayeredModel
+from halfbyte.calibration.moments import Moments, Products, products_of
+from halfbyte.calibration.parallel import Workers, workers_for
+from halfbyte.calibration.states import MEMORY, States, batches_of
 from halfbyte.calibration.tokens import Windows, check_vocabulary
 from halfbyte.calibration.watch import Watch
 from halfbyte.calibration.weights import open_weights
@@ -44,6 +45,8 @@ class Options:
     moments: str = "full"
     device: str = "cpu"
     memory: int = MEMORY
+    is_part: bool = False
+    """Whether the windows are a part of all: then experts that saw few tokens keep all moments, to be added up."""
 
     def __post_init__(self) -> None:
         if self.moments not in MOMENTS:
@@ -64,65 +67,83 @@ def calibrate(
     header = {
         "model": {"name": weights.model.name, "fingerprint": weights.fingerprint},
         "text": windows.as_json(),
-        "options": {"moments": options.moments},
+        "options": {"moments": options.moments, **({"is_part": True} if options.is_part else {})},
         "device": device_name(options.device),
         "versions": versions(),
     }
     _check_unfinished(target, header)
     write_header(target, {**header, "complete": False})
-    tokens = torch.from_numpy(windows.tokens)
-    states = States((layered.embed(row) for row in tokens), len(tokens), options.memory)
+    batches = batches_of(torch.from_numpy(windows.tokens), layered.device)
     few: dict[str, int] = {}
-    for number in range(len(layered.layers)):
-        with layered.layer(number) as layer:
-            file = target / FILE.format(number)
-            if file.exists():
-                states.replace(layer)
-            else:
-                found, shared = _layer(layer, states, options)
-                kept = {name: _enough(one, few, name) for name, one in found.items()}
-                for name in layered.linears(number):
-                    if name not in kept and ".experts." in name:
-                        few[name] = 0
-                write_statistics(file, kept, shared)
-        if progress is not None:
-            progress(number + 1, len(layered.layers))
+    with workers_for(layered.device) as workers:
+        states = States(layered.embed, batches, options.memory)
+        for number in range(len(layered.layers)):
+            with layered.layer(number) as layer:
+                file = target / FILE.format(number)
+                if file.exists():
+                    states.replace(layer, workers)
+                else:
+                    found, shared = _layer(layer, states, options, workers)
+                    kept = found if options.is_part else {name: enough(one, few, name) for name, one in found.items()}
+                    for name in layered.linears(number):
+                        if name not in kept and ".experts." in name:
+                            few[name] = 0
+                    write_statistics(file, kept, shared)
+            if progress is not None:
+                progress(number + 1, len(layered.layers))
     write_header(target, {**header, "complete": True, "few_tokens": few})
     return open_statistics(target)
 
 
-def _layer(layer: Any, states: States, options: Options) -> tuple[dict[str, LinearStatistics], dict[str, str]]:
+Seen = list[tuple[str, torch.Tensor, Products]]
+"""Linear layers in the order of their use, with their inputs and the sums over them."""
+
+
+def _layer(
+    layer: Layer, states: States, options: Options, workers: Workers
+) -> tuple[dict[str, LinearStatistics], dict[str, str]]:
     """Statistics of one layer's linear layers, and whose arrays each has. The states move on behind the layer."""
     moments: dict[str, Moments] = {}
     shared: dict[str, str] = {}
-    last = ""
 
-    def visit(module: str, x: torch.Tensor, again: bool) -> None:
-        nonlocal last
-        if again:
-            shared.setdefault(module, last)
-            return
-        last = shared.setdefault(module, module)
-        if module not in moments:
-            width = x.shape[1]
-            kind = "diagonal" if options.moments == "blocks" and width % BLOCK else options.moments
-            moments[module] = Moments(width, kind, x.device)
-        moments[module].add(x)
+    def kind(x: torch.Tensor) -> str:
+        return "diagonal" if options.moments == "blocks" and x.shape[1] % BLOCK else options.moments
 
-    with Watch(layer.places, visit):
-        states.replace(layer)
+    def run(number: int) -> tuple[torch.Tensor, Seen, dict[str, str]]:
+        seen: Seen = []
+        same: dict[str, str] = {}
+
+        def visit(module: str, x: torch.Tensor, again: bool) -> None:
+            if again:
+                same[module] = seen[-1][0]
+            else:
+                seen.append((module, x, products_of(x, kind(x))))
+
+        with Watch(layer.places, visit):
+            out = layer(states[number])
+        return out, seen, same
+
+    def add(number: int, result: tuple[torch.Tensor, Seen, dict[str, str]]) -> None:
+        states[number], seen, same = result
+        for module, x, products in seen:
+            shared.setdefault(module, module)
+            if module not in moments:
+                moments[module] = Moments(x.shape[1], kind(x), x.device)
+            moments[module].add(x, products=products)
+        for module, first in same.items():
+            shared.setdefault(module, first)
+
+    workers.each(len(states), run, add)
     done = {name: one.finish() for name, one in moments.items()}
     return {module: done[place] for module, place in shared.items()}, shared
 
 
-def _enough(found: LinearStatistics, few: dict[str, int], name: str) -> LinearStatistics:
+def enough(found: LinearStatistics, few: dict[str, int], name: str) -> LinearStatistics:
     """The statistics, or only their diagonal if they are of too few tokens of an expert."""
     if ".experts." not in name or found.tokens >= FEW * found.width or found.second_moment is None:
         return found
     few[name] = found.tokens
-    return LinearStatistics(
-        found.tokens, found.width, found.input_amax, found.input_range, diagonal=found.mean_squares()
-    )
+    return replace(found, second_moment=None, diagonal=found.mean_squares())
 
 
 def _check_unfinished(target: Path, header: dict[str, Any]) -> None:

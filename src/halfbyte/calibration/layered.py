@@ -6,16 +6,19 @@ gives the inputs of the first layer, what every layer gets besides them (positio
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
 
+from halfbyte.calibration.watch import StopForwardError
 from halfbyte.calibration.weights import Part, Weights, fill
 from halfbyte.errors import ModelCodeError, UnsupportedError
 
 Places = dict[tuple[int, int], tuple[str, ...]]
+Besides = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class Stub(torch.nn.Module):
@@ -24,9 +27,12 @@ class Stub(torch.nn.Module):
     def __init__(self, layer: torch.nn.Module) -> None:
         super().__init__()
         self.__dict__["layer"] = layer  # not a submodule: its parameters have no memory
-        self.got: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+        self.got: dict[int, Besides] = {}
+        """Windows in a batch → what the layer got besides the states."""
         self.put: torch.Tensor | None = None
         self.states: torch.Tensor | None = None
+        self.last = False
+        """Whether the model stops here unless there are states to put: nothing behind it is wanted."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -35,7 +41,9 @@ class Stub(torch.nn.Module):
             return getattr(self.__dict__["layer"], name)
 
     def forward(self, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        self.states, self.got = hidden, (args, kwargs)
+        self.states, self.got[len(hidden)] = hidden, (args, kwargs)
+        if self.last and self.put is None:
+            raise StopForwardError
         return hidden if self.put is None else self.put
 
 
@@ -49,6 +57,7 @@ class LayeredModel:
         self.prefix, self.layers = _stack(self.model, weights)
         self._inner = self._names_of_layers()
         self._stubs = [Stub(layer) for layer in self.layers]
+        self._stubs[-1].last = True
         holder, _, last = self.prefix.rpartition(".")
         setattr(self.model.get_submodule(holder), last, torch.nn.ModuleList(self._stubs))
         self._fill_rest()
@@ -89,7 +98,7 @@ class LayeredModel:
     @contextmanager
     def layer(self, number: int, replace: Mapping[str, torch.Tensor] | None = None) -> Iterator[Layer]:
         """A layer with its weights, as long as the block lasts. replace: linear layer → other values of its weight."""
-        module, names = self.layers[number], self._inner[number]
+        module, names = copy.deepcopy(self.layers[number]), self._inner[number]
         parameters: dict[str, torch.Tensor] = {}
         places: Places = {}
         for inner, name in names.items():
@@ -97,34 +106,34 @@ class LayeredModel:
             parts = self.weights.parts.get(name)
             if parts is None:
                 raise UnsupportedError(f"{self.weights.checkpoint.path} has no tensor for {name}")
-            values = torch.empty(shape)
-            fill(values, parts, {key: value.cpu() for key, value in (replace or {}).items()}, name)
-            parameters[inner] = values.to(self.device)
-            places |= _places(parameters[inner], parts)
-        args, kwargs = self._stubs[number].got
+            values = torch.empty(shape, device=self.device)
+            fill(values, parts, replace or {}, name)
+            parameters[inner] = values
+            places |= _places(values, parts)
         _buffers_to(module, self.device)
         linears = {part.module: part for name in names.values() for part in self.weights.parts[name] if part.module}
-        yield Layer(module, parameters, places, (args, kwargs), linears)
+        yield Layer(module, parameters, places, self._stubs[number].got, linears)
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        """The inputs of the first layer for one window, (1, length, width). Also what layers get besides."""
-        self._forward(tokens)
+        """The inputs of the first layer for windows, (windows, length, width). Also what layers get besides."""
+        with suppress(StopForwardError):
+            self._forward(tokens)
         states = self._stubs[0].states
         assert states is not None
         return states
 
     def logits(self, tokens: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
-        """What the model makes of the outputs of its last layer, (length, vocabulary), float32."""
+        """What the model makes of the outputs of its last layer, (windows, length, vocabulary), float32."""
         self._stubs[-1].put = states
         try:
-            logits: torch.Tensor = self._forward(tokens).logits[0].float()
+            logits: torch.Tensor = self._forward(tokens).logits.float()
             return logits
         finally:
             self._stubs[-1].put = None
 
     def _forward(self, tokens: torch.Tensor) -> Any:
         with torch.no_grad():
-            return self.model(tokens.to(self.device).reshape(1, -1), use_cache=False)
+            return self.model(tokens.to(self.device), use_cache=False)
 
 
 class Layer:
@@ -135,19 +144,33 @@ class Layer:
         module: torch.nn.Module,
         parameters: dict[str, torch.Tensor],
         places: Places,
-        besides: tuple[tuple[Any, ...], dict[str, Any]],
+        besides: Mapping[int, Besides],
         parts: Mapping[str, Part],
     ) -> None:
-        self.module, self.parameters, self.places = module, parameters, places
-        self.args, self.kwargs = besides
+        self.module, self.parameters, self.places, self.besides = module, parameters, places, besides
         self.parts = parts
         """Linear layer on disk → where its weight is."""
+        for name, values in parameters.items():
+            holder, _, last = name.rpartition(".")
+            module.get_submodule(holder)._parameters[last] = torch.nn.Parameter(values, requires_grad=False)
 
     def __call__(self, states: torch.Tensor) -> torch.Tensor:
+        """The outputs for a batch (windows, length, width). Safe to call from several threads."""
+        args, kwargs = self.besides[len(states)]
         with torch.no_grad():
-            out = torch.func.functional_call(self.module, self.parameters, (states, *self.args), self.kwargs)
+            out = self.module(states, *args, **kwargs)
         states_out: torch.Tensor = out[0] if isinstance(out, tuple) else out
         return states_out
+
+    def copy(self) -> Layer:
+        """The same layer with memory of its own."""
+        parameters = {name: values.clone() for name, values in self.parameters.items()}
+        storages = {
+            values.untyped_storage().data_ptr(): parameters[name].untyped_storage().data_ptr()
+            for name, values in self.parameters.items()
+        }
+        places = {(storages[storage], start): names for (storage, start), names in self.places.items()}
+        return Layer(copy.deepcopy(self.module), parameters, places, self.besides, self.parts)
 
     def weight(self, module: str) -> torch.Tensor:
         """The place of a linear layer's weight, (outputs, inputs): a view into its parameter."""
@@ -200,7 +223,7 @@ def _empty(weights: Weights) -> Any:
         register = torch.nn.Module.register_parameter
 
         def on_meta(self: torch.nn.Module, name: str, parameter: torch.nn.Parameter | None) -> None:
-            if parameter is not None:
+            if parameter is not None and not parameter.is_meta:  # one that is tied stays one
                 parameter = torch.nn.Parameter(parameter.to("meta"), requires_grad=False)
             register(self, name, parameter)
 
@@ -208,6 +231,7 @@ def _empty(weights: Weights) -> Any:
         try:
             with no_init_weights():
                 model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+                model.tie_weights()
         finally:
             torch.nn.Module.register_parameter = register  # type: ignore[method-assign]
     except (ValueError, KeyError, ImportError, AttributeError, TypeError) as error:

@@ -21,6 +21,7 @@ from halfbyte.checkpoint.plan.source_weights import SourceWeight, find_source_we
 from halfbyte.checkpoint.plan.unstack import orient, split
 from halfbyte.errors import UnsupportedError
 from halfbyte.models import Model, model_of
+from halfbyte.smoothing import I8, Smoothing, scaled
 
 F32 = npt.NDArray[np.float32]
 
@@ -45,6 +46,7 @@ class Weights:
     checkpoint: Checkpoint
     model: Model
     files: Files
+    smoothing: Smoothing
     parts: dict[str, list[Part]] = field(default_factory=dict)
     linears: dict[str, SourceMatrix] = field(default_factory=dict)
     """Linear layer on disk → its matrix."""
@@ -59,7 +61,9 @@ class Weights:
 
     def matrix(self, module: str) -> F32:
         """The values of a linear layer's weight, (outputs, inputs)."""
-        return read_matrix(self.files, self.linears[module])
+        values = read_matrix(self.files, self.linears[module])
+        columns, rows = self.smoothing.columns.get(module), self.smoothing.rows.get(module)
+        return values if columns is None and rows is None else scaled(values, columns, rows)
 
     def input_scale(self, module: str) -> float | None:
         """The tensor scale of the activations that the checkpoint has for a layer, as a multiplier."""
@@ -74,12 +78,15 @@ class Weights:
         return module in self.linears and self.linears[module].kind in ("nvfp4", "mxfp4")
 
 
-def open_weights(path: Path) -> Weights:
-    """Open a checkpoint; refuses one whose tensors transformers reshapes in a way that is not known here."""
+def open_weights(path: Path, smoothing: Smoothing | None = None) -> Weights:
+    """Open a checkpoint; refuses one whose tensors transformers reshapes in a way that is not known here.
+
+    smoothing: factors that are folded into what is read.
+    """
     checkpoint = open_checkpoint(path)
     model = model_of(checkpoint.config)
     files = Files({name: str(header.path) for name, header in checkpoint.headers.items()})
-    weights = Weights(checkpoint, model, files)
+    weights = Weights(checkpoint, model, files, smoothing or Smoothing(()))
     found = find_source_weights(checkpoint)
     for weight in found.weights:
         for module, source, expert, projection in _matrices(weight, model):
@@ -94,7 +101,8 @@ def open_weights(path: Path) -> Weights:
         if at is not None and at.operations:
             raise UnsupportedError(f"{path}: transformers turns {name} into {at.names} by {at.operations}")
         target = at.names[0] if at is not None else name
-        weights.parts.setdefault(target, []).append(Part("", _reader(files, view, shape)))
+        exponents = weights.smoothing.vectors.get(name)
+        weights.parts.setdefault(target, []).append(Part("", _reader(files, view, shape, exponents)))
     return weights
 
 
@@ -115,7 +123,7 @@ def _places(
     model = weights.model
 
     def read() -> F32:
-        return read_matrix(weights.files, source)
+        return weights.matrix(module)
 
     at = model.run_time(module)
     if expert is None and not at.operations:
@@ -150,10 +158,11 @@ def _rows(projection: str, rows: int, stacking: str) -> slice:
     return slice(0, rows) if first else slice(rows, 2 * rows)
 
 
-def _reader(files: Files, view: View, shape: tuple[int, ...]) -> Callable[[], F32]:
+def _reader(files: Files, view: View, shape: tuple[int, ...], exponents: I8 | None) -> Callable[[], F32]:
     def read() -> F32:
         raw = read_rows(files, view, 0, view.rows, Arena(view.bytes + 4096))
-        return raw.astype(np.float32).reshape(shape)
+        values = raw.astype(np.float32).reshape(shape)
+        return values if exponents is None else scaled(values, None, exponents)
 
     return read
 

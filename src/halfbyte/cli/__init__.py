@@ -1,6 +1,18 @@
 """The `halfbyte` command: parse, call the library, print. No numerics here. One command per file."""
 
-from halfbyte.cli import calibrate, conform, contracts, convert, evaluate, inspect, study, verify, warm
+from halfbyte.cli import calibrate, conform, contracts, convert, evaluate, finish, inspect, study, verify, warm
 from halfbyte.cli.app import app
 
-__all__ = ["app", "calibrate", "conform", "contracts", "convert", "evaluate", "inspect", "study", "verify", "warm"]
+__all__ = [
+    "app",
+    "calibrate",
+    "conform",
+    "contracts",
+    "convert",
+    "evaluate",
+    "finish",
+    "inspect",
+    "study",
+    "verify",
+    "warm",
+]

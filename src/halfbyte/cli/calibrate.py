@@ -13,8 +13,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from halfbyte import calibration
 from halfbyte.calibration.tokens import Windows, read_windows
-from halfbyte.cli.app import app, err, out
+from halfbyte.cli.app import app, err, out, write_json
+from halfbyte.cli.convert_scale import AddressOption, EngineOption, GpusOption, MaxTasksOption, resolve_cluster
 from halfbyte.errors import HalfbyteError, InputError
+from halfbyte.scale.cluster import Settings, connect
 from halfbyte.statistics import MOMENTS, Statistics, merge_statistics
 
 LISTED = 8
@@ -30,9 +32,9 @@ DeviceOption = Annotated[str, typer.Option("--device", metavar="cpu|cuda[:i]", h
 
 
 @contextmanager
-def layers_bar(name: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar of layers on standard error."""
-    columns = (TextColumn(name), BarColumn(), MofNCompleteColumn(), TextColumn("layers"), TimeRemainingColumn())
+def layers_bar(name: str, of: str = "layers") -> Iterator[Callable[[int, int], None]]:
+    """A bar of layers, or of something else, on standard error."""
+    columns = (TextColumn(name), BarColumn(), MofNCompleteColumn(), TextColumn(of), TimeRemainingColumn())
     with Progress(*columns, console=err(), transient=True, disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task(name, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
@@ -51,12 +53,25 @@ def calibrate(
     length: LengthOption = 1024,
     skip: SkipOption = 0,
     device: DeviceOption = "cpu",
+    engine: EngineOption = "local",
+    address: AddressOption = None,
+    gpus_per_task: GpusOption = None,
+    max_tasks: MaxTasksOption = None,
+    parts: Annotated[
+        int, typer.Option("--parts", metavar="K", min=1, help="With --engine ray: cut the windows into K parts.")
+    ] = 8,
     merge: Annotated[bool, typer.Option("--merge", help="Merge folders of statistics, weighted by tokens.")] = False,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Also write what was collected to this file as JSON.")
+    ] = None,
 ) -> None:
     """Run a model over a text, layer by layer, and write statistics of every linear layer's input.
 
     If it stops, the same command continues after the last finished layer. With --merge, the arguments are folders of
     statistics (or imatrix files of llama.cpp), and no model runs. Exit code 0: complete. 2: refused.
+
+    With --engine ray, each task runs the model over a part of the windows, and the parts are added up. The statistics
+    depend on --parts in their last bits, and on nothing else of the cluster.
     """
     try:
         if merge:
@@ -66,13 +81,19 @@ def calibrate(
         else:
             if len(paths) != 1:
                 raise InputError(f"one model at a time, not {len(paths)}; --merge adds up folders of statistics")
+            cluster = resolve_cluster(engine, address, gpus_per_task, max_tasks)
             read = read_windows(paths[0], text, tokens, windows=windows, length=length, skip=skip)
-            found = _collect(paths[0], read, output, moments, device)
+            if cluster is None:
+                found = _collect(paths[0], read, output, moments, device)
+            else:
+                found = _collect_on(cluster, paths[0], read, output, moments, parts)
     except HalfbyteError as error:
         err().print(f"halfbyte calibrate: {error}", markup=False, soft_wrap=True)
         raise typer.Exit(2) from error
     _print_few(found)
     out().print(f"{len(found.names)} linear layers: {output}", markup=False, soft_wrap=True)
+    if json_file is not None:
+        write_json("calibrate", json_file, dict(found.header) | {"modules": list(found.names)})
 
 
 def _collect(model: Path, windows: Windows, output: Path, moments: str, device: str) -> Statistics:
@@ -81,6 +102,19 @@ def _collect(model: Path, windows: Windows, output: Path, moments: str, device: 
 
     with layers_bar("calibrate") as progress:
         return run(model, windows, output, Options(moments, device), progress)
+
+
+def _collect_on(
+    settings: Settings, model: Path, windows: Windows, output: Path, moments: str, parts: int
+) -> Statistics:
+    run = calibration.calibrate  # raises if torch is missing
+    from halfbyte.calibration.collect import Options
+    from halfbyte.scale.calibrate import calibrate_on_cluster
+
+    assert run is not None
+    options = Options(moments, "cuda" if settings.gpus else "cpu")
+    with connect(settings) as cluster, layers_bar("calibrate", "parts") as progress:
+        return calibrate_on_cluster(model, windows, output, cluster, options, parts, progress)
 
 
 def _print_few(found: Statistics) -> None:

@@ -12,8 +12,10 @@ from rich.table import Table
 from halfbyte.cli.app import app, err, out, write_json
 from halfbyte.cli.tables import print_table
 from halfbyte.contracts import CONTRACTS, Contract
-from halfbyte.contracts.spec import DecodeRule, formulas, spelled_methods
+from halfbyte.contracts.spec import DecodeRule, Rule, formulas, spelled_methods
 from halfbyte.errors import unknown_name
+from halfbyte.formats import E2M1, get_format
+from halfbyte.methods import Gptq
 
 
 @app.command(short_help="List the contracts, or show one.")
@@ -25,7 +27,8 @@ def contracts(
 ) -> None:
     """List the contracts, or show one: the project whose bytes it gives, its options, methods and formulas.
 
-    Methods are spelled as --method and quantize(method=...) take them: [:x] may be left out, x|y is a choice.
+    Methods are spelled as --method and quantize(method=...) take them: [:x] may be left out, x|y is a choice. hessian
+    and gptq need statistics of the inputs: --stats, hb.Hessian(h), or hb.gptq(...).
 
     Exit code 0: done. 2: there is no such contract, or the file cannot be written.
     """
@@ -41,7 +44,7 @@ def contracts(
             table.add_row(
                 contract.name, ", ".join(_formats(contract)), ", ".join(_short(_methods(contract))), contract.source
             )
-        print_table(table)
+        print_table(table, optional=("source",))
         return
     if name not in CONTRACTS:
         err().print(f"halfbyte contracts: {unknown_name('contract', name, CONTRACTS)}", markup=False, soft_wrap=True)
@@ -49,13 +52,12 @@ def contracts(
     make = CONTRACTS[name]
     contract = make()
     out().print(f"{contract.name}: {contract.source}\n", markup=False)
-    out().print((inspect.getdoc(inspect.getmodule(make)) or "") + "\n", markup=False, soft_wrap=True)
+    for paragraph in (inspect.getdoc(inspect.getmodule(make)) or "").split("\n\n"):
+        out().print(" ".join(paragraph.split()) + "\n", markup=False)
     for option, default in (make.__kwdefaults__ or {}).items():
         out().print(f"  {option}={default!r}", markup=False)
     for format, rule in contract.rules.items():
-        out().print(
-            f"  methods of {format}: {', '.join(spelled_methods(rule)) or 'none'}", markup=False, soft_wrap=True
-        )
+        out().print(f"  methods of {format}: {', '.join(_spelled(format, rule)) or 'none'}", markup=False)
     for format, rule in contract.rules.items():
         table = Table("slot", title=f"{contract.name}, {format}", title_justify="left")
         table.add_column("formula", overflow="fold")
@@ -72,7 +74,7 @@ def _as_json(name: str) -> dict[str, object]:
         "source": contract.source,
         "formats": _formats(contract),
         "methods": _methods(contract),
-        "methods_by_format": {format: spelled_methods(rule) for format, rule in contract.rules.items()},
+        "methods_by_format": {format: _spelled(format, rule) for format, rule in contract.rules.items()},
         "options": dict(make.__kwdefaults__ or {}),
         "formulas": {format: formulas(rule) for format, rule in contract.rules.items()},
     }
@@ -84,7 +86,13 @@ def _formats(contract: Contract) -> list[str]:
 
 def _methods(contract: Contract) -> list[str]:
     """Every method that the contract takes, as `--method` and quantize(method=…) spell it."""
-    return list(dict.fromkeys(text for rule in contract.rules.values() for text in spelled_methods(rule)))
+    return list(dict.fromkeys(text for format, rule in contract.rules.items() for text in _spelled(format, rule)))
+
+
+def _spelled(format: str, rule: Rule) -> list[str]:
+    """The methods of one format. gptq computes with any rule that quantizes to 4 bits."""
+    solved = not isinstance(rule, DecodeRule) and get_format(format).element == E2M1
+    return spelled_methods(rule) + [Gptq.name] * solved
 
 
 def _short(spellings: list[str]) -> list[str]:

@@ -8,15 +8,27 @@ from typing import Annotated
 
 import typer
 
-from halfbyte.checkpoint import Event, Options, Outcome, Plan, Resources, Rules, make_plan, run
+from halfbyte.checkpoint import Event, Options, Outcome, Plan, Resources, Rules, make_plan
 from halfbyte.checkpoint.execute.conversion import sizes_for
 from halfbyte.checkpoint.execute.destination import Found, check_destination, check_refusal
 from halfbyte.checkpoint.execute.device.choice import Choice, choose_device
-from halfbyte.checkpoint.execute.target_device import resolve_device
+from halfbyte.checkpoint.execute.target_device import CPU, kernel_reason, resolve_device
 from halfbyte.cli.app import app, write_json
 from halfbyte.cli.convert_arguments import Convert, memory_size
-from halfbyte.cli.convert_calibrated import Text, solve_first
+from halfbyte.cli.convert_calibrated import Text, prepare
 from halfbyte.cli.convert_output import JsonLog, Quiet, Reporter, Screen
+from halfbyte.cli.convert_scale import (
+    AddressOption,
+    EngineOption,
+    GpusOption,
+    MaxTasksOption,
+    RankOption,
+    Scale,
+    WorldSizeOption,
+    device_of_tasks,
+    resolve_cluster,
+    resolve_rank_options,
+)
 from halfbyte.errors import CheckpointError, HalfbyteError, InputError
 from halfbyte.layouts import writable_layouts
 from halfbyte.load_check import CLIENTS, check_client, check_load
@@ -42,7 +54,11 @@ def convert(
     ] = None,
     statistics: Annotated[
         Path | None,
-        typer.Option("--stats", metavar="DIR", help="Statistics of the inputs (halfbyte calibrate), for these two."),
+        typer.Option(
+            "--stats",
+            metavar="DIR",
+            help="Statistics of the inputs (halfbyte calibrate), for these two, --activations stats and --smooth.",
+        ),
     ] = None,
     strict_statistics: Annotated[
         bool, typer.Option("--strict-stats", help="Refuse modules that have no usable statistics.")
@@ -53,7 +69,8 @@ def convert(
         typer.Option(
             "--calibrate",
             metavar="FILE",
-            help="With --method gptq: run the model on this text (or .npy, .u16, .u32 tokens), layer by layer.",
+            help="With --method gptq, --activations stats or --smooth: run the model on this text (or .npy, .u16, .u32 "
+            "tokens), layer by layer.",
         ),
     ] = None,
     windows: Annotated[int, typer.Option(min=1, metavar="N", help="With --calibrate: at most N windows.")] = 128,
@@ -71,10 +88,19 @@ def convert(
     activations: Annotated[
         str | None,
         typer.Option(
-            metavar="none|unit|FILE",
-            help="none: weights alone (W4A16). unit: W4A4, input scale 1.0. FILE: W4A4, JSON of module: input amax.",
+            metavar="none|unit|stats|FILE",
+            help="none: weights alone (W4A16). unit: W4A4, input scale 1.0. stats: W4A4, input scales from --stats. "
+            "FILE: W4A4, JSON of module: input amax.",
         ),
     ] = None,
+    smooth: Annotated[
+        bool,
+        typer.Option(
+            "--smooth",
+            help="Fold factors (powers of two) of single channels into norms and preceding layers, chosen by the error "
+            "of the outputs. Needs --stats or --calibrate.",
+        ),
+    ] = False,
     experts_only: Annotated[bool, typer.Option("--experts-only", help="Quantize only experts.")] = False,
     include: Annotated[
         list[str] | None,
@@ -142,6 +168,12 @@ def convert(
         str | None,
         typer.Option(metavar="SIZE", help="Memory on each GPU. Default: a quarter of what is free, at most 8 GiB."),
     ] = None,
+    rank: RankOption = None,
+    world_size: WorldSizeOption = None,
+    engine: EngineOption = "local",
+    address: AddressOption = None,
+    gpus_per_task: GpusOption = None,
+    max_tasks: MaxTasksOption = None,
     load: Annotated[
         str | None,
         typer.Option(
@@ -167,6 +199,9 @@ def convert(
     If a conversion stops, the same command continues from there, also with more modules kept. Exit code 0: DST is
     complete. 1: an error stopped the work (finished shards are kept), or --check-load found fault. 2: refused before
     anything was written. 130: stopped by Ctrl-C.
+
+    On several machines with a shared file system: start the same command on each with --rank R --world-size N, or once
+    with --engine ray. The bytes are the same.
     """
     reporter: Reporter = JsonLog() if json_log else Quiet() if quiet else Screen()
     began: list[Event] = []
@@ -189,25 +224,36 @@ def convert(
             raise InputError("--trust-remote-code belongs to --modules-from-model or --check-load")
         if load is not None:
             check_client(load)
+        refused = {"--overwrite": overwrite, "--calibrate": calibrate_on is not None, "--check-load": load is not None}
+        one = resolve_rank_options(rank, world_size, {**refused, "--engine ray": engine != "local"})
+        buffers = memory_size(max_memory, "--max-memory")
+        cluster = resolve_cluster(engine, address, gpus_per_task, max_tasks, workers or 1, buffers)
         check_destination(source, destination)
+        text = None
         if calibrate_on is not None:
-            options = solve_first(source, destination, options, Text(calibrate_on, windows, length, device), dry_run)
-        plan = make_plan(source, options)
-        chosen = choose_device(plan, workers) if device == "auto" else Choice(device, "")
+            text = Text(calibrate_on, windows, length, device)
+        plan = make_plan(source, prepare(source, destination, options, text, smooth, dry_run))
+        if cluster is not None:
+            chosen, workers = device_of_tasks(device, cluster), workers or 1
+        else:
+            chosen = choose_device(plan, workers) if device == "auto" else Choice(device, "")
+            if text is not None and (reason := kernel_reason(plan)) is not None:
+                chosen = Choice(CPU, f"{reason}; the model ran on {text.runs_on}")
         resources = Resources(
             workers,
-            memory_size(max_memory, "--max-memory"),
-            resolve_device(chosen.device),
+            buffers,
+            chosen.device if cluster is not None else resolve_device(chosen.device),
             chosen.reason,
             None if max_gpu_memory is None else memory_size(max_gpu_memory, "--max-gpu-memory"),
         )
+        scale = Scale(one, cluster)
         reporter.plan(plan, resources, sizes_for(plan, resources))
         if json_file is not None:
             write_json("convert", json_file, plan.as_json())
         if dry_run:
             reporter.found(destination, _examine(plan, destination, overwrite))
             return
-        reporter.finish(plan, destination, *_run(plan, destination, resources, overwrite, reporter, began))
+        reporter.finish(plan, destination, *_run(plan, destination, resources, overwrite, reporter, began, scale))
         if load is not None:
             began.append(Event("load", 0, 0))
             report = check_load(destination, load, trust_remote_code=trust_remote_code)
@@ -233,7 +279,13 @@ def _examine(plan: Plan, destination: Path, overwrite: bool) -> Found:
 
 
 def _run(
-    plan: Plan, destination: Path, resources: Resources, overwrite: bool, reporter: Reporter, began: list[Event]
+    plan: Plan,
+    destination: Path,
+    resources: Resources,
+    overwrite: bool,
+    reporter: Reporter,
+    began: list[Event],
+    scale: Scale,
 ) -> tuple[Outcome, float]:
     """Run the plan, and note when the work begins: an error before that is a refusal."""
     start = time.perf_counter()
@@ -244,5 +296,5 @@ def _run(
         reporter.event(event)
 
     with reporter:
-        outcome = run(plan, destination, resources, overwrite, report)
+        outcome = scale.run(plan, destination, resources, overwrite, report)
     return outcome, time.perf_counter() - start

@@ -1,4 +1,7 @@
-"""`halfbyte convert --method gptq --calibrate FILE`: solve the weights first, then convert as ever."""
+"""What `halfbyte convert` does before it plans: statistics, factors of smoothing, and weights solved by gptq.
+
+Each goes to a folder or file beside DST, and stays until the user deletes it: the same command continues from there.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from halfbyte import calibration
-from halfbyte.calibration.tokens import read_windows
+from halfbyte.calibration.tokens import Windows, read_windows
 from halfbyte.checkpoint import Options, make_plan
+from halfbyte.checkpoint.plan.target import STATS
 from halfbyte.cli.calibrate import layers_bar
-from halfbyte.errors import InputError
+from halfbyte.errors import HalfbyteError, InputError
 from halfbyte.methods import Gptq
+from halfbyte.smoothing import Smoothing, read_smoothing, write_smoothing
 
-SUFFIX = ".solved"
-"""Behind the name of DST: the folder of solved weights. It stays until the user deletes it."""
+SOLVED, COLLECTED, FACTORS = ".solved", ".stats", ".smoothing.json"
+"""Behind the name of DST."""
 TOKENS = (".npy", ".u16", ".u32")
 
 
@@ -26,30 +31,96 @@ class Text:
     length: int
     device: str
 
+    def read(self, source: Path) -> Windows:
+        is_tokens = self.path.suffix in TOKENS
+        text, tokens = (None, self.path) if is_tokens else (self.path, None)
+        return read_windows(source, text, tokens, windows=self.windows, length=self.length)
 
-def solve_first(source: Path, destination: Path, options: Options, text: Text, dry_run: bool) -> Options:
-    """Solve the weights into DST.solved, or continue there, and give the options that write them out.
+    @property
+    def runs_on(self) -> str:
+        return "cuda" if self.device.startswith("cuda") else "cpu"
 
-    In a dry run nothing is solved: the plan is that of optimal scales, whose tensors are the same.
+
+def prepare(
+    source: Path, destination: Path, options: Options, text: Text | None, smooth: bool, dry_run: bool
+) -> Options:
+    """The options with which to plan, once all that comes before is done.
+
+    A dry run with a text runs no model: its plan has unit input scales and no factors, with the same tensors.
     """
-    if options.method != "gptq" or options.statistics is not None or options.solved is not None:
-        raise InputError("--calibrate belongs to --method gptq without --stats")
-    plain = replace(options, method=None)
+    for_inputs = smooth or options.activations == STATS
+    if text is None:
+        return _smoothed(source, destination, options, dry_run) if smooth else options
+    if options.solved is not None or (options.method != "gptq" and not for_inputs):
+        raise InputError("--calibrate belongs to --method gptq, --smooth and --activations stats")
+    if options.statistics is not None and not for_inputs:
+        raise InputError("--calibrate makes its own statistics: leave out --stats")
     if dry_run:
-        return plain
-    is_tokens = text.path.suffix in TOKENS
-    read = read_windows(
-        source,
-        None if is_tokens else text.path,
-        text.path if is_tokens else None,
-        windows=text.windows,
-        length=text.length,
-    )
-    folder = destination.with_name(destination.name + SUFFIX)
+        plain = options.method in ("gptq", "hessian")
+        return replace(
+            options,
+            method=None if plain else options.method,
+            statistics=None,
+            activations="unit" if options.activations == STATS else options.activations,
+        )
+    windows = text.read(source)
+    if for_inputs and options.statistics is None:
+        folder = _beside(destination, COLLECTED)
+        _collect(source, windows, folder, options, text)
+        options = replace(options, statistics=folder)
+    if smooth:
+        options = _smoothed(source, destination, options, dry_run)
+    return _solved(source, destination, options, text, windows) if options.method == "gptq" else options
+
+
+def _beside(destination: Path, suffix: str) -> Path:
+    return destination.with_name(destination.name + suffix)
+
+
+def _collect(source: Path, windows: Windows, folder: Path, options: Options, text: Text) -> None:
+    """Statistics of the unquantized model: what smoothing and input scales need."""
+    run = calibration.calibrate
+    from halfbyte.calibration.collect import Options as Collecting
+
+    moments = "blocks" if options.method == "hessian" else "diagonal"
+    with layers_bar("calibrate") as progress:
+        run(source, windows, folder, Collecting(moments, text.runs_on), progress)
+
+
+def _smoothed(source: Path, destination: Path, options: Options, dry_run: bool) -> Options:
+    """Choose the factors, or take those that were chosen from the same before."""
+    if options.statistics is None:
+        raise InputError(
+            "--smooth needs statistics: --stats DIR (`halfbyte calibrate` makes them), or --calibrate FILE"
+        )
+    fit, origin_of = calibration.fit_smoothing, calibration.smoothing_origin
+    unit = "unit" if options.activations == STATS else options.activations
+    method = None if options.method in ("gptq", "hessian") else options.method
+    plan = make_plan(source, replace(options, method=method, statistics=None, activations=unit))
+    path = _beside(destination, FACTORS)
+    found = _read(path)
+    if found is None or found.origin != origin_of(plan, options.statistics):
+        with layers_bar("smooth") as progress:
+            found = fit(plan, options.statistics, progress)
+        if not dry_run:
+            write_smoothing(path, found)
+    return replace(options, smoothing=found)
+
+
+def _read(path: Path) -> Smoothing | None:
+    try:
+        return read_smoothing(path) if path.exists() else None
+    except HalfbyteError:
+        return None
+
+
+def _solved(source: Path, destination: Path, options: Options, text: Text, windows: Windows) -> Options:
+    """Solve the weights, or continue, and give the options that write them out."""
+    plain = replace(options, method=None)
+    folder = _beside(destination, SOLVED)
     run = calibration.solve_sequentially
     from halfbyte.calibration.sequential import Options as Solving
 
     with layers_bar("gptq") as progress:
-        device = "cuda" if text.device.startswith("cuda") else "cpu"
-        run(make_plan(source, plain), read, folder, Solving(Gptq(), device), progress)
+        run(make_plan(source, plain), windows, folder, Solving(Gptq(), text.runs_on), progress)
     return replace(plain, solved=folder)

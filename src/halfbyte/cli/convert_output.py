@@ -173,6 +173,17 @@ class Screen(Quiet):
             out().print(f"{destination} is whole already: nothing to do", markup=False, soft_wrap=True)
             return
         shards = "1 shard" if outcome.shards_written == 1 else f"{outcome.shards_written} shards"
+        if not outcome.complete:
+            others = (
+                f"{outcome.shards_missing} of other ranks are missing" if outcome.shards_missing else "all are there"
+            )
+            out().print(
+                f"{destination}: this rank has written {shards}, {outcome.shards_found} were there, and {others}. The "
+                f"last rank that ends closes; if none did: halfbyte finish {shlex.quote(str(destination))}",
+                markup=False,
+                soft_wrap=True,
+            )
+            return
         found = f", {outcome.shards_found} found there" if outcome.shards_found else ""
         speed = plan.source_bytes / seconds / 1e9
         out().print(

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from halfbyte import verify as library
 from halfbyte.cli.app import app, err, out, write_json
+from halfbyte.cli.convert_scale import AddressOption, EngineOption, MaxTasksOption, checked_by, resolve_cluster
 from halfbyte.cli.tables import print_table
 from halfbyte.errors import HalfbyteError
 from halfbyte.load_check import CLIENTS, check_client, check_load
@@ -46,6 +47,9 @@ def verify(
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="With --load: run the Python code that comes with DST.")
     ] = False,
+    engine: EngineOption = "local",
+    address: AddressOption = None,
+    max_tasks: MaxTasksOption = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Also write everything to this file as JSON.")
     ] = None,
@@ -59,14 +63,19 @@ def verify(
     try:
         if load is not None:
             check_client(load)
-        with Progress(*columns, console=err(), transient=True, disable=not sys.stderr.isatty()) as bar:
+        cluster = resolve_cluster(engine, address, None, max_tasks)
+        with (
+            checked_by(cluster) as each,
+            Progress(*columns, console=err(), transient=True, disable=not sys.stderr.isatty()) as bar,
+        ):
             task = bar.add_task("verify", total=None)
             report = library.verify(
-                path,
-                against,
+                path if cluster is None else path.absolute(),
+                against if cluster is None or against is None else against.absolute(),
                 limit=limit,
                 headers_only=headers_only,
                 progress=lambda step: bar.update(task, completed=step.done, total=step.total),
+                each=each,
             )
         loaded = None if load is None else check_load(path, load, trust_remote_code=trust_remote_code)
     except HalfbyteError as error:

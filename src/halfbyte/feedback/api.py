@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from halfbyte.arrays import Array, is_torch, like, to_numpy
-from halfbyte.backends.feedback import solve, solve_on_device
+from halfbyte.backends.feedback import Feedback, solve, solve_on_device
 from halfbyte.backends.protocol import Parts
 from halfbyte.backends.threads import check_threads
 from halfbyte.codec.bits import F32, dtype_name, widen
@@ -116,6 +116,8 @@ def solve_weight(
         return replace(empty, method=factor.method)
     if on_card:
         return _on_card(weight, factor, request, global_amax, name)
+    if not isinstance(factor.feedback, Feedback):
+        raise InputError(f"{name}: the factor is on a GPU, the weight is not; prepare it without a device")
     array = to_numpy(weight)
     dtype_name(array.dtype)
     matrix = np.ascontiguousarray(widen(array).reshape(-1, factor.width))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from halfbyte.backends.feedback import Feedback
+from halfbyte.backends.feedback import Feedback, Held
 from halfbyte.codec.bits import F32
 from halfbyte.errors import InputError
 from halfbyte.methods import Gptq, Hessian
@@ -36,7 +36,8 @@ class Factor:
     block: int
     method: Gptq
     """The options it was made with; the damping is the one that was needed."""
-    feedback: Feedback
+    feedback: Feedback | Held
+    """On the host, or on the GPU that prepared it."""
     dead: int
     """Inputs that were always zero."""
     damped: bool
@@ -62,6 +63,10 @@ def prepare(
     ("cuda"); the last bits may then differ. name: how errors call the matrix.
     """
     chosen = Gptq() if method is None else method
+    if device is not None and not chosen.descent:
+        from halfbyte.feedback.factor_on_device import prepare_on_device
+
+        return prepare_on_device(second_moment, cross_moment, block, chosen, device, name)
     h = _checked(second_moment, name, block)
     cross = None if cross_moment is None or chosen.asymmetry == 0 else _square(cross_moment, f"{name}: cross_moment")
     if cross is not None and cross.shape != h.shape:
@@ -76,7 +81,7 @@ def prepare(
     damping, damped = chosen.damping, False
     while True:
         a = _damped(h, dead, damping * mean, mean)
-        r = _unit_factor(a[np.ix_(columns, columns)], device)
+        r = _unit_factor(a[np.ix_(columns, columns)])
         if r is not None:
             break
         if damping >= 1:
@@ -86,7 +91,7 @@ def prepare(
         order=order.astype(np.int64),
         factor=r,
         objective=Hessian(_by_block(a, block)),
-        shift=None if cross is None else _shift(a, cross, dead, chosen.asymmetry, device),
+        shift=None if cross is None else _shift(a, cross, dead, chosen.asymmetry),
         moments=_in_range(a[np.ix_(columns, columns)]),
         sweeps=chosen.descent,
     )
@@ -126,53 +131,36 @@ def _damped(h: F64, dead: npt.NDArray[np.bool_], added: float, mean: float) -> F
     return a
 
 
-def _unit_factor(a: F64, device: str | None) -> F32 | None:
+def _unit_factor(a: F64) -> F32 | None:
     """R of A = R·D·Rᵀ as float32; None if A is not positive definite."""
-    lower = _cholesky(np.ascontiguousarray(a[::-1, ::-1]), device)
-    if lower is None:
+    try:
+        lower = np.linalg.cholesky(np.ascontiguousarray(a[::-1, ::-1]))
+    except np.linalg.LinAlgError:
         return None
     upper = lower[::-1, ::-1]
     unit = (upper / upper.diagonal()).astype(np.float32)
     return np.ascontiguousarray(unit) if np.isfinite(unit).all() else None
 
 
-def _cholesky(a: F64, device: str | None) -> F64 | None:
-    if device is None:
-        try:
-            return np.asarray(np.linalg.cholesky(a))
-        except np.linalg.LinAlgError:
-            return None
-    import torch
-
-    lower, info = torch.linalg.cholesky_ex(torch.from_numpy(a).to(device))
-    return None if int(info) else np.asarray(lower.cpu().numpy())
-
-
-def _solve(a: F64, b: F64, device: str | None) -> F64:
-    """A⁻¹·B."""
-    if device is None:
-        return np.asarray(np.linalg.solve(a, b))
-    import torch
-
-    found = torch.linalg.solve(torch.from_numpy(a).to(device), torch.from_numpy(np.ascontiguousarray(b)).to(device))
-    return np.asarray(found.cpu().numpy())
-
-
 def _by_block(a: F64, block: int) -> F32:
     """The block's own part of A for every block, each scaled by a power of two: its largest entry is in [1, 2)."""
     count = a.shape[0] // block
-    parts = a.reshape(count, block, count, block)[np.arange(count), :, np.arange(count), :]
+    return scaled_blocks(a.reshape(count, block, count, block)[np.arange(count), :, np.arange(count), :])
+
+
+def scaled_blocks(parts: F64) -> F32:
+    """Matrices (blocks, block, block), each scaled by a power of two: its largest entry is in [1, 2)."""
     exponents = np.frexp(np.abs(parts).max(axis=(1, 2), keepdims=True))[1] - 1
     scaled = np.ldexp(parts, -exponents).astype(np.float32)
     rounded_up = np.abs(scaled).max(axis=(1, 2), keepdims=True) >= 2
     return np.asarray(np.where(rounded_up, scaled / 2, scaled), np.float32)
 
 
-def _shift(a: F64, cross: F64, dead: npt.NDArray[np.bool_], asymmetry: float, device: str | None) -> F32:
+def _shift(a: F64, cross: F64, dead: npt.NDArray[np.bool_], asymmetry: float) -> F32:
     """N = −a·C·A⁻¹, so that the target is W − W·N."""
     c = cross.copy()
     c[:, dead] = 0
-    shift = (-asymmetry * _solve(a, c.T, device).T).astype(np.float32)
+    shift = (-asymmetry * np.linalg.solve(a, c.T).T).astype(np.float32)
     if not np.isfinite(shift).all():
         raise InputError("the cross moments are too large for the second moments: the target exceeds float32")
     return np.ascontiguousarray(shift)

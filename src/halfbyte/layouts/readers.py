@@ -15,7 +15,7 @@ from halfbyte.errors import InputError
 from halfbyte.formats import get_format
 from halfbyte.layouts import compressed_tensors, deepseek_v4, gpt_oss, modelopt
 from halfbyte.layouts.description import PartRule, Storage, is_transposed
-from halfbyte.parts import dtype_of
+from halfbyte.tensor_parts import dtype_of
 from halfbyte.types import QuantizedTensor
 
 

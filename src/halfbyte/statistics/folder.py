@@ -2,16 +2,16 @@
 
 Every file holds some modules. Its metadata has one entry, `halfbyte_statistics`: a JSON object {"version", "modules"},
 where modules is module name → {"tokens", "width", "input_amax", "input_range", "stored_as"}. The arrays of a module are
-the tensors `<stored_as>.second_moment`, `.blocks`, `.diagonal` and `.cross_moment`, float32, as many as there are.
-Modules with the same input (q, k and v) name one of them in `stored_as`. A file that is there is whole: it is renamed
-when it is.
+float32 tensors, as many as there are: `<stored_as>.second_moment`, `.blocks`, `.diagonal`, `.cross_moment`,
+`.channel_amax` and `.sample`. Modules with the same input (q, k and v) name one of them in `stored_as`. A file that is
+there is whole: it is renamed when it is.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -68,16 +68,19 @@ class Statistics:
             present = set(file.keys())
         return frozenset(part for part in ARRAYS if f"{entry.stored_as}.{part}" in present)
 
-    def get(self, name: str, width: int | None = None) -> LinearStatistics | None:
-        """Statistics of a module, checked; None if the folder has none. width: the inputs of its weight."""
+    def get(self, name: str, width: int | None = None, arrays: Iterable[str] = ARRAYS) -> LinearStatistics | None:
+        """Statistics of a module, checked; None if the folder has none.
+
+        width: the inputs of its weight. arrays: those to read, if not all.
+        """
         entry = self._entries.get(name)
         if entry is None:
             return None
         with _open(entry.file) as file:
             present = set(file.keys())
-            names = {part: f"{entry.stored_as}.{part}" for part in ARRAYS}
-            arrays = {part: file.get_tensor(tensor) for part, tensor in names.items() if tensor in present}
-        found = LinearStatistics(**entry.numbers, **arrays)
+            names = {part: f"{entry.stored_as}.{part}" for part in arrays}
+            read = {part: file.get_tensor(tensor) for part, tensor in names.items() if tensor in present}
+        found = LinearStatistics(**entry.numbers, **read)
         found.check(f"{entry.file}: {name}", width)
         return found
 

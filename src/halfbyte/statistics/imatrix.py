@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 
 from halfbyte.errors import InputError, UnsupportedError
 from halfbyte.statistics.folder import Entry, Statistics
-from halfbyte.statistics.linear import F32, LinearStatistics
+from halfbyte.statistics.linear import ARRAYS, F32, LinearStatistics
 
 BLOCK = {
     "attn_q": "self_attn.q_proj",
@@ -50,7 +50,7 @@ class Imatrix(Statistics):
         found = self.get(name)
         return frozenset() if found is None else frozenset(part for part, _ in found.arrays())
 
-    def get(self, name: str, width: int | None = None) -> LinearStatistics | None:
+    def get(self, name: str, width: int | None = None, arrays: Iterable[str] = ARRAYS) -> LinearStatistics | None:
         found = self._modules.get(name)
         if found is not None:
             found.check(f"{self.path}: {name}", width)

@@ -18,8 +18,11 @@ MOMENTS = ("full", "blocks", "diagonal")
 BLOCK = 16
 """Inputs per block of `blocks`."""
 
-ARRAYS = ("second_moment", "blocks", "diagonal", "cross_moment")
+ARRAYS = ("second_moment", "blocks", "diagonal", "cross_moment", "channel_amax", "sample")
 """The arrays that a folder stores, by the names of the fields."""
+
+SAMPLED = 256
+"""Tokens of `sample`, at most."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +48,10 @@ class LinearStatistics:
     """(K,): its diagonal, the mean of x²."""
     cross_moment: F32 | None = None
     """(K, K): the mean of (x_float − x)·xᵀ, for inputs that come from quantized layers."""
+    channel_amax: F32 | None = None
+    """(K,): the largest magnitude of each input."""
+    sample: F32 | None = None
+    """(at most 256, K): the inputs of some tokens, drawn at random."""
 
     def check(self, name: str, width: int | None = None) -> None:
         """Raise an InputError if an array has the wrong shape or cannot be a mean of squares.
@@ -63,6 +70,8 @@ class LinearStatistics:
         if self.input_range is not None and not 0 <= self.input_range < np.inf:
             raise InputError(f"{name}: input_range is {self.input_range}; it must be a finite number, 0 or more")
         shapes = self.shapes(self.width)
+        if self.sample is not None and self.sample.ndim == 2:
+            shapes["sample"] = (len(self.sample), self.width)
         for part, array in self.arrays():
             if array.dtype != np.float32 or array.shape != shapes[part]:
                 raise InputError(
@@ -75,6 +84,8 @@ class LinearStatistics:
         diagonal = self.mean_squares()
         if diagonal is not None and (diagonal < 0).any():
             raise InputError(f"{name}: a mean of squares is negative ({diagonal.min()}); the file is damaged")
+        if self.channel_amax is not None and (self.channel_amax < 0).any():
+            raise InputError(f"{name}: a largest magnitude is negative ({self.channel_amax.min()}); damaged")
 
     def arrays(self) -> Iterator[tuple[str, F32]]:
         """(field, array) of those that are there."""
@@ -85,10 +96,11 @@ class LinearStatistics:
 
     @staticmethod
     def shapes(width: int) -> dict[str, tuple[int, ...]]:
-        """The shape of each array, for that many inputs."""
+        """The shape of each array, for that many inputs; of the sample, the largest."""
         square = (width, width)
         blocks = (width // BLOCK, BLOCK, BLOCK)
-        return {"second_moment": square, "blocks": blocks, "diagonal": (width,), "cross_moment": square}
+        moments = {"second_moment": square, "blocks": blocks, "diagonal": (width,), "cross_moment": square}
+        return {**moments, "channel_amax": (width,), "sample": (SAMPLED, width)}
 
     def mean_squares(self) -> F32 | None:
         """The mean of x² of each input, from whichever array has it."""
@@ -99,6 +111,26 @@ class LinearStatistics:
         if self.blocks is not None:
             return np.ascontiguousarray(np.diagonal(self.blocks, axis1=1, axis2=2)).reshape(-1)
         return None
+
+    def divided(self, exponents: npt.NDArray[np.int8]) -> LinearStatistics:
+        """The statistics of x / 2^exponents. The largest magnitude is known only if that of each input is."""
+        p = np.ldexp(np.float32(1), -exponents.astype(np.int32)).astype(np.float32)
+        square = p[:, None] * p
+        arrays: dict[str, F32] = {}
+        for part, array in self.arrays():
+            match part:
+                case "second_moment" | "cross_moment":
+                    factors = square
+                case "blocks":
+                    factors = p.reshape(-1, BLOCK, 1) * p.reshape(-1, 1, BLOCK)
+                case "diagonal":
+                    factors = p * p
+                case _:
+                    factors = p
+            arrays[part] = array * factors
+        largest = arrays.get("channel_amax")
+        amax = 0.0 if largest is None else float(largest.max(initial=0))
+        return LinearStatistics(self.tokens, self.width, amax, None, **arrays)
 
     def block_moments(self) -> F32 | None:
         """The 16 × 16 squares on the diagonal: stored, or cut from the full matrix. None from a diagonal alone."""

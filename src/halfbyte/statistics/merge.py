@@ -1,8 +1,11 @@
-"""Statistics of several runs as one: means weighted by tokens, in float64, in the order of the runs."""
+"""Statistics of several runs as one: means weighted by tokens, in float64, in the order of the runs.
+
+Largest magnitudes are the largest of all. The sample has tokens of every run, by its share of them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +13,26 @@ import numpy as np
 
 from halfbyte.errors import InputError
 from halfbyte.statistics.folder import Statistics, open_statistics, write_header, write_statistics
-from halfbyte.statistics.linear import ARRAYS, F32, LinearStatistics
+from halfbyte.statistics.linear import ARRAYS, F32, SAMPLED, LinearStatistics
 
 FILE = "merged-{:05d}.safetensors"
 MODULES_PER_FILE = 16
+MEANS = [part for part in ARRAYS if part not in ("channel_amax", "sample")]
+"""Arrays that are means over tokens."""
 
 
-def merge_statistics(parts: Sequence[Path | str], target: Path) -> Statistics:
+def merge_statistics(
+    parts: Sequence[Path | str],
+    target: Path,
+    keep: Callable[[str, LinearStatistics], LinearStatistics] = lambda name, merged: merged,
+    about: Callable[[], dict[str, Any]] = dict,
+) -> Statistics:
     """Write the merged statistics of several folders and open them.
 
     A module that some folders lack comes from the others. An array that one of a module's folders lacks is left out,
     unless the module has no tokens there. The same folders in the same order give the same bytes.
+
+    keep: what to keep of a module's merged statistics. about: further entries of the header, asked for at the end.
     """
     if not parts:
         raise InputError("there is nothing to merge: give the folders of two or more runs")
@@ -34,9 +46,10 @@ def merge_statistics(parts: Sequence[Path | str], target: Path) -> Statistics:
     names = list(dict.fromkeys(name for run in runs for name in run.names))
     for number, start in enumerate(range(0, len(names), MODULES_PER_FILE)):
         chunk = names[start : start + MODULES_PER_FILE]
-        merged = {name: _merged(name, [found for run in runs if (found := run.get(name))]) for name in chunk}
+        merged = {name: keep(name, _merged(name, [one for run in runs if (one := run.get(name))])) for name in chunk}
         write_statistics(target / FILE.format(number), merged, _shared(chunk, runs))
-    write_header(target, {"model": runs[0].header.get("model", {}), "merged": [_origin(run) for run in runs]})
+    merged_from = [_origin(run) for run in runs]
+    write_header(target, {"model": runs[0].header.get("model", {}), "merged": merged_from, **about()})
     return open_statistics(target)
 
 
@@ -64,8 +77,29 @@ def _merged(name: str, found: Sequence[LinearStatistics]) -> LinearStatistics:
         width=width,
         input_amax=max(other.input_amax for other in seen),
         input_range=None if None in ranges else _mean_number(seen, ranges),
-        **{part: _mean(seen, part) for part in ARRAYS},
+        channel_amax=_largest(seen),
+        sample=_sample(seen),
+        **{part: _mean(seen, part) for part in MEANS},
     )
+
+
+def _largest(seen: Sequence[LinearStatistics]) -> F32 | None:
+    found = [other.channel_amax for other in seen]
+    return None if any(one is None for one in found) else np.maximum.reduce([one for one in found if one is not None])
+
+
+def _sample(seen: Sequence[LinearStatistics]) -> F32 | None:
+    """Tokens of every run, as many of each as its share of all tokens, evenly spaced."""
+    if any(other.sample is None for other in seen):
+        return None
+    total = max(1, sum(other.tokens for other in seen))
+    parts = []
+    for other in seen:
+        if other.sample is not None and len(other.sample):
+            count = min(len(other.sample), max(1, SAMPLED * other.tokens // total))
+            parts.append(other.sample[np.arange(count) * len(other.sample) // count])
+    found = np.concatenate(parts) if parts else np.zeros((0, seen[0].width), np.float32)
+    return np.ascontiguousarray(found[:SAMPLED], np.float32)
 
 
 def _mean_number(seen: Sequence[LinearStatistics], values: Sequence[float | None]) -> float:

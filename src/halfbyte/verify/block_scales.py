@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from halfbyte.checkpoint.execute.manifest import read_manifest
-from halfbyte.verify.parallel import in_order
+from halfbyte.verify.parallel import InOrder, in_order
 from halfbyte.verify.problems import Problem
 from halfbyte.verify.stored import Contents, StoredTensors
 from halfbyte.verify.values import oriented, pieces
@@ -21,7 +21,7 @@ ROWS = 256
 """Rows of codes that are looked at together."""
 
 
-def block_problems(path: Path, contents: Contents) -> Iterator[Problem]:
+def block_problems(path: Path, contents: Contents, each: InOrder = in_order) -> Iterator[Problem]:
     """Counts of bad scale bytes, one problem per weight and kind of badness."""
     manifest = read_manifest(path) or {}
     zeros_expected = str(manifest.get("contract")).startswith(ZERO_SCALES)
@@ -30,7 +30,7 @@ def block_problems(path: Path, contents: Contents) -> Iterator[Problem]:
         for weight in contents.quantized.values()
         if weight.storage.format in ("nvfp4", "mxfp4") and {"codes", "scales"} <= set(weight.parts)
     )
-    for problems in in_order(lambda weight: list(_weight(path, weight, zeros_expected)), coded):
+    for problems in each(lambda weight: list(_weight(path, weight, zeros_expected)), coded):
         yield from problems
 
 

@@ -16,6 +16,7 @@ from halfbyte.verify.claim import claim_problems
 from halfbyte.verify.compare import Progress, compare
 from halfbyte.verify.config_source import config_problems
 from halfbyte.verify.excluded import exclude_problems, unquantized_modules
+from halfbyte.verify.parallel import InOrder, in_order
 from halfbyte.verify.problems import Report
 from halfbyte.verify.recorded import recorded_problems
 from halfbyte.verify.schemes import scheme_problems
@@ -34,6 +35,7 @@ def verify(
     limit: float = LIMIT,
     headers_only: bool = False,
     progress: Callable[[Progress], None] = lambda progress: None,
+    each: InOrder = in_order,
 ) -> Report:
     """Check a quantized checkpoint, alone or against its source. Raises CheckpointError if one cannot be read.
 
@@ -43,6 +45,7 @@ def verify(
 
     limit: relative error from which a weight counts as wrong.
     headers_only: look at no data but the scalars.
+    each: who checks tensors; by default the threads of this process.
     """
     checkpoint = open_checkpoint(path)
     source = None if against is None else open_checkpoint(against)
@@ -67,10 +70,10 @@ def verify(
     report.extend(exclude_problems(checkpoint, contents, claim, model))
     report.extend(scalar_problems(checkpoint.path, sound))
     report.extend(sharing_problems(checkpoint.path, sound, model.fused))
-    report.extend(recorded_problems(checkpoint, headers_only))
+    report.extend(recorded_problems(checkpoint, headers_only, each))
     if not headers_only:
-        report.extend(block_problems(checkpoint.path, sound))
+        report.extend(block_problems(checkpoint.path, sound, each))
     if source is not None:
         report.extend(config_problems(checkpoint, source))
-        compare(checkpoint, sound, source, limit, report, progress)
+        compare(checkpoint, sound, source, limit, report, progress, each)
     return report

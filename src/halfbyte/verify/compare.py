@@ -9,14 +9,16 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from halfbyte.checkpoint.io.index import Checkpoint, Tensor
+from halfbyte.smoothing import Smoothing
 from halfbyte.verify.complete import cache_scales, completeness, split_biases
 from halfbyte.verify.diagnose import diagnose
 from halfbyte.verify.eights import fp8_problems
 from halfbyte.verify.measure import measure
-from halfbyte.verify.parallel import in_order
+from halfbyte.verify.parallel import InOrder, in_order
 from halfbyte.verify.places import damage_problems, is_off_by_a_factor, is_rounded_otherwise
 from halfbyte.verify.problems import Problem, Report, WeightError
 from halfbyte.verify.rounded import rounding_problems
+from halfbyte.verify.smoothed import smoothed, smoothing_of, vector_problem
 from halfbyte.verify.stored import Contents, read_contents
 from halfbyte.verify.structure import structure_problems
 from halfbyte.verify.values import Matrix, Raw, matrices, pieces, view
@@ -37,6 +39,7 @@ def compare(
     limit: float,
     report: Report,
     progress: Callable[[Progress], None] = lambda progress: None,
+    each: InOrder = in_order,
 ) -> None:
     """Add to the report what differs from the source beyond what quantization explains.
 
@@ -48,15 +51,18 @@ def compare(
     for problem in damaged:
         report.add("error", "source", problem.name, f"in the source: {problem.text}")
     theirs_stored = theirs_stored.without({problem.name for problem in damaged})
+    smoothing, wrong = smoothing_of(checkpoint)
+    report.extend(wrong)
     ours, theirs = matrices(checkpoint, contents), matrices(source, theirs_stored)
+    theirs = {name: smoothed(matrix, smoothing) for name, matrix in theirs.items()}
     total = len(theirs) + len(theirs_stored.plain)
     biases = split_biases(checkpoint, source)
     otherwise: list[str] = []
     report.extend(completeness(checkpoint, ours, list(contents.unreadable.values()), source, theirs, biases))
     _check_biases(checkpoint, source, biases, report)
     _check_cache_scales(checkpoint, source, report)
-    judge = _Judge(checkpoint, source, ours, theirs, limit)
-    for done, found in enumerate(in_order(judge.weight, theirs.values()), 1):
+    judge = _Judge(checkpoint, source, ours, theirs, limit, smoothing)
+    for done, found in enumerate(each(judge.weight, theirs), 1):
         progress(Progress(done, total))
         report.extend(found.problems)
         report.errors += found.errors
@@ -66,7 +72,8 @@ def compare(
         report.add("warning", "rounding", otherwise[0], _otherwise(len(otherwise)))
     used = {tensor for matrix in theirs.values() for tensor in matrix.sources}
     rest = {name: tensor for name, tensor in theirs_stored.plain.items() if name not in used and name in contents.plain}
-    kept = in_order(lambda name: judge.kept(contents.plain[name], rest[name]), rest)
+    pairs = ((contents.plain[name], tensor) for name, tensor in rest.items())
+    kept = each(lambda pair: judge.kept(*pair), pairs)
     for done, found in enumerate(kept, total - len(rest) + 1):
         progress(Progress(done, total))
         report.extend(found.problems)
@@ -94,9 +101,11 @@ class _Judge:
     ours: dict[str, Matrix]
     theirs: dict[str, Matrix]
     limit: float
+    smoothing: Smoothing
 
-    def weight(self, theirs: Matrix) -> Found:
+    def weight(self, name: str) -> Found:
         """A weight of the source against the same weight of the checkpoint."""
+        theirs = self.theirs[name]
         mine, found = self.ours.get(theirs.name), Found()
         if mine is None:
             return found
@@ -125,7 +134,10 @@ class _Judge:
 
     def kept(self, mine: Tensor, theirs: Tensor) -> Found:
         """A tensor that was not quantized."""
-        problem = _difference(self.checkpoint, self.source, mine, theirs)
+        if mine.name in self.smoothing.vectors:
+            problem = vector_problem(self.checkpoint, self.source, mine, theirs, self.smoothing)
+        else:
+            problem = _difference(self.checkpoint, self.source, mine, theirs)
         return Found(equal=1) if problem is None else Found([problem])
 
 

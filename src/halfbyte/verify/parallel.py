@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from halfbyte.backends.threads import thread_count
 
@@ -14,6 +14,12 @@ R = TypeVar("R")
 
 AHEAD = 4
 """Results per thread that may wait for an earlier one, which bounds what is kept of them."""
+
+
+class InOrder(Protocol):
+    """check(item) for every item, in the order of the items, wherever that is computed."""
+
+    def __call__(self, check: Callable[[T], R], items: Iterable[T]) -> Iterator[R]: ...
 
 
 def in_order(check: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:

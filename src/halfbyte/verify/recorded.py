@@ -9,12 +9,12 @@ import numpy as np
 from halfbyte.checkpoint.execute.hashes import hash_named
 from halfbyte.checkpoint.execute.manifest import read_manifest
 from halfbyte.checkpoint.io.index import MANIFEST, Checkpoint, Tensor
-from halfbyte.verify.parallel import in_order
+from halfbyte.verify.parallel import InOrder, in_order
 from halfbyte.verify.problems import Problem
 from halfbyte.verify.values import pieces
 
 
-def recorded_problems(checkpoint: Checkpoint, headers_only: bool) -> Iterator[Problem]:
+def recorded_problems(checkpoint: Checkpoint, headers_only: bool, each: InOrder = in_order) -> Iterator[Problem]:
     """Tensors that the manifest names and that are gone or changed, or that came later. Nothing without a manifest.
 
     headers_only: names alone, no hashes.
@@ -42,15 +42,17 @@ def recorded_problems(checkpoint: Checkpoint, headers_only: bool) -> Iterator[Pr
     present = [checkpoint.tensors[name] for name in recorded if name in checkpoint.tensors]
     present.sort(key=lambda tensor: -tensor.info.bytes)  # the largest first, so that threads end together
 
+    path = checkpoint.path
+
     def text_of(tensor: Tensor) -> tuple[str, str]:
         digest, at = kind(tensor.info.bytes), 0
-        for piece in pieces(checkpoint.path, tensor):
+        for piece in pieces(path, tensor):
             flat = piece.reshape(-1).view(np.uint8)
             digest.add(at, flat)
             at += flat.size
         return tensor.name, digest.text()
 
-    found = dict(in_order(text_of, present))
+    found = dict(each(text_of, present))
     for name, wanted in recorded.items():
         if name in found and found[name] != wanted:
             text = f"its bytes are not those that were written: SHA-256 {found[name][:8]}…, not {wanted[:8]}…"

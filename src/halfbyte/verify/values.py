@@ -6,7 +6,6 @@ that a checkpoint can be compared with a source that stores the same model in an
 
 from __future__ import annotations
 
-import functools
 import mmap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -185,9 +184,12 @@ def _quantized(path: Path, weight: StoredTensors, model: Model) -> Iterator[Matr
         codes, scales = oriented(path, weight, "codes")[expert], oriented(path, weight, "scales")[expert]
         return _decode(path, weight, codes[picked], scales[picked])
 
-    @functools.cache
+    known: list[float] = []  # not functools.cache: what that gives cannot be sent to another process
+
     def tensor_scale() -> float:
-        return _tensor_scale(path, weight)
+        if not known:
+            known.append(_tensor_scale(path, weight))
+        return known[0]
 
     def stored(expert: int, picked: slice) -> Encoded:
         codes, scales = oriented(path, weight, "codes")[expert], oriented(path, weight, "scales")[expert]

@@ -86,6 +86,7 @@ def comparisons() -> Iterator[int]:
     yield from several()
     yield from amaxes()
     yield from synced()
+    yield from synced_partners_of_other_shapes()
 
 
 def several() -> Iterator[int]:
@@ -166,6 +167,29 @@ def synced() -> Iterator[int]:
             assert (value.shape, value.dtype) == (found[name].shape, found[name].dtype), name
             assert_same_bits(to_numpy(found[name]), to_numpy(value))
         yield 1
+
+
+def synced_partners_of_other_shapes() -> Iterator[int]:
+    """q, k and v of grouped attention: one scale, one headroom, other numbers of rows. The weights are uniform."""
+    heads = {"q_proj": 6, "k_proj": 2, "v_proj": 3}
+    names = tuple(f"layers.{layer}.self_attn.{end}.weight" for layer in range(2) for end in heads)
+    generator = torch.Generator().manual_seed(0)
+    pairs: list[online.Named] = [
+        (name, (torch.rand(rows, 32, generator=generator) * 2 - 1).to(torch.bfloat16))
+        for name, rows in zip(names, [*heads.values()] * 2, strict=True)
+    ]
+    config = online.Config(Options(layout="compressed-tensors"))
+    expected = dict(online.quantize_named(pairs, Rules(), config))
+    tensors = [torch.as_tensor(x) for _, x in pairs]
+    sync = decided(names, [tuple(x.shape) for x in tensors], Rules(), config)
+    assert sync.batches is not None
+    assert [modules.share for modules in sync.batches] == [3]
+    together = Batches(sync.batches, len(pairs), sync.target, torch.bfloat16, HERE.device)
+    found = dict(together(pairs, tensors, [x.data_ptr() for x in tensors]))
+    assert list(found) == list(expected)
+    for name, value in expected.items():
+        assert_same_bits(to_numpy(found[name]), to_numpy(value))
+    yield 1
 
 
 if __name__ == "__main__":

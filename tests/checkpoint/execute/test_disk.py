@@ -106,7 +106,7 @@ READING = {
     *("os.open", "os.close", "os.stat", "os.preadv", "os.access", "os.strerror", "os.path.lexists", "os.cpu_count"),
     *("os.sched_getaffinity", "shutil.disk_usage"),
 }
-"""Functions of os and shutil that change nothing, as os.open is used here."""
+"""Functions of os and shutil that change nothing, as os.open is used here: to read, and to create an empty lock."""
 METHODS = {
     *("rename", "unlink", "mkdir", "rmdir", "write_bytes", "write_text", "touch", "chmod", "symlink_to", "hardlink_to"),
     "tofile",

@@ -18,7 +18,7 @@ from halfbyte.backends.cpu.ranges import LARGEST_OVER_MULTIPLIER, in_range
 from halfbyte.backends.cpu.structs import FeedbackSteps
 from halfbyte.backends.cpu.tables_mx import ELEMENTS, element_number
 from halfbyte.backends.cpu.tables_nvfp4 import sign_number
-from halfbyte.backends.problem import Feedback
+from halfbyte.backends.feedback_problem import Feedback
 from halfbyte.backends.protocol import Parts, Reason
 from halfbyte.backends.reference import feedback as reference
 from halfbyte.codec.bits import F32

@@ -6,6 +6,7 @@ It gives the choice of the reference. Amaxes outside the range in which the kern
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy.typing as npt
 from halfbyte.backends.cpu.call import NVFP4Call
 from halfbyte.backends.cpu.choose import Kernel, choose
 from halfbyte.backends.cpu.general_search import Search, nvfp4_search
-from halfbyte.backends.cpu.library import native, over_ranges, pointer
+from halfbyte.backends.cpu.library import native, one_thread, over_ranges, pointer
 from halfbyte.backends.cpu.ranges import each_in_range
 from halfbyte.backends.cpu.structs import MOST_HEADROOMS, Survey
 from halfbyte.backends.headroom import (
@@ -40,6 +41,9 @@ from halfbyte.request import Request
 KERNELS = (Kernel.EXACT_BLOCKS, Kernel.EXACT_ROWS, Kernel.EXACT_GENERAL)
 """The kernels whose requests the general search serves too."""
 
+FIRST_STEP = 1 << 14
+"""Elements of the first step of a decision on several threads. Every step is twice as long as the one before."""
+
 
 def raised_amax(x: npt.NDArray[Any], amax: F32, request: Request, size: int) -> F32:
     """The amaxes to quantize with: one, or one per row, times the best headroom of each.
@@ -52,14 +56,17 @@ def raised_amax(x: npt.NDArray[Any], amax: F32, request: Request, size: int) -> 
     flat = amax.reshape(-1)
     if len(candidates) == 1:
         return only(flat, candidates[0], request)
-    chosen = [best(candidates, totals) for totals in survey(x, flat, request, candidates)]
+    chosen = [best(candidates, totals) for totals in survey(x, flat, request, candidates, decides=True)]
     return widened(flat, np.array(chosen))
 
 
-def survey(x: npt.NDArray[Any], amax: F32, request: Request, candidates: tuple[float, ...]) -> list[tuple[Total, ...]]:
+def survey(
+    x: npt.NDArray[Any], amax: F32, request: Request, candidates: tuple[float, ...], decides: bool = False
+) -> list[tuple[Total, ...]]:
     """For each amax (one, or one per row), T_h of each candidate, up to a number that all of them share.
 
     x: a contiguous matrix of whole blocks, which may be a part of a tensor: the sums of all parts are added.
+    decides: x is all that shares the amax. Then only the order of the sums has to be right, which needs fewer searches.
     """
     flat = np.ascontiguousarray(amax, np.float32).reshape(-1)
     by_row = request.scaling == "row"
@@ -67,14 +74,14 @@ def survey(x: npt.NDArray[Any], amax: F32, request: Request, candidates: tuple[f
     served = _served(x, request, found, flat)
     totals: list[tuple[Total, ...]] = [()] * flat.size
     if not by_row:
-        compiled = _one_scale(x, request, candidates, found, flat) if served[0] else None
+        compiled = _one_scale(x, request, candidates, found, flat, decides) if served[0] else None
         totals[0] = _by_reference(x, flat[0], request, candidates) if compiled is None else compiled
         return totals
     rows = np.flatnonzero(served)
     if rows.size:
         part = x if rows.size == flat.size else np.ascontiguousarray(x[rows])
         chosen = found if rows.size == flat.size else [candidate(flat[rows], h, request) for h in candidates]
-        for row, total in zip(rows, _many_scales(part, request, candidates, chosen, flat[rows]), strict=True):
+        for row, total in zip(rows, _many_scales(part, request, candidates, chosen, flat[rows], decides), strict=True):
             totals[row] = total
     for row in np.flatnonzero([not total for total in totals]):
         totals[row] = _by_reference(x[row : row + 1], flat[row], request, candidates)
@@ -92,7 +99,12 @@ def _served(x: npt.NDArray[Any], request: Request, found: list[Candidate], amax:
 
 
 def _one_scale(
-    x: npt.NDArray[Any], request: Request, candidates: tuple[float, ...], found: list[Candidate], amax: F32
+    x: npt.NDArray[Any],
+    request: Request,
+    candidates: tuple[float, ...],
+    found: list[Candidate],
+    amax: F32,
+    decides: bool,
 ) -> tuple[Total, ...] | None:
     own, held = _survey(x, request, candidates, found)
     edge = _ends(candidates, found, request)[0]
@@ -112,17 +124,46 @@ def _one_scale(
         )  # fmt: skip
         return None if failed else sums
 
-    parts = over_ranges(run, x.shape[0], size, request.threads)
+    def over_rows(start: int, stop: int) -> tuple[int, ...] | None:
+        parts = over_ranges(lambda a, b: run(start + a, start + b), stop - start, size, request.threads)
+        if any(part is None for part in parts):
+            return None
+        return tuple(sum(int(part[c, 0]) + (int(part[c, 1]) << 32) for part in parts) for c in range(len(found)))
+
+    own.decides = int(decides and one_thread(x.nbytes, request.threads))
+    if own.decides or not decides or edge is None or len(found) > 2:
+        totals = over_rows(0, x.shape[0])
+    else:
+        totals = _by_steps(own, edge, x, over_rows)
     del held
-    if any(part is None for part in parts):
-        return None
-    return tuple(sum(int(part[c, 0]) + (int(part[c, 1]) << 32) for part in parts) for c in range(len(found)))
+    return totals
+
+
+def _by_steps(
+    own: Survey, edge: Ends, x: npt.NDArray[Any], over_rows: Callable[[int, int], tuple[int, ...] | None]
+) -> tuple[int, ...] | None:
+    """What survey.cpp does on one thread, on several: all blocks at the bottom, then others until 2 is ahead."""
+    own.top = float("inf")
+    totals = over_rows(0, x.shape[0])
+    own.bottom, own.top = 0.0, float(edge.top)
+    start, step = 0, max(1, FIRST_STEP // x.shape[1])
+    while totals is not None and start < x.shape[0] and totals[own.two] >= totals[own.one]:
+        more = over_rows(start, min(start + step, x.shape[0]))
+        totals = None if more is None else (totals[0] + more[0], totals[1] + more[1])
+        start, step = start + step, 2 * step
+    return totals
 
 
 def _many_scales(
-    x: npt.NDArray[Any], request: Request, candidates: tuple[float, ...], found: list[Candidate], amax: F32
+    x: npt.NDArray[Any],
+    request: Request,
+    candidates: tuple[float, ...],
+    found: list[Candidate],
+    amax: F32,
+    decides: bool,
 ) -> list[tuple[Total, ...]]:
     own, held = _survey(x, request, candidates, found)
+    own.decides = int(decides)
     edges = np.array(
         [(-1, -1) if edge is None else (edge.bottom, edge.top) for edge in _ends(candidates, found, request)]
     )
@@ -146,6 +187,8 @@ def _many_scales(
     del held
     if failed:
         return [()] * x.shape[0]
+    if sums[..., 1].max(initial=0) < 1 << 30 and sums[..., 0].max(initial=0) < 1 << 61:
+        return list(map(tuple, (sums[..., 0] + (sums[..., 1] << 32)).tolist()))
     whole = sums[..., 0].astype(object) + sums[..., 1].astype(object) * (1 << 32)
     return [tuple(map(int, row)) for row in whole]
 

@@ -184,7 +184,7 @@ class Survey(ctypes.Structure):
     """searches.h: Survey."""
 
     _fields_ = [
-        *((name, ctypes.c_int32) for name in ("count", "one", "two")),
+        *((name, ctypes.c_int32) for name in ("count", "one", "two", "decides")),
         *((name, ctypes.c_float) for name in ("bottom", "top")),
         ("shift", ctypes.c_int32 * MOST_HEADROOMS),
         ("search", GeneralSearch * MOST_HEADROOMS),

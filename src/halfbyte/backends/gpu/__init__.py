@@ -13,6 +13,7 @@ from halfbyte.backends.gpu.batch import (
 from halfbyte.backends.gpu.calls import Bound, DecodingCalls, QuantizingCalls
 from halfbyte.backends.gpu.constants import WORDS
 from halfbyte.backends.gpu.driver.disk import folder as cache_folder
+from halfbyte.backends.gpu.feedback import Held, hold
 from halfbyte.backends.gpu.feedback import solve as solve_feedback
 from halfbyte.backends.gpu.feedback import unserved as unserved_feedback
 from halfbyte.backends.gpu.operand import OLDEST, capability_of
@@ -25,6 +26,7 @@ __all__ = [
     "Bound",
     "DecodingCalls",
     "Gpu",
+    "Held",
     "ListQuantizer",
     "Listed",
     "QuantizingCalls",
@@ -35,6 +37,7 @@ __all__ = [
     "check_list",
     "float32_bits",
     "group_amaxes",
+    "hold",
     "interpreting",
     "list_amaxes",
     "quantize_list",

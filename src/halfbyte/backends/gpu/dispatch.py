@@ -162,7 +162,8 @@ def _table_commands(launch: Launch) -> tuple[list[Command], int] | None:
     blocks = source.blocks if source.all_blocks is None else source.all_blocks
     if name is None or source.map == TILES or not table_kernels.usable(name, launch.device, blocks, source.groups):
         return None
-    form = table_kernels.Form(source.map == ROWS, launch.swizzled, source.groups > 1, source.map == LISTED)
+    listed = source.map == LISTED  # then the address of even a single group has to be looked up
+    form = table_kernels.Form(source.map == ROWS, launch.swizzled, source.groups > 1 or listed, listed)
     sizes = {
         "blocks": blocks, "columns": source.columns, "row_quads": source.row_quads, "groups": source.groups,
         "group_blocks": source.group_blocks,

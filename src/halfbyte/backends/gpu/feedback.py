@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from halfbyte.backends.cpu.tables_nvfp4 import element_constants
+from halfbyte.backends.feedback_problem import Feedback
 from halfbyte.backends.gpu.backend import quantize_matrix
 from halfbyte.backends.gpu.choose import choose
 from halfbyte.backends.numbering import SIGNS, TIES
-from halfbyte.backends.problem import Feedback
 from halfbyte.backends.protocol import Parts, Reason
 from halfbyte.codec.bits import F32
 from halfbyte.contracts import DecodeRule, MXRule, NVFP4Rule
@@ -34,23 +34,26 @@ BATCH = 128
 LANES = 64
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Held:
     """A Feedback on a device."""
 
+    order: torch.Tensor
     factor: torch.Tensor
     inverses: torch.Tensor
     """(blocks, block, block): the inverse of the factor's square of each turn."""
     shift: torch.Tensor | None
     columns: torch.Tensor
+    objective: Hessian
     blocks: list[Hessian]
     """The objective of the block of each turn."""
+    sweeps: int = 0
 
 
 _HELD: weakref.WeakKeyDictionary[Feedback, dict[str, Held]] = weakref.WeakKeyDictionary()
 
 
-def unserved(request: Request, feedback: Feedback) -> Reason | None:
+def unserved(request: Request, feedback: Feedback | Held) -> Reason | None:
     """Why a GPU does not serve a request; None if it does."""
     found, rule = choose(request), request.rule
     if isinstance(found, Reason):
@@ -64,13 +67,13 @@ def unserved(request: Request, feedback: Feedback) -> Reason | None:
     return None
 
 
-def solve(w: torch.Tensor, request: Request, feedback: Feedback, amax: F32 | None) -> Parts[torch.Tensor]:
+def solve(w: torch.Tensor, request: Request, feedback: Feedback | Held, amax: F32 | None) -> Parts[torch.Tensor]:
     """Quantize a (rows, K) float32 matrix on its device with error feedback."""
     import torch
 
     from halfbyte.backends.gpu.triton.feedback import decide_block
 
-    held = _held(feedback, w.device)
+    held = feedback if isinstance(feedback, Held) else _held(feedback, w.device)
     rule, block, (rows, width) = request.rule, request.format.block, w.shape
     divides, constant, scale, stored, multiplier = _numbers(request, amax)
     constants, scales_of = torch.from_numpy(constant).to(w.device), torch.from_numpy(scale).to(w.device)
@@ -105,10 +108,9 @@ def solve(w: torch.Tensor, request: Request, feedback: Feedback, amax: F32 | Non
                     updated[:, last:stop].addmm_(error[:, first:last], held.factor[first:last, last:stop], alpha=-1)
             if stop < width:
                 updated[:, stop:].addmm_(error[:, start:stop], held.factor[start:stop, stop:], alpha=-1)
-    order = torch.from_numpy(feedback.order).to(w.device)
     placed_codes, placed = torch.empty_like(codes), torch.empty_like(bytes_)
-    placed_codes.view(rows, -1, block // 2)[:, order] = codes.view(rows, -1, block // 2)
-    placed[order] = bytes_
+    placed_codes.view(rows, -1, block // 2)[:, held.order] = codes.view(rows, -1, block // 2)
+    placed[held.order] = bytes_
 
     def on_device(value: F32 | None) -> torch.Tensor | None:
         return None if value is None else torch.from_numpy(np.ascontiguousarray(value)).to(w.device)
@@ -135,19 +137,31 @@ def _held(feedback: Feedback, device: torch.device) -> Held:
 
     kept = _HELD.setdefault(feedback, {})
     if str(device) not in kept:
-        count, width = feedback.order.size, feedback.factor.shape[0]
-        block, at = width // count, np.arange(count)
-        squares = feedback.factor.reshape(count, block, count, block)[at, :, at, :].astype(np.float64)
-        inverses = np.linalg.inv(squares).astype(np.float32)
-        matrices = feedback.objective.matrices
-        kept[str(device)] = Held(
-            factor=torch.from_numpy(feedback.factor).to(device),
-            inverses=torch.from_numpy(inverses).to(device),
-            shift=None if feedback.shift is None else torch.from_numpy(feedback.shift).to(device),
-            columns=torch.from_numpy(feedback.columns).to(device),
-            blocks=[Hessian(matrices[number : number + 1]) for number in feedback.order.tolist()],
-        )
+        order, factor = torch.from_numpy(feedback.order).to(device), torch.from_numpy(feedback.factor).to(device)
+        shift = None if feedback.shift is None else torch.from_numpy(feedback.shift).to(device)
+        kept[str(device)] = hold(order, factor, shift, feedback.objective, feedback.sweeps)
     return kept[str(device)]
+
+
+def hold(
+    order: torch.Tensor, factor: torch.Tensor, shift: torch.Tensor | None, objective: Hessian, sweeps: int = 0
+) -> Held:
+    """A Feedback of tensors on a device; order, factor, shift and objective are those of `Feedback`."""
+    import torch
+
+    count = order.numel()
+    block, at = len(factor) // count, torch.arange(count, device=factor.device)
+    squares = factor.reshape(count, block, count, block)[at, :, at, :].double()
+    return Held(
+        order=order,
+        factor=factor,
+        inverses=torch.linalg.inv(squares).float(),
+        shift=shift,
+        columns=(order[:, None] * block + torch.arange(block, device=order.device)).reshape(-1),
+        objective=objective,
+        blocks=[Hessian(objective.matrices[number : number + 1]) for number in order.tolist()],
+        sweeps=sweeps,
+    )
 
 
 @np.errstate(all="ignore")

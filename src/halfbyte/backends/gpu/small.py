@@ -43,9 +43,14 @@ class Small:
         return self.groups * (NUMBERS + 2)
 
     @property
+    def least(self) -> int:
+        """Beside the partial amaxes, if a headroom is chosen: the smallest amax of a block of each part."""
+        return self.partial + self.parts
+
+    @property
     def totals(self) -> int:
         """WORDS int64 for each candidate, at a multiple of 32 bytes."""
-        return ceil_div(self.partial + self.parts, ALIGNED) * ALIGNED
+        return ceil_div(self.least + self.parts, ALIGNED) * ALIGNED
 
     @property
     def candidate_numbers(self) -> int:
@@ -65,8 +70,13 @@ class Small:
         return self.candidate_multiplier + self.scales * self.candidates
 
     @property
+    def lowest(self) -> int:
+        """The smallest amax of a block of all that have a scale: an int32."""
+        return self.done + self.scales
+
+    @property
     def floats(self) -> int:
-        return ceil_div(self.done + self.scales, ALIGNED) * ALIGNED if self.candidates else self.partial + self.parts
+        return ceil_div(self.lowest + self.scales, ALIGNED) * ALIGNED if self.candidates else self.partial + self.parts
 
     def address(self, place: int) -> Address:
         return Address(Slot.SMALL, FLOAT * place)

@@ -109,8 +109,8 @@ class Survey:
             "B": AMAX_LANES, "DEPTH": AMAX_DEPTH, "N": chosen["N"], "DTYPE": chosen["DTYPE"], "MAP": source.map,
         }  # fmt: skip
         arguments = (
-            X, small.address(small.partial), Address(Slot.CODES), source.columns, source.row_quads, self.group_blocks,
-            self.amax_parts,
+            X, small.address(small.partial), small.address(small.least), Address(Slot.CODES), source.columns,
+            source.row_quads, self.group_blocks, self.amax_parts,
         )  # fmt: skip
         kernel = triton_kernel("survey.amax_blocks", constants, AMAX_LANES // 32)
         return Command(kernel, (source.groups * self.amax_parts, 1), arguments)
@@ -127,10 +127,12 @@ class Survey:
             small.candidate_multiplier,
             small.totals,
             small.done,
+            small.lowest,
         )
         arguments = (
-            small.address(small.partial), fixed(headroom_on(self.tried, str(self.launch.device))),
-            *(small.address(place) for place in written), self.amax_parts * self.share, 0 if given is None else given,
+            small.address(small.partial), small.address(small.least),
+            fixed(headroom_on(self.tried, str(self.launch.device))), *(small.address(place) for place in written),
+            self.amax_parts * self.share, 0 if given is None else given,
         )  # fmt: skip
         kernel = triton_kernel("survey.prepare_candidates", constants, 4)
         return Command(kernel, (small.scales * small.candidates, 1), arguments)
@@ -152,7 +154,10 @@ class Survey:
             "COMPETES": self.competes, "SOME": some, "DECIDES": decides,
             "STORED": launch.kernel.prepare["STORED"], **{name: chosen[name] for name in names},
         }  # fmt: skip
-        read = (small.candidate_numbers, small.candidate_stored, small.candidate_multiplier, small.totals, small.done)
+        read = (
+            small.candidate_numbers, small.candidate_stored, small.candidate_multiplier, small.totals, small.done,
+            small.lowest,
+        )  # fmt: skip
         written = (0, small.stored, small.multiplier)
         programs = parts * self.share * small.candidates
         arguments: Arguments = (

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from halfbyte.backends.problem import Feedback
+from halfbyte.backends.feedback_problem import Feedback
 from halfbyte.backends.protocol import Parts
 from halfbyte.backends.reference.quantize import quantize_matrix
 from halfbyte.codec.bits import F32, U8

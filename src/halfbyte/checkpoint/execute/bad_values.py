@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -83,16 +84,20 @@ class BadModules:
 
     def refuse(self) -> None:
         """Raise if anything was found: every module, and the options that keep them."""
-        found = self.modules
-        if not found:
-            return
-        lines = "\n".join(f"  {module} {bad}" for module, bad in found.items())
-        keep = dict.fromkeys(f"--keep {shlex.quote(keep_pattern(module))}" for module in found)
-        count = f"{len(found)} modules have" if len(found) > 1 else "1 module has"
-        raise CheckpointError(
-            f"{count} no usable scale:\n{lines}\nRepair the source, or add to the same command: {' '.join(keep)}\n"
-            "Shards that do not change by this are finished and will be used again."
-        )
+        refuse(self.modules)
+
+
+def refuse(found: Mapping[str, Bad]) -> None:
+    """Raise if there is a module that has no usable scale."""
+    if not found:
+        return
+    lines = "\n".join(f"  {module} {bad}" for module, bad in sorted(found.items()))
+    keep = dict.fromkeys(f"--keep {shlex.quote(keep_pattern(module))}" for module in sorted(found))
+    count = f"{len(found)} modules have" if len(found) > 1 else "1 module has"
+    raise CheckpointError(
+        f"{count} no usable scale:\n{lines}\nRepair the source, or add to the same command: {' '.join(keep)}\n"
+        "Shards that do not change by this are finished and will be used again."
+    )
 
 
 def _first(source: int, start: int, where: npt.NDArray[np.bool_]) -> tuple[int, int, int]:

@@ -19,8 +19,10 @@ from halfbyte.errors import CheckpointError, HalfbyteError
 from halfbyte.feedback import Factor, prepare, request_for, solve_weight
 from halfbyte.methods import Hessian, Method, Optimal
 from halfbyte.quantize import quantize
+from halfbyte.smoothing import Smoothing
 from halfbyte.statistics import LinearStatistics, Statistics, open_statistics
 
+MOMENTS = ("second_moment", "blocks", "diagonal", "cross_moment")
 KEPT = 4
 """Factors that are kept at once: the inputs of the modules that workers are at."""
 
@@ -28,11 +30,12 @@ KEPT = 4
 class Calibrator:
     """Quantizes pieces with the statistics of their modules. Safe to use from several threads."""
 
-    def __init__(self, planned: Calibrated, engine: Engine) -> None:
+    def __init__(self, planned: Calibrated, engine: Engine, smoothing: Smoothing | None = None) -> None:
         self.planned, self.engine = planned, engine
+        self._columns = {} if smoothing is None else smoothing.columns
         self._statistics: Statistics = open_statistics(planned.path)
         self._lock = threading.Lock()
-        self._kept: OrderedDict[str, tuple[threading.Lock, list[Factor | Method]]] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, bytes], tuple[threading.Lock, list[Factor | Method]]] = OrderedDict()
 
     def blocks(self, unit: Unit, piece: Piece, values: npt.NDArray[Any], amax: np.float32 | None) -> tuple[U8, U8]:
         """Packed codes and scale bytes of a piece."""
@@ -46,21 +49,24 @@ class Calibrator:
             return np.asarray(q.codes), np.asarray(q.scales)
         width = matrix.shape[1]
         if self.planned.kind == "gptq":
-            factor = self._found(name, width, lambda known: self._factor(known, unit.module))
+            factor = self._found(name, unit.module, width, lambda known: self._factor(known, unit.module))
             if not isinstance(factor, Factor):
                 raise TypeError("gptq needs a factor")
             request = request_for(format, contract, 1)
             q = solve_weight(matrix, factor, request, global_amax=amax, backend="auto", name=unit.module)
         else:
-            method = self._found(name, width, self._method)
+            method = self._found(name, unit.module, width, self._method)
             if isinstance(method, Factor):
                 raise TypeError("hessian needs a method")
             q = quantize(matrix, format, contract, method, global_amax=amax, threads=1)
         return np.asarray(q.codes), np.asarray(q.scales)
 
-    def _found(self, name: str, width: int, make: Callable[[LinearStatistics], Factor | Method]) -> Factor | Method:
+    def _found(
+        self, name: str, module: str, width: int, make: Callable[[LinearStatistics], Factor | Method]
+    ) -> Factor | Method:
         """What is made of the statistics of a name, once for all that share their input."""
-        key = self._statistics.stored_as(name) or name
+        exponents = self._columns.get(module)
+        key = self._statistics.stored_as(name) or name, b"" if exponents is None else exponents.tobytes()
         with self._lock:
             own, made = self._kept.setdefault(key, (threading.Lock(), []))
             self._kept.move_to_end(key)
@@ -69,12 +75,12 @@ class Calibrator:
         with own:
             if not made:
                 try:
-                    known = self._statistics.get(name, width)
+                    known = self._statistics.get(name, width, MOMENTS)
                 except HalfbyteError as error:
                     raise CheckpointError(str(error)) from error
                 if known is None:
                     raise CheckpointError(f"{self.planned.path}: the statistics of {name} are gone")
-                made.append(make(known))
+                made.append(make(known if exponents is None else known.divided(exponents)))
         return made[0]
 
     def _factor(self, known: LinearStatistics, module: str) -> Factor:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from halfbyte.checkpoint.execute.disk import Disk
+from halfbyte.checkpoint.execute.ending import Ending
 from halfbyte.checkpoint.execute.journal import Finished, Journal, work_folder
 from halfbyte.checkpoint.execute.manifest import manifest_of, read_manifest
 from halfbyte.checkpoint.io.index import CONFIG, MANIFEST
@@ -20,7 +21,10 @@ REPLACED = "replaced"
 
 
 def close(
-    plan: Plan, destination: Path, journal: Journal, report: Callable[[int, int], None] = lambda done, total: None
+    plan: Plan | Ending,
+    destination: Path,
+    journal: Journal,
+    report: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
     """Give everything its final name: shards, side files, index, config, and the manifest last of all.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from halfbyte.backends.threads import thread_count
@@ -13,10 +13,11 @@ from halfbyte.checkpoint.execute.destination import check_destination, only_one,
 from halfbyte.checkpoint.execute.device.sizes import DevicePlan, Limits, plan_devices
 from halfbyte.checkpoint.execute.device.work import DeviceWork
 from halfbyte.checkpoint.execute.disk import Disk
+from halfbyte.checkpoint.execute.ending import Ending
 from halfbyte.checkpoint.execute.engine import Engine
 from halfbyte.checkpoint.execute.journal import Journal, work_folder
 from halfbyte.checkpoint.execute.pieces import SLACK, Sizes, largest_piece
-from halfbyte.checkpoint.execute.pool import Event, Pool, check_unchanged
+from halfbyte.checkpoint.execute.pool import Event, Into, Pool, check_unchanged
 from halfbyte.checkpoint.execute.target_device import open_devices
 from halfbyte.checkpoint.execute.tasks import Tasks
 from halfbyte.checkpoint.execute.unit import UnitWork
@@ -63,6 +64,10 @@ class Outcome:
     """The destination held the result of the same plan already."""
     pieces_on_cpu: int = 0
     """Pieces that were computed on the CPU because no GPU had memory left for them."""
+    complete: bool = field(default=True, repr=False)
+    """Whether the destination is. Otherwise other ranks have work to do, or are about to close it."""
+    shards_missing: int = field(default=0, repr=False)
+    """Shards that other ranks have to write."""
 
 
 def sizes_for(plan: Plan, resources: Resources) -> tuple[Sizes, int]:
@@ -83,6 +88,26 @@ def sizes_for(plan: Plan, resources: Resources) -> tuple[Sizes, int]:
         workers -= 1
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """What computes the shards of a plan, and how the work is cut."""
+
+    engine: Engine
+    devices: DevicePlan | None
+    sizes: Sizes
+    workers: int
+
+
+def prepare(plan: Plan, resources: Resources) -> Prepared:
+    """Open the devices, and cut the work so that it fits them. Nothing is written."""
+    sizes, workers = sizes_for(plan, resources)
+    engine = Engine(plan.format, plan.contract, plan.method, plan.repairs)
+    found = open_devices(resources.device, plan, engine)
+    limits = Limits(resources.max_memory * 9 // 10, resources.max_gpu_memory, resources.chunk)
+    devices = plan_devices(found, engine, plan.units, workers, limits) if found else None
+    return Prepared(engine, devices, sizes if devices is None else devices.sizes, workers)
+
+
 def run(
     plan: Plan,
     destination: Path,
@@ -95,12 +120,7 @@ def run(
     On any error, and when interrupted, finished shards stay in the work folder and nothing stands under a final name.
     """
     resources = resources or Resources()
-    sizes, workers = sizes_for(plan, resources)
-    engine = Engine(plan.format, plan.contract, plan.method, plan.repairs)
-    found = open_devices(resources.device, plan, engine)
-    limits = Limits(resources.max_memory * 9 // 10, resources.max_gpu_memory, resources.chunk)
-    devices = plan_devices(found, engine, plan.units, workers, limits) if found else None
-    sizes = sizes if devices is None else devices.sizes
+    prepared = prepare(plan, resources)
     check_destination(plan.source, destination)
     disk = Disk(resources.sync)
     try:
@@ -108,7 +128,12 @@ def run(
             journal = open_destination(plan, destination, overwrite, disk)
             if journal is None:
                 return Outcome(0, len(plan.shards), finished_before=True)
-            return _work(plan, destination, journal, engine, devices, (sizes, workers), report)
+            found = len(journal.finished)
+            total, acts = write_shards(plan, Into(work_folder(destination), journal, plan.shards), prepared, report)
+            acts.bad.refuse()
+            finish(plan, destination, journal, report)
+            report(Event("end", total, total))
+            return Outcome(len(plan.shards) - found, found, pieces_on_cpu=acts.on_cpu)
     except OSError as error:
         raise disk_error(error, destination) from error
 
@@ -117,33 +142,26 @@ def _codes(plan: Plan, engine: Engine) -> Calibrator | SolvedCodes | None:
     """Where the codes of a plan come from, if not from its weights alone."""
     if plan.solved is not None:
         return SolvedCodes(plan.solved, engine)
-    return None if plan.calibrated is None else Calibrator(plan.calibrated, engine)
+    return None if plan.calibrated is None else Calibrator(plan.calibrated, engine, plan.smoothing)
 
 
-def _work(
-    plan: Plan,
-    destination: Path,
-    journal: Journal,
-    engine: Engine,
-    devices: DevicePlan | None,
-    cut: tuple[Sizes, int],
-    report: Callable[[Event], None],
-) -> Outcome:
-    """Write the shards that the journal does not list, then give all files their final names."""
-    sizes, workers = cut
-    found = len(journal.finished)
+def write_shards(plan: Plan, into: Into, prepared: Prepared, report: Callable[[Event], None]) -> tuple[int, UnitWork]:
+    """Write the shards that the journal does not list. The source bytes of all of them, and who computed them."""
+    engine, devices = prepared.engine, prepared.devices
     files = Files({file.name: str(plan.source / file.name) for file in plan.files})
     acts = UnitWork(files, engine, _codes(plan, engine)) if devices is None else DeviceWork(files, engine, devices)
     try:
-        pool = Pool(plan, Tasks(plan, acts, sizes), journal, work_folder(destination), report)
+        pool = Pool(plan, Tasks(plan, acts, prepared.sizes), into, report)
         report(Event("begin", pool.done, pool.total))
-        pool.work(workers)
+        pool.work(prepared.workers)
     finally:
         files.close()
         if devices is not None:
             devices.lanes.close()
-    acts.bad.refuse()
+    return pool.total, acts
+
+
+def finish(plan: Plan | Ending, destination: Path, journal: Journal, report: Callable[[Event], None]) -> None:
+    """Give all files their final names, once every shard is complete."""
     check_unchanged(plan)
     close(plan, destination, journal, lambda done, total: report(Event("close", done, total)))
-    report(Event("end", pool.total, pool.total))
-    return Outcome(len(plan.shards) - found, found, pieces_on_cpu=acts.on_cpu)

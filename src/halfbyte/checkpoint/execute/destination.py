@@ -16,6 +16,7 @@ from halfbyte.checkpoint.execute.closing import remove_begun, take_back
 from halfbyte.checkpoint.execute.disk import Disk
 from halfbyte.checkpoint.execute.journal import JOURNAL, Finished, Journal, work_folder
 from halfbyte.checkpoint.execute.manifest import read_manifest
+from halfbyte.checkpoint.execute.ranks import GUARD, absorb, guarded, load_all, running_ranks
 from halfbyte.checkpoint.io.index import MANIFEST
 from halfbyte.checkpoint.plan.types import Plan
 from halfbyte.errors import CheckpointError
@@ -38,16 +39,30 @@ def check_destination(source: Path, destination: Path) -> None:
 def only_one(destination: Path, disk: Disk) -> Iterator[None]:
     """Lock the destination against a second conversion. The lock is on the folder and ends with the process."""
     disk.make_folders(destination)
-    with _locked(destination):
+    with locked(destination):
+        _refuse_ranks(destination)
         yield
 
 
+def _refuse_ranks(destination: Path) -> None:
+    """Raise if ranks are working there, on whatever machine."""
+    work = work_folder(destination)
+    if not (work / GUARD).exists():
+        return
+    with guarded(work):
+        running = running_ranks(work)
+    if running:
+        listed = ", ".join(map(str, running[:3])) + (", …" if len(running) > 3 else "")
+        raise CheckpointError(f"another conversion into {destination} is running ({listed}); wait for it or stop it")
+
+
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path, shared: bool = False) -> Iterator[None]:
+    """Lock a folder, alone or together with others that share it."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise CheckpointError(f"another conversion into {folder} is running; wait for it or stop it") from error
         except OSError as error:
@@ -76,7 +91,7 @@ class Found:
 
 def examine(plan: Plan, destination: Path, overwrite: bool, disk: Disk) -> Found:
     """What the destination holds. Raises if it will be refused. Nothing is changed."""
-    journal = Journal.load(work_folder(destination) / JOURNAL, disk)
+    journal = load_all(work_folder(destination), disk)
     manifest = read_manifest(destination)
     if journal.first:
         found = _begun(plan, destination, journal, manifest, overwrite)
@@ -117,7 +132,8 @@ def check_refusal(plan: Plan, destination: Path, overwrite: bool) -> Found:
     if not os.access(exists, os.W_OK | os.X_OK):
         raise CheckpointError(f"{destination} cannot be written: {os.strerror(errno.EACCES)}")
     if destination.is_dir():
-        with _locked(destination):
+        with locked(destination):
+            _refuse_ranks(destination)
             return examine(plan, destination, overwrite, Disk(sync=False))
     return examine(plan, destination, overwrite, Disk(sync=False))
 
@@ -134,6 +150,7 @@ def open_destination(plan: Plan, destination: Path, overwrite: bool, disk: Disk)
     if found.continued:
         if journal.continues(plan):
             journal.finished = found.usable
+            absorb(plan, journal)
         else:
             take_back(plan, destination, journal, found.usable)
         return journal
@@ -158,7 +175,7 @@ def _begun(
         if not overwrite:
             raise
         return None
-    _forget_lost(journal, destination, finals=theirs in (None, journal.first.get("fingerprint")))
+    forget_lost(journal, destination, finals=theirs in (None, journal.first.get("fingerprint")))
     return Found(journal, journal.usable(plan), continued=True)
 
 
@@ -181,7 +198,7 @@ def _complete(plan: Plan, destination: Path) -> bool:
     return sizes and all((destination / name).is_file() for name in (*plan.json_files, *plan.side_files))
 
 
-def _forget_lost(journal: Journal, destination: Path, finals: bool) -> None:
+def forget_lost(journal: Journal, destination: Path, finals: bool) -> None:
     """Drop shards from the journal that are missing or incomplete, so that they are written again.
 
     finals: whether files with final names are of this conversion, and not of one that it replaces.

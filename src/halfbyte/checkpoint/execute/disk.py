@@ -1,7 +1,8 @@
 """Every operation of a conversion that changes a disk.
 
-Nothing else in this package creates, writes, renames or removes a file. Tests put another `Disk` in place of this one,
-which records the operations, stops at one of them, or replays them on a disk that loses what was not flushed.
+Nothing else in this package creates, writes, renames or removes a file, but for empty files to lock (locks.py). Tests
+put another `Disk` in place of this one, which records the operations, stops at one of them, or replays them on a disk
+that loses what was not flushed.
 """
 
 from __future__ import annotations

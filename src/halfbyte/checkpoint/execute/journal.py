@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from halfbyte.checkpoint.execute.disk import Disk
+from halfbyte.checkpoint.execute.ending import Ending
 from halfbyte.checkpoint.execute.hashes import TREE
 from halfbyte.checkpoint.io.side_files import WORK
 from halfbyte.checkpoint.plan.types import VERSION, Plan
@@ -66,21 +68,24 @@ class Journal:
         return journal
 
     @classmethod
-    def start(cls, path: Path, disk: Disk, plan: Plan) -> Journal:
-        """A new journal, written to disk before any work begins."""
+    def start(cls, path: Path, disk: Disk, plan: Plan, about: Mapping[str, Any] | None = None) -> Journal:
+        """A new journal, written to disk before any work begins. about: further entries of its first line."""
         journal = cls(path, disk)
-        journal.rewrite(plan, {})
+        journal.rewrite(plan, {}, about)
         return journal
 
-    def rewrite(self, plan: Plan, finished: dict[str, Finished]) -> None:
+    def rewrite(
+        self, plan: Plan | Ending, finished: dict[str, Finished], about: Mapping[str, Any] | None = None
+    ) -> None:
         """Begin anew with a plan and shards that are complete already. The old journal counts until this one does."""
         self.first = {
             "version": VERSION,
             "hash": TREE,
             "fingerprint": plan.fingerprint,
-            "choices": plan.choices,
+            "choices": dict(plan.choices),
             "files": [asdict(file) for file in plan.files],
             "outputs": sorted([*(shard.name for shard in plan.shards), *plan.json_files, *plan.side_files]),
+            **(about or {}),
         }
         self.finished = dict(finished)
         records = [self.first, *(asdict(done) for done in self.finished.values())]

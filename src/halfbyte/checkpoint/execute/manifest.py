@@ -8,13 +8,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from halfbyte.checkpoint.execute.ending import Ending
 from halfbyte.checkpoint.execute.hashes import TREE
 from halfbyte.checkpoint.execute.journal import Finished
 from halfbyte.checkpoint.io.index import MANIFEST, read_json
 from halfbyte.checkpoint.plan.types import VERSION, Plan
 
 
-def manifest_of(plan: Plan, finished: dict[str, Finished]) -> dict[str, Any]:
+def manifest_of(plan: Plan | Ending, finished: dict[str, Finished]) -> dict[str, Any]:
     """The manifest as JSON, once every shard is complete."""
     return {
         "halfbyte": VERSION,

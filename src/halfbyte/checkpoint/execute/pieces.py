@@ -11,7 +11,7 @@ from halfbyte.checkpoint.plan.types import Action, Unit
 
 SLACK = 1 << 16
 """Bytes of an arena that alignment may take."""
-OUTPUT: dict[Action, float] = {"quantize": 1.25, "cast": 1.25, "decode": 2, "relayout": 0, "gather": 0}
+OUTPUT: dict[Action, float] = {"quantize": 1.25, "cast": 1.25, "decode": 2, "relayout": 0, "gather": 0, "rescale": 8}
 """Bytes per element of what is made from a piece, with what is needed to make it."""
 
 
@@ -61,7 +61,8 @@ def piece_memory(unit: Unit, piece: Piece) -> int:
     scales = 0 if source.scale is None else rows * source.scale.columns * 4
     direct = unit.action == "decode" and source.kind in ("mxfp4", "nvfp4")  # codes become BF16 without float32 between
     values = decoding_memory(source, rows) if unit.action in ("quantize", "decode") and not direct else 0
-    return scratch_bytes(source, rows) + values + outputs + scales + SLACK
+    scaled = 0 if unit.factors is None else rows * source.columns * 8
+    return scratch_bytes(source, rows) + values + outputs + scales + scaled + SLACK
 
 
 def largest_piece(unit: Unit, chunk: int) -> int:

@@ -6,11 +6,13 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from halfbyte.checkpoint.execute.disk import Disk
+from halfbyte.checkpoint.execute.ending import Ending
 from halfbyte.checkpoint.execute.hand_out import HandOut, Line
-from halfbyte.checkpoint.execute.journal import Journal
+from halfbyte.checkpoint.execute.journal import Finished, Journal
 from halfbyte.checkpoint.execute.tasks import Tasks
 from halfbyte.checkpoint.execute.writer import ShardWriter, Stopped
 from halfbyte.checkpoint.plan.types import Plan, Shard
@@ -32,6 +34,28 @@ class Event:
     shard: str = ""
 
 
+@dataclass
+class Collected:
+    """Takes the place of a journal where another process keeps it: finished shards are collected in memory."""
+
+    disk: Disk
+    finished: dict[str, Finished] = field(default_factory=dict)
+
+    def add(self, done: Finished) -> None:
+        self.finished[done.name] = done
+
+
+@dataclass(frozen=True)
+class Into:
+    """Where shards are written, which ones, and who keeps the record of those that are complete."""
+
+    work: Path
+    journal: Journal | Collected
+    shards: tuple[Shard, ...]
+    tag: str = ""
+    """What names in the work folder end with."""
+
+
 class Pool:
     """Workers that take tasks, and threads that sync and rename finished shards."""
 
@@ -39,15 +63,14 @@ class Pool:
         self,
         plan: Plan,
         tasks: Tasks,
-        journal: Journal,
-        work: Path,
+        into: Into,
         report: Callable[[Event], None],
     ) -> None:
-        self.plan, self.tasks, self.journal, self.work_folder = plan, tasks, journal, work
+        self.plan, self.tasks, self.into, self.journal = plan, tasks, into, into.journal
         self.report = report
         self.stop = threading.Event()
-        self.total = sum(shard_bytes(shard) for shard in plan.shards)
-        self.done = sum(shard_bytes(shard) for shard in plan.shards if shard.name in journal.finished)
+        self.total = sum(shard_bytes(shard) for shard in into.shards)
+        self.done = sum(shard_bytes(shard) for shard in into.shards if shard.name in into.journal.finished)
         self._lock = threading.Lock()
         self._open: list[ShardWriter] = []
         self._whole: queue.Queue[ShardWriter | None] = queue.Queue()
@@ -93,10 +116,10 @@ class Pool:
 
     def _lines(self) -> Iterator[Line]:
         """The shards that are to be written, each opened when it is asked for."""
-        for shard in self.plan.shards:
+        for shard in self.into.shards:
             if shard.name in self.journal.finished:
                 continue
-            writer = ShardWriter(shard, self.work_folder, self.stop, self.journal.disk)
+            writer = ShardWriter(shard, self.into.work, self.stop, self.journal.disk, self.into.tag)
             with self._lock:
                 self._open.append(writer)
             yield Line(writer, self.tasks.of_shard(shard, writer))
@@ -125,7 +148,7 @@ class Pool:
                     continue
                 done = writer.finish(self.plan.shard_fingerprint(writer.shard))
                 check_unchanged(self.plan, writer.shard.name)
-                self.journal.disk.flush_folder(self.work_folder)
+                self.journal.disk.flush_folder(self.into.work)
                 self.journal.add(done)
                 self._tell.put(Event("shard", self.done, self.total, writer.shard.name))
         except BaseException as error:
@@ -143,7 +166,7 @@ def shard_bytes(shard: Shard) -> int:
     return sum(copy.output.bytes for copy in shard.copies) + sum(unit.source_bytes for unit in shard.units)
 
 
-def check_unchanged(plan: Plan, name: str | None = None) -> None:
+def check_unchanged(plan: Plan | Ending, name: str | None = None) -> None:
     """Raise if a source file changed since the plan was made."""
     for file in plan.files:
         if name not in (None, file.name):

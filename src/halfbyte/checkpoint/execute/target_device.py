@@ -62,6 +62,8 @@ def kernel_reason(plan: Plan) -> str | None:
         return None
     if plan.calibrated is not None or plan.solved is not None:
         return "conversions with statistics or solved weights compute on the CPU"
+    if plan.smoothing is not None:
+        return "smoothed weights are computed on the CPU"
     for dtype in sorted(
         {_dtype(source) for unit in plan.units if unit.action == "quantize" for source in unit.sources}
     ):

@@ -23,12 +23,13 @@ from halfbyte.checkpoint.execute.calibrated import Calibrator, SolvedCodes
 from halfbyte.checkpoint.execute.cast import MXFP4_BLOCK, choose_scale, stored_scales
 from halfbyte.checkpoint.execute.engine import Engine, TensorScales
 from halfbyte.checkpoint.execute.pieces import SLACK, Piece, Sizes, largest_piece, pieces_of
+from halfbyte.checkpoint.execute.smoothed import rescaled, smoothed, values_dtype
 from halfbyte.checkpoint.execute.writer import ShardWriter, Stopped
 from halfbyte.checkpoint.io.bfloat16 import bf16
 from halfbyte.checkpoint.io.buffers import Arena
 from halfbyte.checkpoint.io.decode import Scales, decode_fp4, decode_rows, fp8_amax, read_block_scales, read_scales
 from halfbyte.checkpoint.io.files import Files
-from halfbyte.checkpoint.io.views import NUMPY, SourceMatrix, View, read_rows, read_rows_amax
+from halfbyte.checkpoint.io.views import SourceMatrix, View, read_rows, read_rows_amax
 from halfbyte.checkpoint.plan.types import Output, Unit
 from halfbyte.codec.bits import U8
 from halfbyte.errors import CheckpointError
@@ -143,7 +144,7 @@ class UnitWork:
     def survey(self, unit: Unit, piece: Piece, group: Group, arena: Arena) -> npt.NDArray[Any]:
         """First pass: read a piece and add to the scale that its group shares. The bytes stay in the arena."""
         source = unit.sources[piece.source]
-        if source.kind == "float" and source.weight.contiguous:
+        if source.kind == "float" and source.weight.contiguous and unit.factors is None:
             raw, amax = read_rows_amax(self.files, source.weight, piece.start, piece.stop, arena)
             self._take_in(unit, piece, group, amax, raw, arena)
             return raw
@@ -178,7 +179,7 @@ class UnitWork:
     def _amax(self, unit: Unit, piece: Piece, raw: npt.NDArray[Any], arena: Arena) -> np.float32:
         """The largest magnitude of a piece that was read; NaN if there is one."""
         source = unit.sources[piece.source]
-        if source.kind == "fp8":
+        if source.kind == "fp8" and unit.factors is None:
             return fp8_amax(source, raw, piece.start, self.scales_for(unit, piece.source))
         return self.engine.amax(self._values(unit, piece, raw, arena))
 
@@ -203,8 +204,7 @@ class UnitWork:
             usable = self.engine.usable_amax(group.amax, modules)
             chooses = self.codes is None and usable == group.amax
             group.amax = self._raised(units, usable, chunk, arena, held) if chooses else usable
-            as_stored = unit.sources[0].kind == "float" and self.codes is None
-            dtype = NUMPY[unit.sources[0].weight.dtype] if as_stored else np.float32
+            dtype = values_dtype(unit) if self.codes is None else np.dtype(np.float32)
             group.scales = self.engine.tensor_scales(group.amax, dtype)
         group.ready.set()
 
@@ -272,7 +272,8 @@ class UnitWork:
     def _values(self, unit: Unit, piece: Piece, raw: npt.NDArray[Any], arena: Arena) -> npt.NDArray[Any]:
         source = unit.sources[piece.source]
         scales = Scales() if source.kind == "float" else self.scales_for(unit, piece.source)
-        return decode_rows(source, raw, piece.start, scales, arena, self.files)
+        values = decode_rows(source, raw, piece.start, scales, arena, self.files)
+        return values if unit.factors is None else smoothed(unit, unit.factors, piece, values)
 
     def _plain(self, unit: Unit, piece: Piece, raw: npt.NDArray[Any], arena: Arena) -> npt.NDArray[Any]:
         """Values of a quantized source in BF16, rounded once from float32."""
@@ -299,8 +300,11 @@ class UnitWork:
         mark = arena.mark()
         if raw is None:
             raw = self.read(unit, piece, arena)
-        if unit.action in ("decode", "gather"):
-            values = raw if unit.action == "gather" else self._plain(unit, piece, raw, arena)
+        if unit.action in ("decode", "gather", "rescale"):
+            if unit.action == "decode":
+                values = self._plain(unit, piece, raw, arena)
+            else:
+                values = raw if unit.factors is None else rescaled(unit, unit.factors, piece, raw)
             writer.put_all([self._place(unit, unit.outputs[0], values, piece)])
         elif (blocks := self._blocks(unit, piece, raw, group, writer, arena)) is not None:
             self._put_blocks(writer, unit, piece, blocks, group)

@@ -25,10 +25,11 @@ class Stopped(Exception):
 class ShardWriter:
     """A shard under its temporary name. It is complete when all tasks that write to it are done."""
 
-    def __init__(self, shard: Shard, folder: Path, stop: threading.Event, disk: Disk) -> None:
+    def __init__(self, shard: Shard, folder: Path, stop: threading.Event, disk: Disk, tag: str = "") -> None:
+        """tag: what its names in the folder end with, if other processes may write the same shard there."""
         self.shard, self.disk = shard, disk
-        self.temporary = folder / f"{shard.name}.part"
-        self.final = folder / shard.name
+        self.temporary = folder / f"{shard.name}{tag}.part"
+        self.final = folder / f"{shard.name}{tag}"
         self.stop = stop
         self._spoiled = threading.Event()
         self._hashes: dict[str, TreeHash] = {}

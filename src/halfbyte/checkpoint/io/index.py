@@ -14,6 +14,7 @@ from halfbyte.checkpoint.io.side_files import PICKLES, side_files
 from halfbyte.errors import CheckpointError
 from halfbyte.layouts import LAYOUTS
 from halfbyte.models.config import setting, text_part
+from halfbyte.smoothing import FILE as SMOOTHING
 
 INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
@@ -82,7 +83,7 @@ def open_checkpoint(path: Path, need_config: bool = True) -> Checkpoint:
         raise CheckpointError(f"{path} is not there, or is no directory")
     files, weight_map = _shards(path)
     config = read_json(path / CONFIG) if need_config or (path / CONFIG).exists() else {}
-    written = {CONFIG, INDEX, MANIFEST, *(layout.config_file for layout in LAYOUTS.values())}
+    written = {CONFIG, INDEX, MANIFEST, SMOOTHING, *(layout.config_file for layout in LAYOUTS.values())}
     side, left_out = side_files(path, files, written, strict=need_config)
     return _assemble(path, files, weight_map, config, side, left_out)
 

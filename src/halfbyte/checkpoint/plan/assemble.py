@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from pathlib import Path
 
 from halfbyte.checkpoint.io.index import Tensor
 from halfbyte.checkpoint.io.views import SourceMatrix, View
@@ -12,15 +13,18 @@ from halfbyte.checkpoint.plan.calibrated import plan_calibrated
 from halfbyte.checkpoint.plan.config_files import json_files
 from halfbyte.checkpoint.plan.draft import Draft, action_of
 from halfbyte.checkpoint.plan.excluded import excluded_modules
+from halfbyte.checkpoint.plan.input_amaxes import input_amaxes
 from halfbyte.checkpoint.plan.notes import plan_notes
 from halfbyte.checkpoint.plan.select import Selector
-from halfbyte.checkpoint.plan.source_weights import SourceWeight
+from halfbyte.checkpoint.plan.smoothed import factors_of, plan_smoothing
+from halfbyte.checkpoint.plan.source_weights import SourceWeight, whole
 from halfbyte.checkpoint.plan.target import MEANING, Target, activations_of, input_scales
 from halfbyte.checkpoint.plan.types import Action, Copy, Options, Plan, Shard, SourceFile, Unit, place
 from halfbyte.errors import CheckpointError
 from halfbyte.layouts.description import Activations, LogicalWeight, Part
 from halfbyte.models.experts import expert_module
 from halfbyte.models.names import is_expert
+from halfbyte.smoothing import FILE
 
 
 def assemble(draft: Draft, options: Options, selector: Selector) -> Plan:
@@ -28,7 +32,14 @@ def assemble(draft: Draft, options: Options, selector: Selector) -> Plan:
     checkpoint, target = draft.checkpoint, draft.target
     have = bool(draft.converted) and all(weight.sources[0].input_scale is not None for weight in draft.converted)
     kind, activations = activations_of(options, target, have)
-    scales = input_scales(kind, options, draft.groups, lambda: _names(draft))
+    smoothing = plan_smoothing(draft, options)
+    scales = input_scales(
+        kind,
+        options,
+        draft.groups,
+        lambda: _names(draft),
+        lambda: input_amaxes(draft, Path(options.statistics or ""), _names(draft), smoothing),
+    )
     _split_biases(draft)
     place_cache_scales(draft)
     group_of = {module: number for number, group in enumerate(draft.groups) for module in group}
@@ -36,7 +47,11 @@ def assemble(draft: Draft, options: Options, selector: Selector) -> Plan:
     copied: dict[str, list[Tensor]] = defaultdict(list)
     made: dict[str, list[tuple[str, Action, tuple[SourceMatrix, ...], tuple[Part, ...]]]] = defaultdict(list)
     for tensor in checkpoint.tensors.values():
-        if tensor.name not in draft.owned and tensor.name not in draft.dropped:
+        if smoothing is not None and tensor.name in smoothing.vectors:
+            part = Part(tensor.name, tensor.dtype, tensor.shape, "values")
+            source = SourceMatrix("float", tensor.shape[0], 1, whole(tensor, tensor.shape[0], 1))
+            made[tensor.file].append((tensor.name, "rescale", (source,), (part,)))
+        elif tensor.name not in draft.owned and tensor.name not in draft.dropped:
             copied[tensor.file].append(tensor)
             wanted[tensor.file].append(_copied_part(draft, tensor))
     for weight in draft.converted:
@@ -64,6 +79,7 @@ def assemble(draft: Draft, options: Options, selector: Selector) -> Plan:
                 tuple(placed[part.name] for part in parts),
                 group_of.get(module, -1),
                 scales.get(module),
+                factors_of(smoothing, module),
             )
             for module, action, sources, parts in made[file]
         )
@@ -90,9 +106,13 @@ def assemble(draft: Draft, options: Options, selector: Selector) -> Plan:
         dropped=draft.dropped,
         left_out=checkpoint.left_out,
         notes=(*plan_notes(draft, selector, excluded, activations), *draft.notes, *planned.notes),
-        json_files=json_files(draft, activations, shards, excluded),
+        json_files={
+            **json_files(draft, activations, shards, excluded),
+            **({} if smoothing is None else {FILE: smoothing.as_json()}),
+        },
         calibrated=planned.calibrated,
         solved=planned.solved,
+        smoothing=smoothing,
     )
 
 

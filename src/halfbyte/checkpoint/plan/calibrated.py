@@ -11,6 +11,7 @@ from typing import Literal
 from halfbyte.checkpoint.io.solved import SolvedFolder
 from halfbyte.checkpoint.plan.draft import Draft, action_of
 from halfbyte.checkpoint.plan.source_weights import SourceWeight
+from halfbyte.checkpoint.plan.target import by_statistics
 from halfbyte.checkpoint.plan.types import Calibrated, Options, Solved
 from halfbyte.errors import CheckpointError, HalfbyteError, InputError
 from halfbyte.methods import Gptq
@@ -37,7 +38,7 @@ def plan_calibrated(draft: Draft, options: Options, names: Mapping[str, Iterable
     fresh = [weight for weight in draft.converted if action_of(weight, draft.target) == "quantize"]
     if options.solved is not None:
         return Planned(None, _solved(draft, Path(options.solved), fresh))
-    if options.statistics is None:
+    if options.statistics is None or not by_statistics(options):
         return Planned(None, None)
     return _calibrated(draft, options, Path(options.statistics), fresh, names)
 
@@ -45,14 +46,7 @@ def plan_calibrated(draft: Draft, options: Options, names: Mapping[str, Iterable
 def _calibrated(
     draft: Draft, options: Options, path: Path, fresh: list[SourceWeight], names: Mapping[str, Iterable[str]]
 ) -> Planned:
-    try:
-        statistics = open_statistics(path)
-    except HalfbyteError as error:
-        raise CheckpointError(f"--stats: {error}") from error
-    called: dict[str, str] = {}
-    for name in statistics.names:
-        for module in names.get(name, (name,)):
-            called.setdefault(module, name)
+    statistics, called = open_named(path, names)
     kind: Literal["gptq", "hessian"] = "hessian" if options.method == "hessian" else "gptq"
     method = options.method if isinstance(options.method, Gptq) else Gptq()
     chosen: dict[str, tuple[str | None, ...]] = {}
@@ -60,7 +54,7 @@ def _calibrated(
     for weight in fresh:
         found = []
         for number in range(len(weight.sources)):
-            own = _name(draft, weight, number, called)
+            own = statistics_name(draft, weight, number, called)
             reason = _why_not(statistics, own, kind)
             if reason is not None:
                 fallback[weight.module] = reason
@@ -79,7 +73,20 @@ def _calibrated(
     return Planned(calibrated, None, tuple(notes))
 
 
-def _name(draft: Draft, weight: SourceWeight, number: int, called: Mapping[str, str]) -> str | None:
+def open_named(path: Path, names: Mapping[str, Iterable[str]]) -> tuple[Statistics, dict[str, str]]:
+    """The statistics of a folder, and module on disk → what it is called there."""
+    try:
+        statistics = open_statistics(path)
+    except HalfbyteError as error:
+        raise CheckpointError(f"--stats: {error}") from error
+    called: dict[str, str] = {}
+    for name in statistics.names:
+        for module in names.get(name, (name,)):
+            called.setdefault(module, name)
+    return statistics, called
+
+
+def statistics_name(draft: Draft, weight: SourceWeight, number: int, called: Mapping[str, str]) -> str | None:
     """The statistics of one source of a weight: its own, or for an expert of a stack those of any projection."""
     candidates = [weight.module]
     if weight.stacked and draft.model.stacking is not None:

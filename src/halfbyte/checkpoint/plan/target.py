@@ -24,11 +24,14 @@ from halfbyte.models.names import same_projection
 from halfbyte.request import resolve
 
 TARGETS = ("nvfp4", "mxfp4", "bf16")
+STATS = "stats"
+"""--activations by statistics."""
 DEFAULT_CONTRACT = {"nvfp4": "modelopt", "mxfp4": "ocp"}
 
 MEANING = {
     "none": "W4A16: weights are FP4, a server computes with unquantized activations",
     "unit": "W4A4 with input_scale 1.0: activations become FP4 too; block amaxes between about 0.01 and 2688 fit",
+    "stats": "W4A4 with input scales from statistics: activations become FP4 too",
     "file": "W4A4 with calibrated input scales: activations become FP4 too",
     "source": "W4A4 with the source's own input scales",
     "dynamic": "W4A4: activations become FP4 too, their scales are computed while serving",
@@ -53,8 +56,9 @@ def resolve_target(options: Options, family: Family) -> Target:
     if options.to not in TARGETS:
         raise unknown_name("target format", options.to, TARGETS)
     layout = get_layout(options.layout)
-    if options.to == "bf16" and (options.statistics is not None or options.solved is not None):
-        raise InputError("statistics and solved weights belong to conversions to FP4, not to bf16")
+    given = (options.statistics, options.solved, options.smoothing)
+    if options.to == "bf16" and any(one is not None for one in given):
+        raise InputError("statistics, solved weights and smoothing belong to conversions to FP4, not to bf16")
     if options.to == "bf16":
         return Target(None, layout, None, None, repairs=False)
     if options.to not in layout.formats:
@@ -82,7 +86,7 @@ def resolve_target(options: Options, family: Family) -> Target:
     method = options.method
     if method is None and options.contract is None and options.to == "nvfp4":
         method = "optimal"
-    if _by_statistics(options):
+    if by_statistics(options):
         request_for(format, contract)
         method = "optimal"  # of what has no statistics
     _check_method(method, rule)
@@ -90,26 +94,32 @@ def resolve_target(options: Options, family: Family) -> Target:
     return Target(format, layout, contract, method, repairs)
 
 
-def _by_statistics(options: Options) -> bool:
+def by_statistics(options: Options) -> bool:
     """Whether codes come from statistics or from solved weights. Raises if the options do not fit together."""
     method = options.method
     named = isinstance(method, Gptq) or method in ("gptq", "hessian")
+    for_inputs = options.activations == STATS or options.smoothing is not None
     if options.solved is not None:
-        if options.statistics is not None or method is not None:
+        if (options.statistics is not None and not for_inputs) or method is not None:
             raise InputError("solved weights have their codes already: leave out the method and the statistics")
         return True
     if options.statistics is None:
         if options.strict_statistics:
             raise InputError("--strict-stats belongs to --stats")
+        if options.activations == STATS and get_format(options.to).has_global:
+            raise InputError("--activations stats needs statistics: --stats DIR (`halfbyte calibrate` makes them)")
         if isinstance(method, Gptq) or method == "gptq":
             raise UnsupportedError(
                 "method 'gptq' needs statistics of the inputs of every layer: --stats DIR (`halfbyte calibrate` makes "
                 "them)"
             )
         return False
-    if not named:
-        raise InputError(f"statistics serve --method gptq and --method hessian, not {method or 'the default method'}")
-    return True
+    if not named and not for_inputs:
+        raise InputError(
+            f"statistics serve --method gptq and --method hessian, not {method or 'the default method'}; and "
+            "--activations stats, and --smooth"
+        )
+    return named
 
 
 def _check_method(method: str | Method | None, rule: Rule) -> None:
@@ -152,41 +162,48 @@ def activations_of(options: Options, target: Target, sources_have: bool) -> tupl
         return "none", "none"
     if target.format is not None and not target.format.has_global:
         return "dynamic", "static"
-    return ("unit" if wanted == "unit" else "file"), "static"
+    return (wanted if wanted in ("unit", STATS) else "file"), "static"
 
 
 def input_scales(
-    kind: str, options: Options, groups: Sequence[Sequence[str]], names: Callable[[], Mapping[str, Collection[str]]]
+    kind: str,
+    options: Options,
+    groups: Sequence[Sequence[str]],
+    names: Callable[[], Mapping[str, Collection[str]]],
+    amaxes: Callable[[], Mapping[str, float]],
 ) -> dict[str, float]:
     """Multiplier of the activations of every module; members of a group share the largest.
 
     A calibration file is a JSON object: module → largest magnitude of its input. An expert that saw no token takes the
     largest of the other experts' same projection. names: what the file may name, and which modules are meant by it.
+    amaxes: module → largest magnitude, by statistics.
     """
     modules = [module for group in groups for module in group]
     if kind == "unit":
         return dict.fromkeys(modules, 1.0)
-    if kind != "file":
+    if kind == STATS:
+        given, origin = dict(amaxes()), f"--activations stats: {options.statistics}"
+    elif kind == "file":
+        origin = str(options.activations)
+        given = _by_module(origin, _read_amaxes(Path(origin)), names())
+    else:
         return {}
-    given = _by_module(str(options.activations), _read_amaxes(Path(str(options.activations))), names())
     siblings: dict[str, float] = {}
     for module, value in given.items():
         key = same_projection(module)
         siblings[key] = max(siblings.get(key, 0.0), value)
     scales: dict[str, float] = {}
     for group in groups:
-        amaxes = []
+        found = []
         for module in group:
             amax = given[module] if module in given else siblings.get(same_projection(module))
             if amax is None:
-                raise CheckpointError(f"{options.activations}: no amax for {module}, which is quantized")
-            amaxes.append(amax)
+                raise CheckpointError(f"{origin}: no amax for {module}, which is quantized; --keep it, or calibrate it")
+            found.append(amax)
         limits = np.finfo(np.float32)
-        if not float(limits.tiny) * 2688 <= max(amaxes) <= float(limits.max):
-            raise CheckpointError(
-                f"{options.activations}: {group[0]} has the amax {max(amaxes):g}, whose scale is no normal float32"
-            )
-        scales |= dict.fromkeys(group, float(np.float32(max(amaxes)) / np.float32(2688)))
+        if not float(limits.tiny) * 2688 <= max(found) <= float(limits.max):
+            raise CheckpointError(f"{origin}: {group[0]} has the amax {max(found):g}, whose scale is no normal float32")
+        scales |= dict.fromkeys(group, float(np.float32(max(found)) / np.float32(2688)))
     return scales
 
 
@@ -205,7 +222,7 @@ def _by_module(file: str, given: Mapping[str, float], names: Mapping[str, Collec
 
 def _read_amaxes(path: Path) -> Mapping[str, float]:
     if not path.is_file():
-        raise CheckpointError(f"--activations {path}: neither none nor unit, nor a file that is there")
+        raise CheckpointError(f"--activations {path}: neither none, unit nor stats, nor a file that is there")
     given = read_json(path)
     amaxes: dict[str, float] = {}
     for module, value in given.items():

@@ -22,10 +22,11 @@ from halfbyte.errors import InputError
 from halfbyte.formats import BlockFormat
 from halfbyte.layouts.description import Part
 from halfbyte.methods import Gptq, Method
+from halfbyte.smoothing import Smoothing
 
-Action = Literal["quantize", "cast", "relayout", "decode", "gather"]
+Action = Literal["quantize", "cast", "relayout", "decode", "gather", "rescale"]
 """quantize: from values. cast: MXFP4 blocks to NVFP4 blocks. relayout: same codes and scales under other names.
-decode: to BF16. gather: single values from scattered places, unchanged."""
+decode: to BF16. gather: single values from scattered places, unchanged. rescale: a vector divided by powers of two."""
 
 VERSION = 1
 """Version of plans, journals and manifests. After a change, unfinished conversions start again."""
@@ -42,7 +43,8 @@ class Options:
     contract: str | Contract | None = None
     """None: Model-Optimizer's rules for NVFP4, OCP's for MXFP4."""
     activations: str | None = None
-    """none, unit, or a JSON file of calibrated amaxes; None: what the contract writes, or what the source has."""
+    """none, unit, stats (by the statistics), or a JSON file of calibrated amaxes; None: what the contract writes, or
+    what the source has."""
     rules: Rules = Rules()
     ignore: tuple[str, ...] = ()
     """Names for the exclude list, written as they are."""
@@ -51,11 +53,13 @@ class Options:
     trust_remote_code: bool = False
     """Whether it may run the code that comes with the checkpoint."""
     statistics: Path | None = None
-    """A folder of statistics, for the methods gptq and hessian."""
+    """A folder of statistics, for the methods gptq and hessian and for the activations stats."""
     strict_statistics: bool = False
     """Whether a module without usable statistics is an error."""
     solved: Path | None = None
     """A folder of weights whose codes are decided already."""
+    smoothing: Path | Smoothing | None = None
+    """Factors to fold into the model before it is quantized, or a file of them."""
 
     def __post_init__(self) -> None:
         if not all(self.ignore):
@@ -86,6 +90,16 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True)
+class Factors:
+    """Powers of two that are folded into the values of a unit, as exponents in signed bytes."""
+
+    columns: bytes = b""
+    """Columns are multiplied by these; empty: they stay."""
+    rows: bytes = b""
+    """Rows are divided by these."""
+
+
+@dataclass(frozen=True, slots=True)
 class Unit:
     """A module whose weight is computed anew."""
 
@@ -97,6 +111,8 @@ class Unit:
     """Index into the plan's groups: who shares its tensor scale."""
     input_scale: float | None = None
     """Multiplier of the activations; None where none is written, or where the source has one."""
+    factors: Factors | None = None
+    """What smoothing does to its values."""
 
     @property
     def source_bytes(self) -> int:
@@ -191,6 +207,7 @@ class Plan:
     """config.json, the index and what else the layout wants, as they will be written."""
     calibrated: Calibrated | None = None
     solved: Solved | None = None
+    smoothing: Smoothing | None = None
 
     @property
     def units(self) -> list[Unit]:
@@ -269,6 +286,8 @@ class Plan:
             choices |= {"method": str(self.calibrated), "statistics": self.calibrated.digest}
         if self.solved is not None:
             choices |= {"method": self.solved.method, "solved": self.solved.digest}
+        if self.smoothing is not None:
+            choices["smoothing"] = self.smoothing.digest
         return choices
 
     def as_json(self) -> dict[str, Any]:

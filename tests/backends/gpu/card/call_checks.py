@@ -280,8 +280,10 @@ def synced() -> int:
     pairs.append(("model.norm.weight", normal(128)))
     heads = {"q_proj": 64, "k_proj": 32, "v_proj": 32}
     other: list[online.Named] = [
-        (f"model.layers.0.self_attn.{end}.weight", normal(rows, 128)) for end, rows in heads.items()
+        (f"model.layers.0.self_attn.{end}.weight", (torch.rand(rows, 128, device="cuda") - 0.5).bfloat16())
+        for end, rows in heads.items()
     ]
+    unusual = [(name, torch.as_tensor(x).T.contiguous().T) for name, x in other]
     for options in (
         Options(), Options(method="amax"), Options(method="four_six"),
         Options(contract="transformer_engine", method="amax"),
@@ -289,7 +291,7 @@ def synced() -> int:
         Options(contract="compressed_tensors", method="amax", layout="compressed-tensors"),
     ):  # fmt: skip
         config = online.Config(options, "qwen3_moe", 4)
-        for given in (pairs, other):
+        for given in (pairs, other, unusual):
             online.quantize_named(given, Rules(), config)
             with never_waiting():
                 got = dict(online.quantize_named(given, Rules(), config))

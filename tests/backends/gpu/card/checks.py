@@ -251,7 +251,7 @@ def refusals() -> int:
     attempts: list[tuple[Callable[[], object], str]] = [
         (lambda: hb.quantize(x.cpu(), "nvfp4", backend="gpu"), "CUDA device"),
         (lambda: hb.quantize(x.cpu().float().numpy(), "nvfp4", backend="gpu"), "not numpy"),
-        (lambda: hb.quantize(x.double(), "nvfp4", backend="gpu"), "dtype"),
+        (lambda: hb.quantize(x.int(), "nvfp4", backend="gpu"), "dtype"),
         (lambda: hb.quantize(x, "nvfp4", out=with_codes(torch.zeros(32, 32, dtype=torch.uint8))), "is on cpu"),
         (lambda: hb.quantize(x, "nvfp4", out=with_codes(unaligned)), "multiple of 16"),
         (lambda: hb.quantize(x, "nvfp4", out=with_codes(inside)), "overlaps"),

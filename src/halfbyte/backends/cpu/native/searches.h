@@ -102,6 +102,7 @@ static const int MOST_HEADROOMS = 8;
 struct Survey {
     int32_t count;                  // candidates
     int32_t one, two;               // the places of the headrooms 1 and 2 if only the ends differ; otherwise -1
+    int32_t decides;                // of 1 and 2 alone: only the order of the two sums has to be right
     float bottom, top;              // the ends: amaxes of blocks
     int32_t shift[MOST_HEADROOMS];  // an error counts floor(E·2**shift)
     GeneralSearch search[MOST_HEADROOMS];

@@ -252,6 +252,7 @@ struct Call {
         Survey survey;
         survey.count = count;
         survey.one = survey.two = -1;
+        survey.decides = 1;
         for (int c = 0; c < count; ++c) {
             if (!numbers_of(recipe, (float)(*amax * headroom[c]), &tried[c]) || !in_range(*amax, tried[c]))
                 return false;

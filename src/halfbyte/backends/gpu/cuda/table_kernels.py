@@ -121,6 +121,10 @@ class Form:
     copies: int = 1
     """How often the rows of a table lie in shared memory."""
 
+    def __post_init__(self) -> None:
+        if self.listed and not self.grouped:
+            raise ValueError("the address of a separate allocation is looked up by its group")
+
 
 def usable(name: str, device: torch.device, blocks: int, groups: int) -> bool:
     """Whether a device has what a kernel needs, and enough to do for each of the groups' tables."""

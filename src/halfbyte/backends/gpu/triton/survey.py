@@ -17,6 +17,10 @@ and 2, but for a few, and `survey` searches these few alone:
 
 This holds where the numbers of both candidates are ordinary and differ by exactly two; `_differ_by_two` asks. Elsewhere
 all blocks are searched.
+
+A block of the first kind never costs more under 2 than under 1. So if there is none of the second kind, and nothing but
+the better candidate is asked for, the first block that costs less under 2 decides: programs search under both
+candidates until one of them has found such a block.
 """
 
 import triton
@@ -58,6 +62,9 @@ from halfbyte.backends.gpu.triton.scales import (
 )
 from halfbyte.backends.gpu.triton.search import exact_search, quarters_of, scaled_values
 
+NONE: tl.constexpr = tl.constexpr(0x7F7F0000)
+"""Of no block: above every amax that a tensor scale can be made for, but for the largest ones, which are above too."""
+
 # --- amaxes of blocks ---
 
 
@@ -87,18 +94,20 @@ def _first_word(local, first, columns, row_quads, W: tl.constexpr, MAP: tl.const
 
 @triton.jit(do_not_specialize=["columns", "row_quads", "group_blocks", "parts"])
 def amax_blocks(
-    x_ptr, out_ptr, block_ptr, columns, row_quads, group_blocks, parts,
+    x_ptr, out_ptr, least_ptr, block_ptr, columns, row_quads, group_blocks, parts,
     B: tl.constexpr, DEPTH: tl.constexpr, N: tl.constexpr, DTYPE: tl.constexpr, MAP: tl.constexpr,
 ):  # fmt: skip
     """The largest magnitudes of `parts` parts of each group as float32 bits, and of every block the upper half of them.
 
-    Integers order like magnitudes, with NaN above Inf. Loads come first, because stores could change what they find.
+    least_ptr gets the smallest upper half of a part that is not zero, in its place, or NONE. Integers order like
+    magnitudes, with NaN above Inf. Loads come first, because stores could change what they find.
     """
     W: tl.constexpr = N if DTYPE == FP32 else N // 2
     pid = tl.program_id(0).to(tl.int64)
     base, first, blocks = _members(x_ptr, pid // parts, group_blocks, MAP)
     lane = tl.arange(0, B)
     most = tl.zeros((B,), tl.int32)
+    least = tl.full((B,), NONE, tl.int32)
     for start in range((pid % parts) * (B * DEPTH), blocks, parts * (B * DEPTH)):
         loaded = ()
         for i in tl.static_range(DEPTH):
@@ -112,8 +121,11 @@ def amax_blocks(
                 bits = tl.maximum(bits, largest_bits(loaded[i * W + j], DTYPE))
             bits = as_float32_bits(bits, DTYPE)
             most = tl.maximum(most, bits)
+            upper = bits & -65536
+            least = tl.minimum(least, tl.where((upper > 0) & (local < blocks), upper, NONE))
             tl.store(block_ptr + first + local, (bits >> 16).to(tl.int16), mask=local < blocks)
     tl.store(out_ptr + pid, tl.max(most, axis=0))
+    tl.store(least_ptr + pid, tl.min(least, axis=0))
 
 
 # --- candidates ---
@@ -121,13 +133,15 @@ def amax_blocks(
 
 @triton.jit(do_not_specialize=["parts", "given"])
 def prepare_candidates(
-    amax_ptr, headroom_ptr, numbers_ptr, stored_ptr, multiplier_ptr, totals_ptr, done_ptr, parts, given,
+    amax_ptr, least_ptr, headroom_ptr, numbers_ptr, stored_ptr, multiplier_ptr, totals_ptr, done_ptr, lowest_ptr, parts,
+    given,
     TOP: tl.constexpr, KIND: tl.constexpr, STATISTICS: tl.constexpr, CONSTANT: tl.constexpr, STORED: tl.constexpr,
     MULTIPLIER: tl.constexpr, DTYPE: tl.constexpr, COUNT: tl.constexpr, GIVEN: tl.constexpr, REPAIRS: tl.constexpr,
 ):  # fmt: skip
     """What `prepare` writes, for each of COUNT candidates of each group; their totals become zero.
 
-    amax_ptr: `parts` partial amaxes of every group; GIVEN: the bits `given` for all groups.
+    amax_ptr, least_ptr: `parts` partial amaxes of every group, and its smallest amaxes of blocks, of which the least
+    goes to lowest_ptr. GIVEN: the bits `given` for the amax of all groups.
     """
     pid = tl.program_id(0).to(tl.int64)
     if GIVEN:
@@ -138,6 +152,12 @@ def prepare_candidates(
             at = start + tl.arange(0, MOST_PARTS)
             found = tl.load(amax_ptr + (pid // COUNT) * parts + at, mask=at < parts, other=0)
             bits = tl.maximum(bits, tl.max(found, axis=0))
+    lowest = tl.full((), NONE, tl.int32)
+    for start in range(0, parts, MOST_PARTS):
+        at = start + tl.arange(0, MOST_PARTS)
+        found = tl.load(least_ptr + (pid // COUNT) * parts + at, mask=at < parts, other=NONE)
+        lowest = tl.minimum(lowest, tl.min(found, axis=0))
+    tl.store(lowest_ptr + pid // COUNT, lowest)
     headroom = tl.load(headroom_ptr + pid % COUNT).to(tl.float64, bitcast=True)
     amax = usable_amax(bits, REPAIRS)
     widened = tl.where(amax == amax, (amax.to(tl.float64) * headroom).to(tl.float32), amax)  # NaN keeps its bits
@@ -236,7 +256,7 @@ def _add(words, n):
     do_not_specialize=["columns", "row_quads", "group_blocks", "parts", "tiles", "share", "programs", "all_blocks"]
 )
 def survey(
-    x_ptr, weights_ptr, block_ptr, queue_ptr, numbers_ptr, stored_ptr, multiplier_ptr, totals_ptr, done_ptr,
+    x_ptr, weights_ptr, block_ptr, queue_ptr, numbers_ptr, stored_ptr, multiplier_ptr, totals_ptr, done_ptr, lowest_ptr,
     out_numbers_ptr, out_stored_ptr, out_multiplier_ptr,
     columns, row_quads, group_blocks, parts, tiles, share, programs, all_blocks,
     B: tl.constexpr, TILE: tl.constexpr, N: tl.constexpr, DTYPE: tl.constexpr, MAP: tl.constexpr, SHORT: tl.constexpr,
@@ -249,7 +269,8 @@ def survey(
     A group has `parts` parts of `tiles` tiles of TILE blocks. Every `share` groups have one scale, for which `programs`
     programs run. SOME: the candidates are 1 and 2, and only some blocks are searched: a program writes the numbers of
     these to its own place at queue_ptr, whole warps of them are searched at a time. DECIDES: the numbers of the best
-    candidate are written for all groups; otherwise the totals are all that is wanted.
+    candidate are written for all groups; otherwise the totals are all that is wanted. With both, and without blocks at
+    the bottom, the programs of candidate 1 search under both, and its total counts the blocks found that gain.
     """
     pid = tl.program_id(0).to(tl.int64)
     candidate = tl.program_id(1).to(tl.int64)
@@ -260,17 +281,23 @@ def survey(
     begin = (pid % parts) * tiles * TILE
     end = tl.minimum(begin + tiles * TILE, blocks)
     own = tl.where(number(numbers_ptr, one, SEARCHED) > 0, _power(numbers_ptr, one), 2.0)  # k of no multiplier is −1
-    ratio = own / _power(numbers_ptr, which)
-    to_integer = ratio * ratio * 65536.0
     words = (pid * 0, pid * 0, pid * 0, pid * 0, pid * 0)
     count = tl.maximum(end - begin, 0)
     own_queue = queue_ptr + candidate * all_blocks + first + begin
+    from_candidate, to_candidate = candidate, candidate + 1
+    quick = tl.full((), 0, tl.int32)
     if SOME:
         some = _differ_by_two(numbers_ptr, one, one + 1, ELEMENT).to(tl.int32)
-        if some > 0:
+        if DECIDES:
+            quick = some * _is_above(tl.load(lowest_ptr + group // share), numbers_ptr, one, FIRST)
+            if quick > 0:
+                from_candidate, to_candidate = candidate * 0, candidate * 0 + 2
+                count = tl.where(_is_settled(totals_ptr, one) | (candidate > 0), 0, count)
+        if (some > 0) & (count > 0):
             count = _queue_some(block_ptr + first, own_queue, numbers_ptr, one, begin, end, TILE, DTYPE, FIRST)
     if _is_candidate(numbers_ptr, which):
-        for start in range(0, count, B):
+        start = count * 0
+        while start < count:
             entry = start + tl.arange(0, B)
             exists = entry < count
             if SOME:
@@ -278,11 +305,18 @@ def survey(
                 local = begin + tl.where(some > 0, found, entry)
             else:
                 local = begin + entry
-            n = _rounded_errors(
-                base, weights_ptr, numbers_ptr, which, local, exists, first, columns, row_quads, to_integer,
-                N, DTYPE, MAP, SHORT, OBJECTIVE, FIRST, ELEMENT, TIE, SIGN, NAN_CODE, ZERO_INPUT, WRAPS,
-            )  # fmt: skip
-            words = _add(words, n)
+            n = tl.zeros((B,), tl.float64)
+            for tried in range(from_candidate, to_candidate):
+                ratio = own / _power(numbers_ptr, one + tried)
+                found_n = _rounded_errors(
+                    base, weights_ptr, numbers_ptr, one + tried, local, exists, first, columns, row_quads,
+                    ratio * ratio * 65536.0, N, DTYPE, MAP, SHORT, OBJECTIVE, FIRST, ELEMENT, TIE, SIGN, NAN_CODE,
+                    ZERO_INPUT, WRAPS,
+                )  # fmt: skip
+                n = tl.where((quick > 0) & (tried > 0), n - found_n, found_n)
+            words = _add(words, tl.where(quick > 0, (n > 0).to(tl.float64), n))
+            settled = (quick > 0) & ((words[0] > 0) | _is_settled(totals_ptr, one))
+            start = tl.where(settled, count, start + B)
     for i in tl.static_range(WORDS):
         if words[i] > 0:
             tl.atomic_add(totals_ptr + WORDS * which + i, words[i])
@@ -298,6 +332,26 @@ def survey(
 
 
 @triton.jit
+def _is_settled(totals_ptr, one):
+    """Whether a program has found a block that gains."""
+    return tl.load(totals_ptr + WORDS * one, volatile=True) > 0
+
+
+@triton.jit
+def _bottom(numbers_ptr, one, FIRST: tl.constexpr):
+    """Blocks with an amax up to this, scaled as values are, may have a scale that only one candidate has."""
+    least = decode_e4m3(tl.full((), FIRST, tl.int32))
+    return 48.01 * tl.maximum(0.03125, 2.0 * least) * number(numbers_ptr, one, UNIT)
+
+
+@triton.jit
+def _is_above(lowest, numbers_ptr, one, FIRST: tl.constexpr):
+    """1 if the smallest amax of a block, by its upper half, is above the bottom; otherwise 0."""
+    scaled = (float_of(lowest) * number(numbers_ptr, one, PRESCALE)) * number(numbers_ptr, one, PRESCALE_AGAIN)
+    return ((scaled > _bottom(numbers_ptr, one, FIRST)) | (lowest == NONE)).to(tl.int32)
+
+
+@triton.jit
 def _queue_some(
     block_ptr, queue_ptr, numbers_ptr, one, begin, end, TILE: tl.constexpr, DTYPE: tl.constexpr, FIRST: tl.constexpr
 ):
@@ -309,8 +363,7 @@ def _queue_some(
     unit = number(numbers_ptr, one, UNIT)
     prescale, again = number(numbers_ptr, one, PRESCALE), number(numbers_ptr, one, PRESCALE_AGAIN)
     top = 7.0 * (240.0 * unit)  # half of the smallest scale beyond 448, which is 480
-    least = decode_e4m3(tl.full((), FIRST, tl.int32))
-    bottom = 48.01 * tl.maximum(0.03125, 2.0 * least) * unit
+    bottom = _bottom(numbers_ptr, one, FIRST)
     queued = begin * 0
     for start in range(begin, end, TILE):
         local = start + tl.arange(0, TILE)

@@ -1,5 +1,6 @@
 // The errors of a tensor under several tensor scales, as exact integers. (backends/headroom.py)
 #include "../searches.h"
+#include <limits>
 #include <vector>
 
 namespace {
@@ -75,51 +76,88 @@ bool add_weighted(int isa, const uint8_t* x, int64_t rows, int64_t columns, cons
     return true;
 }
 
+// The two ends of a tensor, for the headrooms 1 and 2 (in this order).
+struct EndsOf {
+    int isa;
+    const uint8_t* x;
+    int64_t blocks;
+    const Survey& pair;
+    Sum sums[2] = {};
+
+    // Adds what blocks with an amax up to `bottom`, or beyond `top`, cost. After `step` of them, and then ever larger
+    // steps, `done` is asked whether the rest may be left out.
+    template <class Done>
+    bool add(float bottom, float top, int64_t step, Done done) {
+        const GeneralSearch& first = pair.search[0];
+        const int64_t size = first.block * (first.dtype == FP32 ? 4 : 2);
+        const int32_t low = bits_up_to(bottom, first.dtype), high = bits_up_to(top, first.dtype);
+        Scratch& s = scratch();
+        s.listed.resize((size_t)CHUNK);
+        for (int64_t start = 0; start < blocks; start += CHUNK) {
+            const uint8_t* here = x + start * size;
+            const int64_t count = std::min(blocks - start, CHUNK);
+            const int64_t found =
+                searches_of(isa)->ends(here, count, first.block, first.dtype, low, high, s.listed.data());
+            for (int64_t from = 0, some; from < found; from += some) {
+                some = std::min(found - from, step);
+                s.gathered.resize((size_t)(some * size));
+                for (int64_t i = 0; i < some; ++i)
+                    std::memcpy(s.gathered.data() + i * size, here + s.listed[(size_t)(from + i)] * size, (size_t)size);
+                if (!add_all(isa, s.gathered.data(), some, pair, -1, sums)) return false;
+                if (done()) return true;
+                step = std::min(2 * step, CHUNK);
+            }
+        }
+        return true;
+    }
+
+    bool second_is_less() const {
+        const __int128 one = ((__int128)sums[0].rest << 32) + sums[0].low;
+        const __int128 two = ((__int128)sums[1].rest << 32) + sums[1].low;
+        return two < one;
+    }
+};
+
 }  // namespace
 
 bool survey_blocks(int isa, const void* x, int64_t rows, int64_t columns, const Survey& survey, Sum* sums) {
     const GeneralSearch& first = survey.search[0];
     const uint8_t* at = (const uint8_t*)x;
-    const int64_t blocks = rows * columns, size = first.block * (first.dtype == FP32 ? 4 : 2);
+    const int64_t blocks = rows * columns;
     if (first.objective != SQUARES) return add_weighted(isa, at, rows, columns, survey, sums);
     if (survey.two < 0) return add_all(isa, at, blocks, survey, -1, sums);
-    // Beside 1 and 2 there are others, which every block counts for: then 1 stands for 2 wherever they do not differ.
     Survey pair = survey;
     pair.count = 2;
     pair.search[0] = survey.search[survey.one];
     pair.search[1] = survey.search[survey.two];
     pair.shift[0] = survey.shift[survey.one];
     pair.shift[1] = survey.shift[survey.two];
-    const int32_t bottom = bits_up_to(survey.bottom, first.dtype), top = bits_up_to(survey.top, first.dtype);
-    Scratch& s = scratch();
-    s.listed.resize((size_t)CHUNK);
-    Sum ends[2] = {};
-    for (int64_t start = 0; start < blocks; start += CHUNK) {
-        const uint8_t* here = at + start * size;
-        const int64_t count = std::min(blocks - start, CHUNK);
-        const int64_t found =
-            searches_of(isa)->ends(here, count, first.block, first.dtype, bottom, top, s.listed.data());
-        s.gathered.resize((size_t)(found * size));
-        for (int64_t i = 0; i < found; ++i)
-            std::memcpy(s.gathered.data() + i * size, here + s.listed[(size_t)i] * size, (size_t)size);
-        if (!add_all(isa, s.gathered.data(), found, pair, -1, ends)) return false;
-    }
+    EndsOf ends{isa, at, blocks, pair};
+    const float none = 0.0f, all = std::numeric_limits<float>::infinity();
+    if (survey.decides && survey.count == 2) {
+        // A block beyond `top` never costs more under 2. So once 2 is ahead, it stays ahead.
+        constexpr int64_t FEW = 16;
+        if (!ends.add(survey.bottom, all, CHUNK, [] { return false; })) return false;
+        if (!ends.add(none, survey.top, FEW, [&] { return ends.second_is_less(); })) return false;
+    } else if (!ends.add(survey.bottom, survey.top, CHUNK, [] { return false; })) return false;
+    // Beside 1 and 2 there are others, which every block counts for: then 1 stands for 2 wherever they do not differ.
     if (survey.count > 2) {
-        Sum all[MOST_HEADROOMS] = {};
-        if (!add_all(isa, at, blocks, survey, survey.two, all)) return false;
+        Sum all_blocks[MOST_HEADROOMS] = {};
+        if (!add_all(isa, at, blocks, survey, survey.two, all_blocks)) return false;
         for (int c = 0; c < survey.count; ++c) {
-            const Sum& of = all[c == survey.two ? survey.one : c];
+            const Sum& of = all_blocks[c == survey.two ? survey.one : c];
             sums[c].low += of.low;
             sums[c].rest += of.rest;
         }
-        ends[1].low -= ends[0].low;
-        ends[1].rest -= ends[0].rest;
-        ends[0] = {};
+        ends.sums[1].low -= ends.sums[0].low;
+        ends.sums[1].rest -= ends.sums[0].rest;
+        ends.sums[0] = {};
     }
-    sums[survey.one].low += ends[0].low;
-    sums[survey.one].rest += ends[0].rest;
-    sums[survey.two].low += ends[1].low;
-    sums[survey.two].rest += ends[1].rest;
+    for (int c = 0; c < 2; ++c) {
+        Sum& of = sums[c == 0 ? survey.one : survey.two];
+        of.low += ends.sums[c].low;
+        of.rest += ends.sums[c].rest;
+    }
     return true;
 }
 

@@ -11,16 +11,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from halfbyte.calibration.layered import LayeredModel
-from halfbyte.calibration.states import MEMORY, States
+from halfbyte.calibration.layered import Layer, LayeredModel
+from halfbyte.calibration.parallel import workers_for
+from halfbyte.calibration.states import MEMORY, States, batches_of
 from halfbyte.calibration.tokens import Windows, check_vocabulary
 from halfbyte.calibration.watch import Watch
 from halfbyte.calibration.weights import Weights, open_weights
+from halfbyte.contracts import get_contract
 from halfbyte.formats import BlockFormat, get_format
 from halfbyte.quantize import dequantize, quantize
 
 SEED, DRAWS, CONFIDENCE = 0, 2000, 0.95
 """Of the bootstrap over windows that gives the intervals."""
+
+ROWS = 8
+"""Windows whose logits are held at once."""
 
 Progress = Callable[[int, int], None]
 Replace = Mapping[str, torch.Tensor]
@@ -55,10 +60,14 @@ class Result:
 
 
 class Rounding:
-    """Rounds the inputs of quantized layers as a server does: with the layer's input scale, else with its amax."""
+    """Rounds the inputs of quantized layers as a server does: with the layer's input scale, else with its amax.
+
+    NVFP4 by vLLM's formulas, whose encode factor is one over the input scale; MXFP4 by OCP's.
+    """
 
     def __init__(self, format: BlockFormat, quantized: Callable[[str], bool], scales: Mapping[str, float]) -> None:
         self.format, self.quantized, self.scales = format, quantized, scales
+        self.contract = get_contract("vllm" if format.has_global else "ocp", format)
 
     def __call__(self, module: str, x: torch.Tensor, again: bool) -> torch.Tensor | None:
         if not self.quantized(module):
@@ -67,7 +76,8 @@ class Rounding:
         if self.format.has_global:
             scale = self.scales.get(module)
             amax = float(x.abs().max()) if scale is None else scale * 448 * 6
-        found = quantize(x.contiguous(), self.format, None, method="amax", global_amax=amax)
+        method = "amax" if self.format.has_global else None
+        found = quantize(x.contiguous(), self.format, self.contract, method=method, global_amax=amax)
         return torch.as_tensor(dequantize(found), dtype=x.dtype, device=x.device)
 
 
@@ -80,37 +90,54 @@ def final_states(
     progress: Callable[[], None] | None = None,
 ) -> States:
     """The outputs of the last layer for every window. replace: other values of some weights."""
-    states = States((model.embed(row) for row in tokens), len(tokens), memory)
-    for number in range(len(model.layers)):
-        with model.layer(number, replace) as layer:
-            if rounding is None:
-                states.replace(layer)
-            else:
-                with Watch(layer.places, rounding):
-                    states.replace(layer)
-        if progress is not None:
-            progress()
+    with workers_for(model.device) as workers:
+        states = States(model.embed, batches_of(tokens, model.device), memory)
+        for number in range(len(model.layers)):
+            with model.layer(number, replace) as layer:
+                states.replace(layer if rounding is None else _rounded(layer, rounding), workers)
+            if progress is not None:
+                progress()
     return states
+
+
+def _rounded(layer: Layer, rounding: Rounding) -> Callable[[torch.Tensor], torch.Tensor]:
+    def run(states: torch.Tensor) -> torch.Tensor:
+        with Watch(layer.places, rounding):
+            return layer(states)
+
+    return run
+
+
+Figures = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+"""Loss, loss of the source, KL and agreement, each (windows,)."""
 
 
 def compare(
     source: LayeredModel, before: States, model: LayeredModel, after: States, tokens: torch.Tensor, activations: str
 ) -> Result:
     """The figures from the last states of both models."""
-    rows = []
-    for number, row in enumerate(tokens):
-        real = torch.log_softmax(source.logits(row, before[number])[:-1], dim=-1)
-        found = torch.log_softmax(model.logits(row, after[number])[:-1], dim=-1)
-        wanted = row[1:].to(found.device)
-        index = torch.arange(len(wanted), device=found.device)
-        kl = torch.nn.functional.kl_div(found, real, log_target=True, reduction="none").sum(dim=-1)
-        same = (real.argmax(dim=-1) == found.argmax(dim=-1)).double()
-        figures = (-found[index, wanted].double(), -real[index, wanted].double(), kl.double(), same)
-        rows.append([float(one.mean()) for one in figures])
-    table = np.array(rows)
-    loss, real_loss, kls, top = (interval(table[:, i]) for i in range(4))
+    table = []
+    start = 0
+    for real, found in zip(before, after, strict=True):
+        for real_row, found_row in zip(torch.split(real, ROWS), torch.split(found, ROWS), strict=True):
+            rows = tokens[start : start + len(real_row)].to(model.device)
+            start += len(real_row)
+            figures = _figures(source.logits(rows, real_row), model.logits(rows, found_row), rows)
+            table.append(torch.stack(figures, dim=1).cpu())
+    rows_of_figures = torch.cat(table).numpy()
+    loss, real_loss, kls, top = (interval(rows_of_figures[:, i]) for i in range(4))
     predicted = tokens.shape[0] * (tokens.shape[1] - 1)
     return Result(_exp(loss), _exp(real_loss), kls, top, len(tokens), predicted, activations)
+
+
+def _figures(real: torch.Tensor, found: torch.Tensor, tokens: torch.Tensor) -> Figures:
+    """Means over the predicted tokens of each window, from the logits (windows, length, vocabulary) of both models."""
+    wanted = tokens[:, 1:, None]
+    same = (real[:, :-1].argmax(dim=-1) == found[:, :-1].argmax(dim=-1)).double()
+    real, found = torch.log_softmax(real[:, :-1], dim=-1), torch.log_softmax(found[:, :-1], dim=-1)
+    losses = tuple(-one.gather(-1, wanted)[..., 0].double().mean(dim=1) for one in (found, real))
+    kl = (real.exp() * (real - found)).sum(dim=-1).double().mean(dim=1)
+    return *losses, kl, same.mean(dim=1)  # type: ignore[return-value]
 
 
 def evaluate(

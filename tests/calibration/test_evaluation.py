@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
 
 import halfbyte as hb
-from halfbyte.calibration.evaluate import evaluate, interval, rounding_of
+from halfbyte.calibration.evaluation import evaluate, interval, rounding_of
 from halfbyte.calibration.weights import open_weights
 from halfbyte.checkpoint import Options, make_plan, run
 from halfbyte.testing import assert_same_bits
 from tests.calibration.scenes import logits, model, whole_model, windows
+from tests.tiny_models import read_safetensors
 
 
 def converted(tmp_path: Path, name: str = "llama", **options: object) -> tuple[Path, Path]:
@@ -70,9 +72,37 @@ def test_input_scales_of_the_checkpoint_are_used(tmp_path: Path) -> None:
     x = torch.from_numpy(np.random.default_rng(0).standard_normal((7, 256)).astype(np.float32))
     found = rounding("model.layers.0.mlp.down_proj", x, False)
     assert found is not None
-    wanted = hb.dequantize(hb.quantize(x.numpy(), "nvfp4", global_amax=3.5))
+    wanted = hb.dequantize(hb.quantize(x.numpy(), "nvfp4", "vllm", global_amax=3.5))
     assert_same_bits(found.numpy(), np.asarray(wanted))
     assert rounding("lm_head", x, False) is None
+
+
+@pytest.mark.parametrize("layout", ["modelopt", "compressed-tensors"])
+def test_rounding_is_what_a_server_computes(tmp_path: Path, layout: str) -> None:
+    """vLLM's emulation, written out: the encode factor is the divisor on disk, or one over the multiplier."""
+    modules = [name for name in open_weights(model(tmp_path)).linears if ".layers." in name]
+    (tmp_path / "amax.json").write_text(json.dumps(dict.fromkeys(modules, 4.7)))
+    path, _ = converted(tmp_path, activations=str(tmp_path / "amax.json"), layout=layout)
+    rounding, _ = rounding_of(open_weights(path))
+    module = "model.layers.1.mlp.down_proj"
+    stored = np.concatenate(
+        [
+            found.reshape(-1)
+            for file in path.glob("*.safetensors")
+            for name, found in read_safetensors(file).items()
+            if name.startswith(f"{module}.input_")
+        ]
+    ).astype(np.float32)
+    factor = np.float32(stored[0] if layout == "compressed-tensors" else 1 / stored[0])
+    x = np.random.default_rng(1).standard_normal((64, 256)).astype(np.float32)
+    blocks = x.reshape(64, 16, 16)
+    amax = np.abs(blocks).max(axis=2, keepdims=True)
+    scale = (factor * (amax * np.float32(1 / 6))).clip(0, 448).astype(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    steps = (blocks * (1 / (scale * (1 / factor)))).clip(-6, 6)
+    wanted = steps.astype(ml_dtypes.float4_e2m1fn).astype(np.float32) * scale / factor
+    found = rounding(module, torch.from_numpy(x), False)
+    assert found is not None
+    np.testing.assert_allclose(found.numpy(), wanted.reshape(64, 256), rtol=1e-6, atol=0)
 
 
 def test_intervals_are_the_same_again() -> None:

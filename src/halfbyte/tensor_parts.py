@@ -46,7 +46,8 @@ def as_scales(scales: Any, shape: tuple[int, ...], format: BlockFormat) -> Array
 def as_float32(part: str, value: Any, shape: tuple[int, ...], codes: Array) -> Array | None:
     """A tensor-level number: one for the tensor, one per index of the first axis, or one per row.
 
-    A Python number is rounded once to float32. Arrays must be float32 already.
+    A Python number is rounded once to float32. Arrays must be float32 already; they become arrays of the kind of
+    `codes`, numpy or torch.
     """
     if value is None:
         return None
@@ -63,7 +64,7 @@ def as_float32(part: str, value: Any, shape: tuple[int, ...], codes: Array) -> A
             f"{part} has shape {given}, but a tensor of shape {shape} has one number, {leading[:1]} (one per index of "
             f"the first axis) or {leading} (one per row)"
         )
-    return found
+    return found if is_torch(found) == is_torch(codes) else like(np.asarray(to_numpy(found)), codes)
 
 
 def per_row(stored: Array, shape: tuple[int, ...]) -> Array:

@@ -10,7 +10,7 @@ import numpy as np
 
 from halfbyte.arrays import Array, is_torch, to_numpy
 from halfbyte.errors import InputError
-from halfbyte.foreign import needs_conversion, to_operand
+from halfbyte.foreign_arrays import needs_conversion, to_operand
 from halfbyte.quantize import dequantize
 from halfbyte.types import QuantizedTensor
 

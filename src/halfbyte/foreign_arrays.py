@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Any
 
 import numpy as np
 
-from halfbyte.arrays import Array, is_torch
+from halfbyte.arrays import Array, is_torch, to_numpy
 from halfbyte.errors import HalfbyteError, InputError
 
 
@@ -62,7 +63,7 @@ def _imported(x: Any) -> Array:
         tensor: torch.Tensor = torch.utils.dlpack.from_dlpack(x)
         return tensor
     try:
-        made = np.asarray(x) if hasattr(x, "__array__") else np.from_dlpack(x)
+        made = np.asarray(x) if hasattr(x, "__array__") else _from_dlpack(x)
     except (TypeError, ValueError, BufferError, RuntimeError) as error:
         raise InputError(
             f"a {type(x).__module__}.{type(x).__name__} does not become a numpy array: {error}; convert it to float32 "
@@ -71,6 +72,18 @@ def _imported(x: Any) -> Array:
     if made.dtype == object:
         raise InputError(f"expected a numpy array or a torch tensor, got {type(x).__name__}")
     return made
+
+
+def _from_dlpack(x: Any) -> Array:
+    """Through DLPack on the host. numpy's own reader knows no bfloat16; torch's does, if torch is there."""
+    try:
+        return np.from_dlpack(x)
+    except (TypeError, BufferError, RuntimeError):
+        if importlib.util.find_spec("torch") is None:
+            raise
+        from torch.utils.dlpack import from_dlpack
+
+        return to_numpy(from_dlpack(x))
 
 
 def move_axis(x: Any, axis: int) -> Array:

@@ -1,0 +1,62 @@
+"""Which rank a process is, from what launchers set."""
+
+from __future__ import annotations
+
+import pytest
+
+from halfbyte.checkpoint.execute.launchers import resolve_rank
+from halfbyte.checkpoint.execute.ranks import Rank
+from halfbyte.errors import InputError
+
+TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}
+KUBERNETES = {"JOB_COMPLETION_INDEX": "5"}
+SRUN = {"SLURM_PROCID": "2", "SLURM_NTASKS": "4"}
+ARRAY = {
+    "SLURM_PROCID": "0",
+    "SLURM_NTASKS": "1",
+    "SLURM_ARRAY_TASK_ID": "6",
+    "SLURM_ARRAY_TASK_MIN": "0",
+    "SLURM_ARRAY_TASK_MAX": "7",
+    "SLURM_ARRAY_TASK_COUNT": "8",
+}
+REPEATED = {**ARRAY, "SLURM_ARRAY_TASK_MIN": "3", "SLURM_ARRAY_TASK_MAX": "6", "SLURM_ARRAY_TASK_COUNT": "2"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "world", "rank"),
+    [
+        (TORCHRUN, None, Rank(3, 8)),
+        (TORCHRUN, 8, Rank(3, 8)),
+        ({**TORCHRUN, **SRUN}, None, Rank(3, 8)),
+        (KUBERNETES, 16, Rank(5, 16)),
+        (SRUN, None, Rank(2, 4)),
+        (ARRAY, None, Rank(6, 8)),
+        (ARRAY, 64, Rank(6, 64)),
+        (REPEATED, 8, Rank(6, 8)),
+        ({**ARRAY, **SRUN}, None, Rank(2, 4)),
+    ],
+)
+def test_what_launchers_say(environment: dict[str, str], world: int | None, rank: Rank) -> None:
+    assert resolve_rank("auto", world, environment)[0] == rank
+
+
+def test_numbers_are_taken_as_they_are() -> None:
+    assert resolve_rank("1", 2, TORCHRUN)[0] == Rank(1, 2)
+
+
+@pytest.mark.parametrize(
+    ("rank", "world", "environment", "message"),
+    [
+        ("auto", None, {}, "--rank auto finds none of RANK and WORLD_SIZE"),
+        ("auto", None, KUBERNETES, "JOB_COMPLETION_INDEX, which does not say how many there are; add --world-size"),
+        ("auto", None, REPEATED, "SLURM_ARRAY_TASK_ID, which does not say how many"),
+        ("auto", 9, TORCHRUN, "--world-size 9, but WORLD_SIZE says 8"),
+        ("auto", None, {"RANK": "x", "WORLD_SIZE": "2"}, "RANK is 'x', which is no number"),
+        ("auto", None, {"RANK": "2", "WORLD_SIZE": "2"}, "ranks of 2 processes are 0 to 1"),
+        ("two", 3, {}, "--rank 'two' is neither a number nor auto"),
+        ("1", None, TORCHRUN, "--rank 1 needs --world-size N"),
+    ],
+)
+def test_refusals(rank: str, world: int | None, environment: dict[str, str], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        resolve_rank(rank, world, environment)

@@ -1,0 +1,206 @@
+"""Conversions that several processes share: the bytes of one process, whoever is killed, late, doubled or different."""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from halfbyte.checkpoint import Options, Outcome, Plan, make_plan, run
+from halfbyte.checkpoint.execute import ranked
+from halfbyte.checkpoint.execute.disk import Disk
+from halfbyte.checkpoint.execute.ending import Ending
+from halfbyte.checkpoint.execute.journal import JOURNAL, work_folder
+from halfbyte.checkpoint.execute.locks import FileLock
+from halfbyte.checkpoint.execute.ranked import finish_ranks, run_rank
+from halfbyte.checkpoint.execute.ranks import Rank, share_of
+from halfbyte.checkpoint.io.side_files import WORK
+from halfbyte.errors import CheckpointError
+from tests.checkpoint.execute import scenes
+from tests.checkpoint.execute.recorder import Killed, Operation, Recorder
+from tests.checkpoint.execute.scenes import INTO, ONE, change_weights, plan_of, small_source
+from tests.checkpoint.toy import all_bytes
+
+SHARDS = 5
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Plan:
+    return plan_of(small_source(tmp_path / "source", shards=SHARDS))
+
+
+@pytest.fixture
+def whole(tmp_path: Path, plan: Plan) -> dict[str, bytes]:
+    run(plan, tmp_path / "one process", ONE)
+    return all_bytes(tmp_path / "one process")
+
+
+def ranks(plan: Plan, folder: Path, world: int) -> list[Outcome]:
+    return [run_rank(plan, folder, Rank(number, world), ONE) for number in range(world)]
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 9])
+def test_one_after_the_other(tmp_path: Path, plan: Plan, whole: dict[str, bytes], world: int) -> None:
+    outcomes = ranks(plan, tmp_path / "d", world)
+    assert all_bytes(tmp_path / "d") == whole
+    assert sum(outcome.shards_written for outcome in outcomes) == SHARDS
+    closed = [outcome.complete for outcome in outcomes]
+    assert closed == sorted(closed)
+    assert closed[-1]
+    assert finish_ranks(tmp_path / "d").finished_before
+
+
+def work_alone(source: Path, folder: Path, number: int, world: int) -> None:
+    run_rank(plan_of(source), folder, Rank(number, world), ONE)
+
+
+def test_at_the_same_time(tmp_path: Path, plan: Plan, whole: dict[str, bytes]) -> None:
+    """Real processes. Whichever is last has closed."""
+    spawn = multiprocessing.get_context("spawn")
+    started = [spawn.Process(target=work_alone, args=(plan.source, tmp_path / "d", n, 3)) for n in range(3)]
+    for process in started:
+        process.start()
+    for process in started:
+        process.join()
+    assert [process.exitcode for process in started] == [0, 0, 0]
+    assert all_bytes(tmp_path / "d") == whole
+
+
+@contextmanager
+def on_disk(disk: Disk) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ranked, "Disk", lambda sync: disk)
+        yield
+
+
+def test_the_last_rank_is_killed_at_every_operation(tmp_path: Path, plan: Plan, whole: dict[str, bytes]) -> None:
+    """Then the same rank again, or `finish`, or a run without ranks: all end with the same bytes."""
+    total = 0
+    for at in range(0, 1000):
+        root = tmp_path / f"disk {at}"
+        into = root / INTO
+        run_rank(plan, into, Rank(0, 2), ONE)
+        with on_disk(Recorder(root, kill_at=at)):
+            try:
+                run_rank(plan, into, Rank(1, 2), ONE)
+            except Killed:
+                total += 1
+            else:
+                break
+        if at % 3 == 0:
+            run(plan, into, ONE)
+        else:
+            if at % 3 == 1:
+                with suppress(CheckpointError):  # of missing shards
+                    finish_ranks(into, sync=False)
+            run_rank(plan, into, Rank(1, 2), ONE)
+        assert all_bytes(into) == whole, f"killed at operation {at}"
+    assert total > 40
+
+
+def test_finish_names_what_is_missing(tmp_path: Path, plan: Plan, whole: dict[str, bytes]) -> None:
+    run_rank(plan, tmp_path / "d", Rank(1, 3), ONE)
+    with pytest.raises(CheckpointError, match=r"\d shards are missing in .* never begun: rank 0, 2 of 3"):
+        finish_ranks(tmp_path / "d")
+    run_rank(plan, tmp_path / "d", Rank(0, 3), ONE)
+    lost = share_of(plan, Rank(1, 3))[0]
+    (work_folder(tmp_path / "d") / lost.name).unlink()
+    with pytest.raises(CheckpointError, match=r"not done: rank 1 of 3; never begun: rank 2 of 3"):
+        finish_ranks(tmp_path / "d")
+    with FileLock(work_folder(tmp_path / "d") / "rank-00002-of-00003.lock"):
+        with pytest.raises(CheckpointError, match=r"another conversion into .* is running \(rank 2 of 3\)"):
+            finish_ranks(tmp_path / "d")
+        with pytest.raises(CheckpointError, match=r"is running \(rank 2 of 3\)"):
+            run(plan, tmp_path / "d", ONE)
+    assert {path.name for path in (tmp_path / "d").iterdir()} == {WORK}
+    run(plan, tmp_path / "d", ONE)
+    assert all_bytes(tmp_path / "d") == whole
+
+
+def test_what_finish_does_not_know(tmp_path: Path, plan: Plan) -> None:
+    with pytest.raises(CheckpointError, match="is not there; give the DST of `halfbyte convert --rank"):
+        finish_ranks(tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(CheckpointError, match="holds no conversion that ranks have begun"):
+        finish_ranks(tmp_path / "empty")
+    root = tmp_path / "disk"
+    root.mkdir()
+    with scenes.on_disk(Recorder(root, kill_at=30)), pytest.raises(Killed):
+        run(plan, root / INTO, ONE)
+    with pytest.raises(CheckpointError, match="was begun without --rank; run its command again"):
+        finish_ranks(root / INTO)
+
+
+def test_a_rank_that_runs_twice_at_once_is_refused(tmp_path: Path, plan: Plan, whole: dict[str, bytes]) -> None:
+    run_rank(plan, tmp_path / "d", Rank(0, 3), ONE)
+    with FileLock(work_folder(tmp_path / "d") / "rank-00001-of-00003.lock"):
+        with pytest.raises(CheckpointError, match=r"rank 1 of 3 is running already .*; start each rank once"):
+            run_rank(plan, tmp_path / "d", Rank(1, 3), ONE)
+        with pytest.raises(CheckpointError, match=r"rank 1 of 3 is running .* this is rank 1 of 2; .* --world-size"):
+            run_rank(plan, tmp_path / "d", Rank(1, 2), ONE)
+        run_rank(plan, tmp_path / "d", Rank(2, 3), ONE)
+    assert run_rank(plan, tmp_path / "d", Rank(1, 2), ONE).shards_missing > 0  # another number of ranks goes on
+    run_rank(plan, tmp_path / "d", Rank(0, 2), ONE)
+    assert all_bytes(tmp_path / "d") == whole
+
+
+def test_ranks_with_other_options_are_refused(tmp_path: Path, plan: Plan, whole: dict[str, bytes]) -> None:
+    run_rank(plan, tmp_path / "d", Rank(0, 2), ONE)
+    others = {
+        "other options .*All ranks need the same options": make_plan(plan.source, Options(method="sweep")),
+        "begun with other modules kept. Give every rank the same": plan_of(plan.source, keep=("mlp.down_proj",)),
+    }
+    for message, other in others.items():
+        with pytest.raises(CheckpointError, match=message):
+            run_rank(other, tmp_path / "d", Rank(1, 2), ONE)
+    run_rank(plan, tmp_path / "d", Rank(1, 2), ONE)
+    assert all_bytes(tmp_path / "d") == whole
+    with pytest.raises(CheckpointError, match=r"finished conversion with other options .*no --overwrite with --rank"):
+        run_rank(others.popitem()[1], tmp_path / "d", Rank(0, 2), ONE)
+
+
+def test_a_run_without_ranks_takes_over_with_other_modules_kept(tmp_path: Path, plan: Plan) -> None:
+    """After NaN in one share: the shards that stay the same are used."""
+    other = plan_of(plan.source, keep=("self_attn.o_proj",))
+    run_rank(plan, tmp_path / "d", Rank(0, 2), ONE)
+    assert run(other, tmp_path / "d", ONE).shards_found > 0
+    run(other, tmp_path / "fresh", ONE)
+    assert all_bytes(tmp_path / "d") == all_bytes(tmp_path / "fresh")
+
+
+def a_shard_counts(operation: Operation) -> bool:
+    return operation.kind == "flush" and operation.path.endswith(JOURNAL)
+
+
+def test_ranks_go_on_from_a_run_without(tmp_path: Path, plan: Plan, whole: dict[str, bytes]) -> None:
+    root = tmp_path / "disk"
+    root.mkdir()
+    with scenes.on_disk(Recorder(root, kill_after=a_shard_counts)), pytest.raises(Killed):
+        run(plan, root / INTO, ONE)
+    outcomes = ranks(plan, root / INTO, 2)
+    assert sum(outcome.shards_found for outcome in outcomes) > 0
+    assert all_bytes(root / INTO) == whole
+
+
+def test_a_source_that_changed_between_ranks(tmp_path: Path, plan: Plan) -> None:
+    run_rank(plan, tmp_path / "d", Rank(0, 2), ONE)
+    change_weights(plan.source)
+    with pytest.raises(CheckpointError, match="changed since this conversion began"):
+        run_rank(plan_of(plan.source), tmp_path / "d", Rank(1, 2), ONE)
+
+
+def test_what_is_kept_of_a_plan_closes_like_the_plan(tmp_path: Path, plan: Plan) -> None:
+    disk = Disk(sync=False)
+    Ending.of(plan).write(tmp_path, disk)
+    kept = Ending.read(tmp_path)
+    assert kept == Ending.of(plan)
+    for field in dataclasses.fields(Ending):
+        if field.name not in ("source", "shards"):
+            assert getattr(kept, field.name) == getattr(plan, field.name), field.name
+    (tmp_path / "ending.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"ending.json cannot be read: .*; run the convert command again"):
+        Ending.read(tmp_path)
