@@ -111,8 +111,8 @@ def _bad(measured: Measured) -> list[int]:
 
 
 def _bad_blocks(measured: Measured, mine: Matrix, theirs: Matrix) -> Iterator[Problem]:
-    """Blocks that are off by many more steps than the rest, in rows that are not wrong as a whole. Warnings: where inputs
-    hardly count, a writer may have meant them."""
+    """Blocks that are off by many more steps than the rest, in rows that are not wrong as a whole. Warnings: a
+    writer may have meant them, where inputs hardly count."""
     done = set(_bad(measured))
     for row, block, steps, stored in otherwise.distant_blocks(mine, theirs):
         if row not in done:
