@@ -157,8 +157,8 @@ def convert(
         str,
         typer.Option(
             metavar="auto|cpu|cuda[:i,j]",
-            help="Where to compute. cuda: all GPUs, cuda:0,2: these. auto: GPUs if that is faster. With --stats or "
-            "--smooth: the CPU. With --calibrate: cuda runs the model and gptq on one GPU, all else on the CPU.",
+            help="Where to compute. cuda: all GPUs, cuda:0,2: these. auto: GPUs if that is faster. gptq, hessian "
+            "and --smooth: cpu alone; but with --calibrate, cuda runs the model and gptq's solver on one GPU.",
         ),
     ] = "auto",
     workers: Annotated[
