@@ -4,7 +4,7 @@
 
 Statistics are taken from windows of 1,024 tokens of prose from token 200,000 on. Perplexity, KL to the source model
 and the share of equal likeliest tokens are measured on the first 64 windows of the prose and of Python source. "of the
-loss" is how much of amax's loss in log perplexity on prose a row gives back. W4A4 rounds activations to the format of
+loss" is how much of amax's loss in perplexity on prose a row gives back. W4A4 rounds activations to the format of
 the weights as well; NVFP4 with input scales by the amax of calibration. All is computed in float32.
 """
 
@@ -30,6 +30,7 @@ from halfbyte.calibration.states import States
 from halfbyte.calibration.tokens import Windows
 from halfbyte.calibration.weights import open_weights
 from halfbyte.formats import get_format
+from halfbyte.smoothing import Smoothing
 
 MODEL = texts.ROOT / ".demo" / "smollm2-135m"
 LENGTH = 1024
@@ -43,6 +44,7 @@ class Judge:
     """The unquantized model and its last states, to compare others with."""
 
     def __init__(self, source: Path, windows: int, device: str) -> None:
+        self.source, self.device = source, device
         self.model = LayeredModel(open_weights(source), device)
         self.tokens: dict[str, torch.Tensor] = {}
         self.states: dict[str, States] = {}
@@ -51,18 +53,21 @@ class Judge:
             self.tokens[kind] = torch.from_numpy(cut[: len(cut) // LENGTH * LENGTH].reshape(-1, LENGTH))
             self.states[kind] = final_states(self.model, self.tokens[kind])
 
-    def figures(self, kind: str, values: Values, rounding: Rounding | None = None) -> dict[str, Any]:
-        """Of the model with other weights on a text."""
+    def figures(
+        self, kind: str, values: Values, rounding: Rounding | None = None, smoothing: Smoothing | None = None
+    ) -> dict[str, Any]:
+        """Of the model with other weights on a text. smoothing: factors in norms that belong to these weights."""
         tokens = self.tokens[kind]
-        after = final_states(self.model, tokens, values, rounding)
-        return compare(self.model, self.states[kind], self.model, after, tokens, "").as_json()
+        model = self.model if smoothing is None else LayeredModel(open_weights(self.source, smoothing), self.device)
+        after = final_states(model, tokens, values, rounding)
+        return compare(self.model, self.states[kind], model, after, tokens, "").as_json()
 
 
 def rounding_for(scene: Scene, format: str) -> Rounding:
     """Activations as a server rounds them, with input scales by the amax of calibration."""
     scales = {}
     if format == "nvfp4":
-        scales = {name: float(scene.statistics().get(name).input_amax) / (448 * 6) for name in scene.weights}
+        scales = {name: scene.input_amax(name) / (448 * 6) for name in scene.weights}
     return Rounding(get_format(format), scene.weights.__contains__, scales)
 
 
@@ -78,17 +83,19 @@ def measure(recipe: Recipe, scene: Scene, judge: Judge) -> dict[str, Any]:
         torch.cuda.synchronize()
     began = time.perf_counter()
     used = time.process_time()
+    if recipe.smooth:
+        scene = scene.smoothed()
     values = recipe.make(scene)
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     found: dict[str, Any] = {"name": recipe.name, "format": recipe.format, "seconds": time.perf_counter() - began}
     found["cpu_seconds"] = time.process_time() - used
     found["weight_error"] = weight_error(scene, values)
-    found["prose"] = judge.figures("prose", values)
+    found["prose"] = judge.figures("prose", values, None, scene.smoothing)
     if recipe.code:
-        found["code"] = judge.figures("code", values)
+        found["code"] = judge.figures("code", values, None, scene.smoothing)
     if recipe.activations:
-        found["prose_w4a4"] = judge.figures("prose", values, rounding_for(scene, recipe.format))
+        found["prose_w4a4"] = judge.figures("prose", values, rounding_for(scene, recipe.format), scene.smoothing)
     return found
 
 
@@ -97,9 +104,8 @@ def recovered(row: dict[str, Any], rows: list[dict[str, Any]], part: str) -> flo
     base = next((one for one in rows if one["name"] == "amax" and one["format"] == row["format"]), None)
     if base is None or part not in base or part not in row:
         return None
-    source = math.log(row[part]["source_perplexity"]["value"])
-    lost = math.log(base[part]["perplexity"]["value"]) - source
-    return 1 - (math.log(row[part]["perplexity"]["value"]) - source) / lost
+    source, lost = row[part]["source_perplexity"]["value"], base[part]["perplexity"]["value"]
+    return float((lost - row[part]["perplexity"]["value"]) / (lost - source))
 
 
 def line_of(row: dict[str, Any], rows: list[dict[str, Any]]) -> str:

@@ -18,10 +18,12 @@ from halfbyte.calibration.collect import Options as Collecting
 from halfbyte.calibration.collect import calibrate
 from halfbyte.calibration.sequential import Options as Solving
 from halfbyte.calibration.sequential import solve_sequentially
+from halfbyte.calibration.smooth import fit_smoothing
 from halfbyte.calibration.tokens import Windows
 from halfbyte.calibration.weights import open_weights
 from halfbyte.checkpoint import Options, make_plan
 from halfbyte.feedback import prepare
+from halfbyte.smoothing import Smoothing
 
 Values = dict[str, torch.Tensor]
 GRID = torch.tensor([-6, -4, -3, -2, -1.5, -1, -0.5, 0, 0.5, 1, 1.5, 2, 3, 4, 6])
@@ -38,16 +40,21 @@ class Recipe:
     """Whether it is measured with rounded activations too."""
     code: bool = True
     """Whether it is measured on code too."""
+    smooth: bool = False
+    """Whether the model is smoothed first, for W4A4."""
 
 
 class Scene:
     """A model with everything that recipes need: its linear weights, whose amax they have, and statistics."""
 
-    def __init__(self, source: Path, text: Windows, device: str, layers: int | None = None) -> None:
-        self.source, self.text, self.device = source, text, torch.device(device)
+    def __init__(self, source: Path, text: Windows, device: str, smoothing: Smoothing | None = None) -> None:
+        self.source, self.text, self.device, self.smoothing = source, text, torch.device(device), smoothing
         layouts = {"nvfp4": "modelopt", "mxfp4": "compressed-tensors"}
-        self.plans = {format: make_plan(source, Options(format, layout)) for format, layout in layouts.items()}
-        weights = open_weights(source)
+        self.plans = {
+            format: make_plan(source, Options(format, layout, smoothing=smoothing))
+            for format, layout in layouts.items()
+        }
+        weights = open_weights(source, smoothing)
         names = [unit.module for unit in self.plans["nvfp4"].units if unit.action == "quantize"]
         self.weights = {name: torch.from_numpy(weights.matrix(name)).to(self.device) for name in names}
         self.groups = {name: group for group in self.plans["nvfp4"].groups for name in group}
@@ -68,6 +75,20 @@ class Scene:
             folder = Path(tempfile.mkdtemp(prefix="halfbyte-quality-"))
             self._statistics = calibrate(self.source, self.text, folder, Collecting("full", str(self.device)))
         return self._statistics
+
+    def input_amax(self, name: str) -> float:
+        """The largest input of a linear layer in the calibration."""
+        known = self.statistics().get(name)
+        if self.smoothing is not None and name in self.smoothing.columns:
+            known = known.divided(self.smoothing.columns[name])
+        return float(known.input_amax)
+
+    def smoothed(self) -> Scene:
+        """The same with the factors of `convert --smooth --activations stats` folded in; the statistics stay."""
+        plan = make_plan(self.source, Options("nvfp4", "modelopt", activations="unit"))
+        found = Scene(self.source, self.text, str(self.device), fit_smoothing(plan, self.statistics()))
+        found._statistics = self.statistics()
+        return found
 
     def inputs(self) -> dict[str, list[str]]:
         """Linear layer → all that have its input, itself first."""
@@ -219,6 +240,8 @@ def recipes() -> list[Recipe]:
         Recipe("sequential, asymmetry 1", "nvfp4", sequential("nvfp4", G(asymmetry=1.0))),
         Recipe("sequential, 0.75, damping 0.01", "nvfp4", sequential("nvfp4", G(asymmetry=0.75, damping=0.01))),
         Recipe("sequential, asymmetry 0.5, one sweep of descent", "nvfp4", sequential("nvfp4", G(descent=1))),
+        Recipe("optimal --smooth", "nvfp4", plain("nvfp4", "optimal"), True, smooth=True),
+        Recipe("gptq --calibrate --smooth", "nvfp4", sequential("nvfp4", G()), True, smooth=True),
         Recipe("amax", "mxfp4", plain("mxfp4", "amax"), True),
         Recipe("optimal", "mxfp4", plain("mxfp4", "optimal"), True),
         Recipe("hessian, by statistics", "mxfp4", hessian("mxfp4")),

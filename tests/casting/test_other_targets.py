@@ -146,3 +146,15 @@ def test_the_best_power_of_two_of_all() -> None:
         nearest = np.abs(values[..., None] - offered).min(axis=-1)
         least = np.minimum(least, (nearest**2).sum(axis=-1))
     np.testing.assert_allclose(got, least, rtol=1e-9)
+
+
+def test_a_smaller_scale_wins_where_clipping_one_value_is_cheaper() -> None:
+    """7.5 beside sixteen times 0.5: scale 2 keeps 8 and loses every 0.5, scale 1 clips to 6 and keeps the rest."""
+    codes, scales = np.zeros((1, 16), np.uint8), np.array([[0x3A, 0x38]], np.uint8)
+    codes[0, 0], codes[0, 8:] = 7, 0x11
+    q = hb.QuantizedTensor("nvfp4", (1, 32), codes, scales, stored_scale=1.0, contract="modelopt")
+    values = np.asarray(hb.dequantize(q))[0].tolist()
+    assert values == [7.5, *15 * [0], *16 * [0.5]]
+    result, report = hb.cast(q, "mxfp4")
+    assert np.asarray(hb.dequantize(result))[0].tolist() == [6, *values[1:]]
+    assert report.squared_error == 2.25

@@ -264,7 +264,7 @@ def test_a_calibration_file_may_have_the_names_of_run_time(tmp_path: Path) -> No
 
 def test_missing_calibration_file(tmp_path: Path) -> None:
     source = write_checkpoint(tmp_path / "s", llama())
-    with pytest.raises(CheckpointError, match="neither none nor unit, nor a file"):
+    with pytest.raises(CheckpointError, match="neither none, unit nor stats, nor a file"):
         make_plan(source, Options(activations="units"))
 
 

@@ -20,7 +20,7 @@ def stand_in(action: str = "quantize", kind: str = "float", rows: int = 10, scal
         return SimpleNamespace(kind=kind, rows=rows, columns=64, row_bytes=128, scale=scale, weight=view)
 
     output = SimpleNamespace(part=SimpleNamespace(transposed=False))
-    return SimpleNamespace(action=action, sources=(source(rows), source(3)), outputs=(output,))
+    return SimpleNamespace(action=action, sources=(source(rows), source(3)), outputs=(output,), factors=None)
 
 
 @pytest.mark.parametrize(("chunk", "steps"), [(128 * 4, 4), (128 * 5 - 1, 4), (1, 1), (127, 1), (128 * 100, 100)])
@@ -63,3 +63,5 @@ def test_the_memory_of_a_piece(action: str, kind: str, output: float, decodes: b
     assert piece_memory(unit, piece) == wanted
     assert largest_piece(unit, 6 * 128) == 6 * 128 + wanted
     assert piece_memory(stand_in(action, kind), piece) == wanted - 6 * 4 * 4
+    unit.factors = "some"
+    assert piece_memory(unit, piece) == wanted + 6 * 64 * 8

@@ -48,7 +48,10 @@ SURVEY = {
     "COMPETES": True, "SOME": True, "DECIDES": True, "STORED": 0, "FIRST": 1, "ELEMENT": 0, "WRAPS": False, **ROUNDING,
 }  # fmt: skip
 ALL_BLOCKS = {**SURVEY, "TILE": 32, "SHORT": False, "COUNT": 3, "SOME": False}
-SURVEYED = {"block_ptr": "*i16", "queue_ptr": "*i16", "totals_ptr": "*i64", "done_ptr": "*i32", "headroom_ptr": "*i64"}
+SURVEYED = {
+    "block_ptr": "*i16", "queue_ptr": "*i16", "totals_ptr": "*i64", "done_ptr": "*i32", "headroom_ptr": "*i64",
+    "least_ptr": "*i32", "lowest_ptr": "*i32",
+}  # fmt: skip
 
 BUILDS: dict[str, Build] = {
     "transform": Build(hadamard_kernels.rotate, ROTATE, 4, HALVES),
