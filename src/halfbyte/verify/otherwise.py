@@ -26,9 +26,6 @@ HELD = (0.5, 1.5)
 STEPS = 3.0
 """Root mean square of the steps by which a block must be off: intact blocks of GPTQ in real models reach 2.6."""
 
-FACTOR = 0.02
-"""How far from 1 the factor of the middle block may be."""
-
 
 def distant_rows(measured: Measured) -> list[int]:
     """Rows that are much worse than the median row."""
@@ -58,8 +55,9 @@ def distant_blocks(mine: Matrix, theirs: Matrix) -> Iterator[tuple[int, int, flo
             yield start + int(row), int(block), float(steps[row, block]), stored
 
 
-def is_off_by_a_factor(mine: Matrix, theirs: Matrix) -> bool:
-    """Whether the middle block misses a factor too: a sum over all is moved by a few numbers that scales clip."""
+def is_off_by_a_factor(mine: Matrix, theirs: Matrix, least: float) -> bool:
+    """Whether the middle block misses a factor, at least that far from 1. A sum over all blocks is moved by few numbers
+    that scales clip; those are left out."""
     if mine.encoded is None:
         return False
     first, second = [], []
@@ -71,7 +69,7 @@ def is_off_by_a_factor(mine: Matrix, theirs: Matrix) -> bool:
             first.append(product / np.sum(values * values, axis=2, where=inside))
             second.append(np.sum(wanted * wanted, axis=2, where=inside) / product)
     off = [float(np.nanmedian(np.concatenate([part.ravel() for part in parts]))) - 1 for parts in (first, second)]
-    return min(abs(part) for part in off) > FACTOR and off[0] * off[1] > 0
+    return min(abs(part) for part in off) > least and off[0] * off[1] > 0
 
 
 def _in_steps(stored: Encoded, source: F32) -> tuple[F32, F32]:

@@ -36,12 +36,13 @@ EXACT = 1e-6
 
 
 def is_off_by_a_factor(measured: Measured, mine: Matrix, theirs: Matrix) -> bool:
-    """Whether one factor is missing: both estimates say so, and so do the codes, or the factor explains every error."""
+    """Whether one factor is missing: the codes and the middle block say so, or it explains every error."""
+    least = max(FACTOR, CERTAIN * measured.factor_error)
+    if is_rounded_otherwise(measured) and np.isfinite(least) and otherwise.is_off_by_a_factor(mine, theirs, least):
+        return True
     off = [factor - 1 for factor in measured.factors]
-    if min(abs(part) for part in off) < max(FACTOR, CERTAIN * measured.factor_error) or off[0] * off[1] < 0:
-        return False
-    exact = measured.explained > EXPLAINED and not measured.by_amax
-    return exact or (is_rounded_otherwise(measured) and otherwise.is_off_by_a_factor(mine, theirs))
+    clearly = min(abs(part) for part in off) >= least and off[0] * off[1] > 0
+    return clearly and measured.explained > EXPLAINED and not measured.by_amax
 
 
 def is_rounded_otherwise(measured: Measured) -> bool:
