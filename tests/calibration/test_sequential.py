@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from halfbyte.calibration.collect import calibrate
 from halfbyte.calibration.evaluation import evaluate
 from halfbyte.calibration.sequential import Options as Solving
 from halfbyte.calibration.sequential import solve_sequentially
+from halfbyte.calibration.states import MEMORY
 from halfbyte.checkpoint import Options, make_plan, run
 from halfbyte.checkpoint.io.solved import SolvedFolder
 from halfbyte.errors import CheckpointError
@@ -67,6 +72,48 @@ def test_a_stopped_run_continues(tmp_path: Path) -> None:
     solve_sequentially(plan, text, tmp_path / "s")
     for file in (tmp_path / "whole").iterdir():
         assert (tmp_path / "s" / file.name).read_bytes() == file.read_bytes()
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_moe"])
+def test_threads_and_memory_change_no_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Nor whether batches wait in a layer or start again, with states in a file."""
+    plan, text = make_plan(model(tmp_path, name), Options()), windows()
+    before = torch.get_num_threads()
+    found = []
+    try:
+        for threads, memory in ((1, MEMORY), (2, MEMORY), (2, 0)):
+            monkeypatch.setenv("HALFBYTE_THREADS", str(threads))
+            torch.set_num_threads(threads)
+            folder = tmp_path / f"{threads}-{memory}"
+            solve_sequentially(plan, text, folder, Solving(memory=memory))
+            assert torch.get_num_threads() == threads
+            found.append({file.name: file.read_bytes() for file in folder.iterdir()})
+    finally:
+        torch.set_num_threads(before)
+    assert found[0] == found[1] == found[2]
+
+
+def test_a_killed_run_continues(tmp_path: Path) -> None:
+    """Killed while the second layer is solved, without a chance to clean up."""
+    source, text = model(tmp_path), windows()
+    plan = make_plan(source, Options())
+    solve_sequentially(plan, text, tmp_path / "whole")
+    process = multiprocessing.get_context("spawn").Process(target=_solve_until_killed, args=(source, tmp_path / "s"))
+    process.start()
+    process.join(120)
+    assert process.exitcode == -signal.SIGKILL
+    assert (tmp_path / "s" / "layer-00000.safetensors").exists()
+    solve_sequentially(plan, text, tmp_path / "s")
+    for file in (tmp_path / "whole").iterdir():
+        assert (tmp_path / "s" / file.name).read_bytes() == file.read_bytes()
+
+
+def _solve_until_killed(source: Path, target: Path) -> None:
+    def visit(module: str, weight: torch.Tensor) -> None:
+        if module.startswith("model.layers.1."):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    solve_sequentially(make_plan(source, Options()), windows(), target, visit=visit)
 
 
 def test_another_run_is_refused(tmp_path: Path) -> None:

@@ -58,6 +58,24 @@ def test_from_statistics_to_figures(folder: Path) -> None:
     assert 0 < loss["gptq"] < loss["usual"]  # on the tokens that it was calibrated with
 
 
+def test_experts_with_too_few_tokens_are_listed(tmp_path: Path) -> None:
+    """By calibrate and by convert, also if it continues."""
+    source, tokens = model(tmp_path, "qwen3_moe"), tmp_path / "tokens.npy"
+    np.save(tokens, np.random.default_rng(0).integers(0, 256, 32))
+    done = halfbyte("calibrate", source, "-o", tmp_path / "stats", "--tokens", tokens, "--length", 32)
+    assert "experts saw too few tokens, and keep a diagonal or nothing: model.layers.0.mlp.experts.0." in done.output
+    run = ("convert", source, tmp_path / "made", "--method", "gptq", "--calibrate", tokens, "--length", 32)
+    for _ in range(2):
+        done = halfbyte(*run)
+        assert done.exit_code == 0, done.output
+        few = read(tmp_path / "made.solved" / "few_tokens.json")
+        listed = f"{len(few)} experts saw too few tokens, and are rounded without feedback: "
+        assert listed + "model.layers.0.mlp.experts.0." in done.output
+    logged = json.loads(halfbyte(*run, "--json-log").stdout.splitlines()[0])
+    assert logged == {"event": "few_tokens", "modules": few}
+    assert "too few" not in halfbyte(*run, "--quiet").output
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

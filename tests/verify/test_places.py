@@ -215,7 +215,7 @@ def test_a_tensor_scale_over_an_exact_source(change: float) -> None:
     assert measure(*weight.pair).error.relative == 0
     assert texts(weight) == []
     weight.tensor_scale *= change
-    assert is_off_by_a_factor(measure(*weight.pair))
+    assert is_off_by_a_factor(measure(*weight.pair), *weight.pair)
     assert len(texts(weight)) == 1
 
 
@@ -267,8 +267,8 @@ def test_large_damage_under_other_rounding(rounding: Callable[[Weight], None]) -
     row, block = texts(weight)
     assert row == "row 3: relative error 1; it decodes to 0"
     values = look_up(VALUES, weight.codes[20:21])[0, 32:48]
-    steps = weight.source[20, 32:48] / (E4M3.values[weight.scales[20, 2]] * weight.tensor_scale) - values
-    off = float(np.sqrt((steps**2).mean()))
+    wanted = weight.source[20, 32:48] / (E4M3.values[weight.scales[20, 2]] * weight.tensor_scale)
+    off = float(np.sqrt(((np.clip(wanted, -6, 6) - values) ** 2).mean()))
     assert block == f"row 20, columns 32 to 47: off by {off:.3g} steps on average, far more than the rest"
 
 

@@ -29,7 +29,8 @@ from halfbyte.quantize import dequantize, quantize
 from halfbyte.types import QuantizedTensor
 
 HELD = 3
-"""How many times its widest input a waiting batch holds, at most."""
+"""What a waiting batch holds, in units of its hidden states and its widest input together. Measured before the last
+linear layer of a Llama: 1.6 in windows of 1024 tokens, 2.3 in windows of 256."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Options:
     method: Gptq = Gptq()
     device: str = "cpu"
     memory: int = MEMORY
-    """Bytes of hidden states, and of what waiting batches hold, that are kept in memory."""
+    """Bytes of hidden states and of what waiting batches hold, together, that are kept in memory."""
 
 
 @dataclass(frozen=True)
@@ -78,9 +79,9 @@ class LayerWork:
         """Every weight of the layer, by its name."""
         groups = schedule(self.layer, self.rounded[0])
         width = max(self.layer.weight(name).shape[1] for name in self.layer.parts)
-        held = 4 * HELD * width * sum(states.shape[0] * states.shape[1] for states in self.rounded)
-        streams = 1 if self.real is None else 2
-        keep = streams * held <= self.options.memory
+        streams = [self.rounded] if self.real is None else [self.rounded, self.real]
+        held = sum(HELD * 4 * (states.width + width) * states.tokens for states in streams)
+        keep = held <= self.options.memory - sum(states.in_memory for states in streams)
         with ExitStack() as stack:
             rounded = [self._passage(stack, self.copy, self.rounded, i) for i in range(len(self.rounded))]
             real = None
@@ -89,10 +90,7 @@ class LayerWork:
             for group in groups:
                 wanted = [name for name in group if name in self.aim.groups]
                 if wanted:
-                    self._group(wanted, self._moments(wanted[0], rounded, real))
-                    if not keep:
-                        for passage in [*rounded, *(real or [])]:
-                            passage.forget()
+                    self._group(wanted, self._moments(wanted[0], rounded, real, keep))
             for states, passages in ((self.rounded, rounded), (self.real, real)):
                 if states is not None and passages is not None:
                     self._finish(states, passages)
@@ -115,17 +113,25 @@ class LayerWork:
             passages[number].forget()
             return found
 
-        self.workers.each(len(states), end, states.__setitem__)
+        self.workers.trimming(len(states), end, states.__setitem__)
 
-    def _moments(self, module: str, rounded: list[Passage], real: list[Passage] | None) -> Moments | None:
-        """Moments of the inputs of a linear layer behind quantized layers, and their cross moments; None: no input."""
+    def _moments(self, module: str, rounded: list[Passage], real: list[Passage] | None, keep: bool) -> Moments | None:
+        """Moments of the inputs of a linear layer behind quantized layers, and their cross moments; None: no input.
+
+        keep: batches wait where they are; otherwise each starts again for the next group.
+        """
         crossed = real is not None and ".experts." not in module
         moments: Moments | None = None
 
         def inputs(number: int) -> tuple[torch.Tensor, Products] | None:
             x = rounded[number].to(module)
             before = real[number].to(module) if crossed and real is not None else None
-            return None if x is None else (x, products_of(x, "full", before))
+            found = None if x is None else (x, products_of(x, "full", before))
+            if not keep:
+                rounded[number].forget()
+                if real is not None:
+                    real[number].forget()
+            return found
 
         def add(number: int, found: tuple[torch.Tensor, Products] | None) -> None:
             nonlocal moments
@@ -134,7 +140,7 @@ class LayerWork:
                     moments = Moments(found[0].shape[1], "full", found[0].device, cross=crossed)
                 moments.add(found[0], products=found[1])
 
-        self.workers.each(len(rounded), inputs, add)
+        self.workers.trimming(len(rounded), inputs, add)
         return moments
 
     def _group(self, names: list[str], moments: Moments | None) -> None:

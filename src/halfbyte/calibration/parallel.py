@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 import torch
@@ -13,6 +14,10 @@ import torch
 from halfbyte.backends.threads import thread_count
 
 T = TypeVar("T")
+
+
+TRIMMED = 8
+"""Batches after which memory that threads have freed goes back to the system."""
 
 
 class Workers:
@@ -47,9 +52,28 @@ class Workers:
                 if not future.cancelled():
                     future.exception()
 
+    def trimming(
+        self, count: int, job: Callable[[int], T], then: Callable[[int, T], object] = lambda number, result: None
+    ) -> None:
+        """The same for jobs that run in many threads, whose allocator keeps what each has freed."""
+
+        def counted(number: int, result: T) -> None:
+            then(number, result)
+            if number % TRIMMED == TRIMMED - 1:
+                trim()
+
+        self.each(count, job, counted)
+        trim()
+
     def close(self) -> None:
         if self._pool is not None:
             self._pool.shutdown()
+
+
+def trim() -> None:
+    """Give memory that is free back to the system, where the C library can (glibc)."""
+    with suppress(AttributeError, OSError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 @contextmanager

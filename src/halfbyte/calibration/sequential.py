@@ -62,8 +62,9 @@ def solve_sequentially(
     batches = batches_of(torch.from_numpy(windows.tokens), model.device)
     few = _read_few(target)
     with workers_for(model.device) as workers:
-        rounded = States(model.embed, batches, options.memory)
-        real = States(model.embed, batches, options.memory) if options.method.asymmetry else None
+        limit = options.memory // (2 if options.method.asymmetry else 1)
+        rounded = States(model.embed, batches, limit)
+        real = States(model.embed, batches, limit) if options.method.asymmetry else None
         for number in range(len(model.layers)):
             file = target / FILE.format(number)
             with model.layer(number) as layer:

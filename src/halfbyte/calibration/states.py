@@ -31,6 +31,7 @@ class States:
         self.count = len(batches)
         self._places: list[slice] = []
         self._kept: torch.Tensor | None = None
+        self._in_file = False
         self.device = torch.device("cpu")
         total, start = sum(len(one) for one in batches), 0
         for one in batches:
@@ -46,8 +47,22 @@ class States:
         size = 4 * int(np.prod(shape))
         if size <= limit:
             return torch.empty(shape, dtype=torch.float32, device=self.device)
+        self._in_file = True
         with tempfile.TemporaryFile(prefix="halfbyte-states-") as file:  # it lives as long as the mapping
             return torch.from_numpy(np.memmap(file, np.float32, "w+", shape=shape))
+
+    @property
+    def tokens(self) -> int:
+        return 0 if self._kept is None else self._kept.shape[0] * self._kept.shape[1]
+
+    @property
+    def width(self) -> int:
+        return 0 if self._kept is None else self._kept.shape[2]
+
+    @property
+    def in_memory(self) -> int:
+        """Bytes, without those in a file."""
+        return 0 if self._kept is None or self._in_file else self._kept.nbytes
 
     def __len__(self) -> int:
         return self.count

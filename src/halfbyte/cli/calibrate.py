@@ -20,6 +20,8 @@ from halfbyte.scale.cluster import Settings, connect
 from halfbyte.statistics import MOMENTS, Statistics, merge_statistics
 
 LISTED = 8
+KEPT = "and keep a diagonal or nothing"
+"""What statistics have of experts that saw too few tokens."""
 
 TextOption = Annotated[Path | None, typer.Option("--text", metavar="FILE", help="A UTF-8 text.")]
 TokensOption = Annotated[
@@ -90,7 +92,8 @@ def calibrate(
     except HalfbyteError as error:
         err().print(f"halfbyte calibrate: {error}", markup=False, soft_wrap=True)
         raise typer.Exit(2) from error
-    _print_few(found)
+    if few := found.header.get("few_tokens"):
+        out().print(few_line(few, KEPT), markup=False, soft_wrap=True)
     out().print(f"{len(found.names)} linear layers: {output}", markup=False, soft_wrap=True)
     if json_file is not None:
         write_json("calibrate", json_file, dict(found.header) | {"modules": list(found.names)})
@@ -117,12 +120,8 @@ def _collect_on(
         return calibrate_on_cluster(model, windows, output, cluster, options, parts, progress)
 
 
-def _print_few(found: Statistics) -> None:
-    """Experts that saw too few tokens."""
-    few: dict[str, int] = found.header.get("few_tokens") or {}
-    if not few:
-        return
+def few_line(few: dict[str, int], so: str) -> str:
+    """Experts that saw too few tokens, by name and tokens, and what comes of it."""
     listed = ", ".join(f"{name} ({count})" for name, count in list(few.items())[:LISTED])
     more = f" and {len(few) - LISTED} more" if len(few) > LISTED else ""
-    line = f"{len(few)} experts saw too few tokens, and keep a diagonal or nothing: {listed}{more}"
-    out().print(line, markup=False, soft_wrap=True)
+    return f"{len(few)} experts saw too few tokens, {so}: {listed}{more}"

@@ -157,7 +157,8 @@ def convert(
         str,
         typer.Option(
             metavar="auto|cpu|cuda[:i,j]",
-            help="Where to compute. cuda: all GPUs, cuda:0,2: these. auto: GPUs if that is faster.",
+            help="Where to compute. cuda: all GPUs, cuda:0,2: these. auto: GPUs if that is faster. gptq, hessian "
+            "and --smooth: cpu alone; but with --calibrate, cuda runs the model and gptq's solver on one GPU.",
         ),
     ] = "auto",
     workers: Annotated[
@@ -232,7 +233,8 @@ def convert(
         text = None
         if calibrate_on is not None:
             text = Text(calibrate_on, windows, length, device)
-        plan = make_plan(source, prepare(source, destination, options, text, smooth, dry_run))
+        options = prepare(source, destination, options, text, smooth, dry_run, reporter.few)
+        plan = make_plan(source, options)
         if cluster is not None:
             chosen, workers = device_of_tasks(device, cluster), workers or 1
         else:

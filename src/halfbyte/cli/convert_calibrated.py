@@ -5,6 +5,7 @@ Each goes to a folder or file beside DST, and stays until the user deletes it: t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -42,11 +43,18 @@ class Text:
 
 
 def prepare(
-    source: Path, destination: Path, options: Options, text: Text | None, smooth: bool, dry_run: bool
+    source: Path,
+    destination: Path,
+    options: Options,
+    text: Text | None,
+    smooth: bool,
+    dry_run: bool,
+    report_few: Callable[[dict[str, int]], None],
 ) -> Options:
     """The options with which to plan, once all that comes before is done.
 
     A dry run with a text runs no model: its plan has unit input scales and no factors, with the same tensors.
+    report_few: gets the experts with too few tokens for gptq, if there are any.
     """
     for_inputs = smooth or options.activations == STATS
     if text is None:
@@ -70,7 +78,12 @@ def prepare(
         options = replace(options, statistics=folder)
     if smooth:
         options = _smoothed(source, destination, options, dry_run)
-    return _solved(source, destination, options, text, windows) if options.method == "gptq" else options
+    if options.method != "gptq":
+        return options
+    options, few = _solved(source, destination, options, text, windows)
+    if few:
+        report_few(few)
+    return options
 
 
 def _beside(destination: Path, suffix: str) -> Path:
@@ -114,13 +127,15 @@ def _read(path: Path) -> Smoothing | None:
         return None
 
 
-def _solved(source: Path, destination: Path, options: Options, text: Text, windows: Windows) -> Options:
-    """Solve the weights, or continue, and give the options that write them out."""
+def _solved(
+    source: Path, destination: Path, options: Options, text: Text, windows: Windows
+) -> tuple[Options, dict[str, int]]:
+    """Solve the weights, or continue; the options that write them out, and experts with too few tokens."""
     plain = replace(options, method=None)
     folder = _beside(destination, SOLVED)
     run = calibration.solve_sequentially
     from halfbyte.calibration.sequential import Options as Solving
 
     with layers_bar("gptq") as progress:
-        run(make_plan(source, plain), windows, folder, Solving(Gptq(), text.runs_on), progress)
-    return replace(plain, solved=folder)
+        few = run(make_plan(source, plain), windows, folder, Solving(Gptq(), text.runs_on), progress)
+    return replace(plain, solved=folder), few

@@ -30,6 +30,7 @@ from halfbyte.checkpoint import Event, Outcome, Plan, Resources
 from halfbyte.checkpoint.execute.destination import Found
 from halfbyte.checkpoint.execute.pieces import Sizes
 from halfbyte.cli.app import err, out
+from halfbyte.cli.calibrate import few_line
 from halfbyte.cli.tables import print_table
 from halfbyte.load_check import LoadReport
 
@@ -40,6 +41,7 @@ SHOWN = 12
 class Reporter(Protocol):
     """What a conversion reports its progress to."""
 
+    def few(self, few: dict[str, int]) -> None: ...
     def plan(self, plan: Plan, resources: Resources, cut: tuple[Sizes, int]) -> None: ...
     def event(self, event: Event) -> None: ...
     def finish(self, plan: Plan, destination: Path, outcome: Outcome, seconds: float) -> None: ...
@@ -54,6 +56,9 @@ class Reporter(Protocol):
 
 class Quiet:
     """Print only errors."""
+
+    def few(self, few: dict[str, int]) -> None:
+        pass
 
     def plan(self, plan: Plan, resources: Resources, cut: tuple[Sizes, int]) -> None:
         pass
@@ -91,6 +96,9 @@ class JsonLog(Quiet):
 
     def _line(self, **content: object) -> None:
         typer.echo(json.dumps(content))
+
+    def few(self, few: dict[str, int]) -> None:
+        self._line(event="few_tokens", modules=few)
 
     def plan(self, plan: Plan, resources: Resources, cut: tuple[Sizes, int]) -> None:
         sizes, workers = cut
@@ -152,6 +160,9 @@ class Screen(Quiet):
         )
         self._bar: TaskID | None = None
         self._closing: TaskID | None = None
+
+    def few(self, few: dict[str, int]) -> None:
+        out().print(few_line(few, "and are rounded without feedback"), markup=False, soft_wrap=True)
 
     def plan(self, plan: Plan, resources: Resources, cut: tuple[Sizes, int]) -> None:
         print_plan(plan, resources, cut)

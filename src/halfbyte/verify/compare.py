@@ -128,7 +128,7 @@ class _Judge:
             found.problems += fp8_problems(mine, theirs, measured) if measured.error.relative else ()
         else:
             found.problems += damage_problems(measured, mine, theirs)
-            if is_rounded_otherwise(measured) and not is_off_by_a_factor(measured):
+            if is_rounded_otherwise(measured) and not is_off_by_a_factor(measured, mine, theirs):
                 found.otherwise.append(theirs.name)
         return found
 

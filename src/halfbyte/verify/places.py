@@ -2,7 +2,7 @@
 
 A weight that was rounded to nearest has no code but the nearest ones, so a few others are damage, and so is a scale
 that breaks the rule which all others follow. Other ways of rounding (GPTQ, at random) leave such codes in most rows;
-then only rows and blocks that are much worse than the rest can be told.
+then only rows and blocks that are much worse than the rest can be told (otherwise.py).
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import numpy as np
 
 from halfbyte.codec.bits import F32
 from halfbyte.formats import E2M1
+from halfbyte.verify import otherwise
 from halfbyte.verify.measure import Measured
-from halfbyte.verify.nearest import VALUES, Encoded, block_sums, look_up, not_nearest
+from halfbyte.verify.nearest import VALUES, Encoded, look_up, not_nearest
 from halfbyte.verify.problems import Problem
 from halfbyte.verify.values import Matrix
 
@@ -33,18 +34,15 @@ SHOWN = 50
 EXACT = 1e-6
 """Error of a row that still counts as exact: scales may have been inverted twice."""
 
-BAD_ROW, WORSE = 0.5, 4.0
-"""Where rounding was not to nearest: error of a row that is wrong, and how much worse it must be than the median row;
-or a block than nine in ten."""
 
-
-def is_off_by_a_factor(measured: Measured) -> bool:
-    """Whether one factor is missing: both estimates say so, and so do the codes, or the factor explains every error."""
+def is_off_by_a_factor(measured: Measured, mine: Matrix, theirs: Matrix) -> bool:
+    """Whether one factor is missing: the codes and the middle block say so, or it explains every error."""
+    least = max(FACTOR, CERTAIN * measured.factor_error)
+    if is_rounded_otherwise(measured) and np.isfinite(least) and otherwise.is_off_by_a_factor(mine, theirs, least):
+        return True
     off = [factor - 1 for factor in measured.factors]
-    if min(abs(part) for part in off) < max(FACTOR, CERTAIN * measured.factor_error) or off[0] * off[1] < 0:
-        return False
-    exact = measured.explained > EXPLAINED and not measured.by_amax
-    return exact or is_rounded_otherwise(measured)
+    clearly = min(abs(part) for part in off) >= least and off[0] * off[1] > 0
+    return clearly and measured.explained > EXPLAINED and not measured.by_amax
 
 
 def is_rounded_otherwise(measured: Measured) -> bool:
@@ -62,10 +60,10 @@ def _is_whole(measured: Measured, row: int) -> bool:
 
 
 def damage_problems(measured: Measured, mine: Matrix, theirs: Matrix) -> Iterator[Problem]:
-    """Errors with their places, for a weight that is right on the whole."""
+    """What is wrong, with its places, for a weight that is right on the whole."""
     if mine.encoded is None:
         yield from _bad_rows(measured, mine, theirs)
-    elif is_off_by_a_factor(measured):
+    elif is_off_by_a_factor(measured, mine, theirs):
         text = (
             f"{mine.kind}: right when multiplied by {measured.factors[0]:.4f}; the tensor scale is off by "
             f"{abs(1 / measured.factors[0] - 1):.1%}"
@@ -91,34 +89,36 @@ def damage_problems(measured: Measured, mine: Matrix, theirs: Matrix) -> Iterato
 def _bad_rows(measured: Measured, mine: Matrix, theirs: Matrix) -> Iterator[Problem]:
     """Rows that are much worse than the rest; where most rows are exact, those that are not."""
     bad = _bad(measured)
+    if mine.encoded is not None:
+        bad = [row for row in bad if not _is_row(row, mine, theirs)]
     for row in bad[:SHOWN]:
         yield _whole_row(row, measured, mine, theirs)
     if len(bad) > SHOWN:
         yield Problem("error", "row", mine.name, f"{len(bad) - SHOWN} more rows are as bad")
 
 
+def _is_row(row: int, mine: Matrix, theirs: Matrix) -> bool:
+    """Whether a row that is far from its source is that row nevertheless, and not another one."""
+    if not otherwise.holds_its_source(row, mine, theirs):
+        return False
+    return _same_row(mine.read(row, row + 1)[0], theirs) in (None, row)
+
+
 def _bad(measured: Measured) -> list[int]:
     errors = np.nan_to_num(measured.row_errors, nan=np.inf)
-    median = float(np.median(errors))
-    return [int(row) for row in np.flatnonzero(errors > (max(BAD_ROW, WORSE * median) if median else EXACT))]
+    if not np.median(errors):
+        return [int(row) for row in np.flatnonzero(errors > EXACT)]
+    return otherwise.distant_rows(measured)
 
 
 def _bad_blocks(measured: Measured, mine: Matrix, theirs: Matrix) -> Iterator[Problem]:
-    """Blocks that are off by many more steps than the rest, in rows that are not wrong as a whole."""
-    if mine.encoded is None:
-        return
+    """Blocks that are off by many more steps than the rest, in rows that are not wrong as a whole. Warnings: a
+    writer may have meant them, where inputs hardly count."""
     done = set(_bad(measured))
-    for start, stop in mine.chunks():
-        stored = mine.encoded(start, stop)
-        sums, scales = block_sums(stored, theirs.read(start, stop)), stored.multiplier()[:, :, 0]
-        with np.errstate(all="ignore"):
-            squares = sums.squares / scales**2 - 2 * sums.product / scales + sums.power
-            steps = np.sqrt(np.maximum(np.nan_to_num(squares), 0) / stored.block)
-        for row, block in np.argwhere(steps > WORSE * np.percentile(steps, 90)):
-            if start + int(row) not in done:
-                place = _place(start + int(row), int(block), stored)
-                text = f"{place}: off by {steps[row, block]:.3g} steps on average, far more than the rest"
-                yield Problem("error", "block", mine.name, text)
+    for row, block, steps, stored in otherwise.distant_blocks(mine, theirs):
+        if row not in done:
+            text = f"{_place(row, block, stored)}: off by {steps:.3g} steps on average, far more than the rest"
+            yield Problem("warning", "block", mine.name, text)
 
 
 def _whole_row(row: int, measured: Measured, mine: Matrix, theirs: Matrix) -> Problem:
