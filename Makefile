@@ -6,7 +6,7 @@ INSTALL := -m pip --disable-pip-version-check install --quiet
 PIP := $(BIN)/python $(INSTALL)
 CPP = $(shell find src tests -name '*.cpp' -o -name '*.h' -o -name '*.inc' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: help demo test test-docs test-pages test-clients test-zoo test-real test-gpu test-oldest test-arm64 test-scale check sanitize lint types \
+.PHONY: help demo test test-docs test-pages test-clients test-zoo test-real test-interpreter test-gpu test-oldest test-arm64 test-scale check sanitize lint types \
 	format conform bench bench-convert docs docs-site wheel clean
 
 help:  ## list the targets
@@ -36,6 +36,9 @@ test-zoo: $(VENV)/.peers  ## a tiny model of every architecture class of transfo
 	$(BIN)/python -m tools.architectures.generate --check
 	$(BIN)/python -m tests.models.run_time_names
 	$(BIN)/python -m tests.zoo.run
+
+test-interpreter: $(VENV)/.peers  ## the choice of headroom on a GPU, every case under Triton's interpreter (minutes; `make test` has a sample)
+	TRITON_INTERPRET=1 $(BIN)/python -W ignore -m tests.backends.gpu.interpreted_headroom --every
 
 test-gpu:  ## the bit-identity matrix on the card of this machine, with the Python that is there; installs nothing
 	PYTHONPATH=src $(PYTHON) -W ignore -m tests.backends.gpu.run_card

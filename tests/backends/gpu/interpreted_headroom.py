@@ -1,6 +1,6 @@
 """The choice of headroom under Triton's interpreter (`TRITON_INTERPRET=1`), against the reference.
 
-A process of its own, like interpreted.py.
+A process of its own, like interpreted.py. `--every`: every kind of operand under every contract, not a sample.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from halfbyte.testing import assert_same_bits
 from tests.backends.gpu.headroom_cases import CONTRACTS, KINDS, operand
 from tests.backends.gpu.strict_interpreter import refuse_unknown_constants
 
+EVERY = "--every" in sys.argv
 HERE = torch.empty(0)
 TE = contracts.transformer_engine()
 ROWS = contracts.transformer_engine(row_scaled_nvfp4=True)
@@ -55,7 +56,7 @@ def kinds() -> Iterator[int]:
     """Every kind of operand, under the candidates of a small tensor or under 1 and 2, where some blocks decide."""
     for index, contract in enumerate(CONTRACTS):
         for number, kind in enumerate(KINDS):
-            if (index + number) % 4 and kind not in ("uniform", "low"):
+            if (index + number) % (1 if EVERY else 8) and (EVERY or index > 1 or kind not in ("uniform", "low")):
                 continue
             dtype = ("bf16", "fp16", "fp32")[(index + number // 3) % 3]
             chosen = (1, 2) if (index + number // 3) % 4 else None
