@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.quality import line_of, recovered, rounding_for, weight_error
+from benchmarks.quality import rounding_for, weight_error
 from benchmarks.quality_recipes import Scene, recipes
+from benchmarks.quality_tables import line_of, recovered, recovered_interval, table
 from tests.calibration.scenes import model, windows
 
 
