@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import importlib.machinery
+import importlib.util
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -21,6 +22,8 @@ from benchmarks.quality_recipes import Recipe, Scene, SkippedError, Values
 
 BATCH = 16
 """Windows that go through a peer's model at once."""
+MOST_ON_CPU = 40
+"""Linear layers that qwantize searches without its Triton kernel."""
 DAMPING = 0.01
 """Of qwantize's GPTQ."""
 
@@ -154,8 +157,10 @@ def qwantize(scene: Scene) -> Values:
     except ImportError as error:
         raise SkippedError(f"qwantize is not installed: {error}") from error
     on_card = scene.device.type == "cuda"
+    if not on_card and len(scene.weights) > MOST_ON_CPU:
+        raise SkippedError(f"qwantize's search takes minutes per layer without a GPU; {MOST_ON_CPU} layers at most")
     search = package.nvfp4_optimal_hessian_triton if on_card else package.nvfp4_optimal_hessian
-    found = {}
+    found: Values = {}
     for first, names in scene.inputs().items():
         h = scene.moment(first).float()
         for name in names:
@@ -200,6 +205,39 @@ def _roots(parts: torch.Tensor) -> torch.Tensor:
     """Matrices R with RᵀR equal to each of the given ones, to stand for inputs."""
     values, vectors = torch.linalg.eigh(parts.double())
     return (vectors * values.clamp(min=0).sqrt()[:, None, :]).transpose(1, 2).float()
+
+
+def llm_compressor_function(scene: Scene) -> Values:
+    """llm-compressor's GPTQ function on each layer, with the scales of its observer and the statistics of the scene."""
+    try:
+        with _quiet(), _stand_ins("datasets", "auto_round"):
+            from compressed_tensors.quantization import preset_name_to_scheme
+            from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
+            from llmcompressor.modifiers.gptq.gptq_quantize import quantize_weight
+    except ImportError as error:
+        raise SkippedError(f"llm-compressor is not installed, or not beside this transformers: {error}") from error
+    arguments = preset_name_to_scheme("NVFP4A16", ["Linear"]).weights.model_copy(update={"actorder": "static"})
+    found: Values = {}
+    for first, names in scene.inputs().items():
+        for name in names:
+            w = scene.weights[name]
+            blocks = w.reshape(len(w), -1, 16)
+            amax = torch.tensor([scene.amax(name, "nvfp4")], device=w.device)
+            shared = generate_gparam(-amax, amax)
+            least, most = blocks.amin(dim=-1), blocks.amax(dim=-1)
+            scale, zero = calculate_qparams(least, most, arguments, global_scale=shared)
+            found[name] = quantize_weight(
+                w[None].clone(), scene.moment(first).float()[None].clone(), scale[None], zero[None], shared[None], arguments
+            )[0][0]
+    return found
+
+
+def layer_recipes() -> list[Recipe]:
+    """Rows that need no model of a tool's own: its function on each layer's weight and statistics."""
+    return [
+        Recipe("llm-compressor: GPTQ function", "nvfp4", llm_compressor_function, True),
+        Recipe("qwantize: ordered GPTQ, Hessian scales", "nvfp4", qwantize, True),
+    ]
 
 
 def peer_recipes() -> list[Recipe]:

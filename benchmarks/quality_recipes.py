@@ -46,7 +46,12 @@ class Recipe:
     code: bool = True
     """Whether it is measured on code too."""
     smooth: bool = False
-    """Whether the model is smoothed first, for W4A4."""
+    """Whether the model is smoothed first, for W4A4 if activations are rounded."""
+
+    @property
+    def sequential(self) -> bool:
+        """Whether it runs the model layer by layer, which only decoders can."""
+        return getattr(self.make, "__qualname__", "").startswith("sequential.")
 
 
 class Scene:
