@@ -2,7 +2,7 @@
 
     python -m benchmarks.quality_embeddings [--device cuda] [--peers] [--quick] [--rows REGEX] [--json FILE]
 
-Passages of 126 tokens; statistics of 256 passages of prose, embeddings of 128 other passages of prose and of Python source.
+Passages of 126 tokens; statistics of 256 passages of prose, embeddings of 128 others of prose and of Python source.
 "error" is the mean squared error of embeddings (mean of the last layer's vectors, scaled to length 1) relative to
 their variance over passages, in percent; "cosine" the mean cosine with the source's embedding. "of the loss": how much
 of amax's error on prose a row gives back. W4A4 rounds activations as `benchmarks.quality` does. All in float32.
@@ -53,7 +53,7 @@ class EncoderScene(Scene):
         def add(name: str, x: torch.Tensor) -> None:
             moments.setdefault(name, Moments(x.shape[1], "full", x.device)).add(x)
 
-        self.encoder.run(passages, {}, {name: add for name in self.weights})
+        self.encoder.run(passages, {}, dict.fromkeys(self.weights, add))
         self._known = {name: one.finish() for name, one in moments.items()}
 
     def known(self, name: str) -> LinearStatistics:

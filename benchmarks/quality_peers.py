@@ -1,7 +1,7 @@
 """Other tools' NVFP4 on the same model and the same calibration windows: rows of `benchmarks.quality --peers`.
 
-Weights are what each tool's own quantizers decode, activations stay unquantized in its calibration (W4A16), options are
-its defaults where a recipe does not say otherwise. A tool that is missing, or cannot run here, is a row with the reason.
+Weights are what each tool's own quantizers decode, activations stay unquantized in its calibration (W4A16), options
+are its defaults where a recipe does not say otherwise. A tool that cannot run here is a row with the reason.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import importlib.machinery
 import importlib.util
 import sys
 import types
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from io import StringIO
@@ -32,7 +33,8 @@ Make = Callable[[Scene], Values]
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+    with redirect_stdout(StringIO()), redirect_stderr(StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         yield
 
 
@@ -50,16 +52,16 @@ def _tokens(scene: Scene) -> torch.Tensor:
 
 
 def modelopt(algorithm: dict[str, Any], static: bool = True) -> Make:
-    """Model-Optimizer's weight-only NVFP4. static: block scales chosen by calibration, as its recipes for mse and GPTQ."""
+    """Model-Optimizer's weight-only NVFP4. static: block scales by calibration, as in its recipes for mse and GPTQ."""
 
     def make(scene: Scene) -> Values:
+        if scene.device.type != "cuda":
+            raise SkippedError("Model-Optimizer rounds to FP4 with Triton kernels that need a GPU")
         try:
             with _quiet():
                 import modelopt.torch.quantization as mtq
         except ImportError as error:
             raise SkippedError(f"Model-Optimizer is not installed: {error}") from error
-        if scene.device.type != "cuda":
-            raise SkippedError("Model-Optimizer rounds to FP4 with Triton kernels that need a GPU")
         config = copy.deepcopy(mtq.NVFP4_W4A4_WEIGHT_MSE_FP8_SWEEP_CFG if static else mtq.W4A16_NVFP4_CFG)
         config["quant_cfg"] = [one for one in config["quant_cfg"] if one["quantizer_name"] != "*input_quantizer"]
         config["algorithm"] = algorithm
@@ -97,7 +99,7 @@ def llm_compressor(modifier: str) -> Make:
         model, tokens = _loaded(scene), _tokens(scene).cpu()
         chosen = {"GPTQModifier": GPTQModifier, "QuantizationModifier": QuantizationModifier}[modifier]
         rows = [{"input_ids": row, "attention_mask": torch.ones_like(row)} for row in tokens]
-        data = torch.utils.data.DataLoader(rows, batch_size=BATCH)  # type: ignore[arg-type]
+        data: Any = torch.utils.data.DataLoader(rows, batch_size=BATCH)  # type: ignore[arg-type]
         with _quiet():
             oneshot(
                 model=model, dataset=data, processor=_processor(), max_seq_length=tokens.shape[1],
@@ -149,8 +151,8 @@ def _processor() -> Any:
 def qwantize(scene: Scene) -> Values:
     """qwantize's ordered GPTQ with its Hessian search, on statistics of the unquantized model.
 
-    The package has the search alone; the loop around it is that of its documentation ("GPTQ Quantization"). qwantize has
-    no tensor scale: weights are divided by that of Model-Optimizer before.
+    The package has the search alone; the loop around it is that of its documentation ("GPTQ Quantization"). qwantize
+    has no tensor scale: weights are divided by that of Model-Optimizer before.
     """
     try:
         import qwantize as package
@@ -204,7 +206,8 @@ def ordered_feedback(w: torch.Tensor, h: torch.Tensor, search: Callable[..., Any
 def _roots(parts: torch.Tensor) -> torch.Tensor:
     """Matrices R with RᵀR equal to each of the given ones, to stand for inputs."""
     values, vectors = torch.linalg.eigh(parts.double())
-    return (vectors * values.clamp(min=0).sqrt()[:, None, :]).transpose(1, 2).float()
+    found: torch.Tensor = (vectors * values.clamp(min=0).sqrt()[:, None, :]).transpose(1, 2).float()
+    return found
 
 
 def llm_compressor_function(scene: Scene) -> Values:
@@ -227,7 +230,12 @@ def llm_compressor_function(scene: Scene) -> Values:
             least, most = blocks.amin(dim=-1), blocks.amax(dim=-1)
             scale, zero = calculate_qparams(least, most, arguments, global_scale=shared)
             found[name] = quantize_weight(
-                w[None].clone(), scene.moment(first).float()[None].clone(), scale[None], zero[None], shared[None], arguments
+                w[None].clone(),
+                scene.moment(first).float()[None].clone(),
+                scale[None],
+                zero[None],
+                shared[None],
+                arguments,
             )[0][0]
     return found
 

@@ -97,8 +97,8 @@ class Scene:
         """
         if (activations, format) in self._smoothed:
             return self._smoothed[activations, format]
-        rounded = {"activations": "unit"} if activations and format == "nvfp4" else {}
-        plan = make_plan(self.source, Options(format, LAYOUTS[format], **rounded))
+        rounded = activations and format == "nvfp4"
+        plan = make_plan(self.source, Options(format, LAYOUTS[format], activations="unit" if rounded else "none"))
         found = Scene(self.source, self.text, str(self.device), fit_smoothing(plan, self.statistics()))
         found._statistics = self.statistics()
         self._smoothed[activations, format] = found

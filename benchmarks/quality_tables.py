@@ -51,7 +51,7 @@ def recovered_interval(row: Row, rows: list[Row], part: str) -> tuple[float, flo
     draws = np.random.default_rng(SEED).integers(0, len(found), (DRAWS, len(found)))
 
     def perplexity(losses: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        return np.exp(losses[draws].mean(axis=1))
+        return np.asarray(np.exp(losses[draws].mean(axis=1)), np.float64)
 
     shares = (perplexity(lost) - perplexity(found)) / (perplexity(lost) - perplexity(source))
     low, high = np.quantile(shares, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
@@ -89,10 +89,12 @@ def table(report: Row, format: str) -> list[str]:
         if "prose" not in row:
             lines.append(f"| {row['name']} | {row.get('skipped') or row.get('failed')} |")
             continue
-        cells = [f"{100 * row['weight_error']:.1f} %", _number(row, "prose", "perplexity", 2), _share(row, rows, "prose"),
-                 _number(row, "prose", "kl", 3), _number(row, "code", "perplexity", 2), _number(row, "code", "kl", 3),
-                 _number(row, "prose_w4a4", "perplexity", 2), _share(row, rows, "prose_w4a4"),
-                 f"{row['seconds']:.1f}"]  # fmt: skip
+        prose, code = ("prose", "perplexity", 2), ("code", "perplexity", 2)
+        cells = [
+            f"{100 * row['weight_error']:.1f} %", _number(row, *prose), _share(row, rows, "prose"),
+            _number(row, "prose", "kl", 3), _number(row, *code), _number(row, "code", "kl", 3),
+            _number(row, "prose_w4a4", "perplexity", 2), _share(row, rows, "prose_w4a4"), f"{row['seconds']:.1f}",
+        ]  # fmt: skip
         lines.append(f"| {row['name']} | {' | '.join(cells)} |")
     return lines
 
