@@ -2,6 +2,12 @@
 
 Weights are what each tool's own quantizers decode, activations stay unquantized in its calibration (W4A16), options
 are its defaults where a recipe does not say otherwise. A tool that cannot run here is a row with the reason.
+
+Model-Optimizer and qwantize are in requirements-peers.txt. llm-compressor asks for an older compressed-tensors and
+transformers than those there; it runs from a folder of its own, beside them:
+
+    pip install --no-deps --target peers llmcompressor==0.14.0.1 compressed-tensors==0.19.0 accelerate==1.15.0
+    PYTHONPATH=peers python -m benchmarks.quality --peers
 """
 
 from __future__ import annotations
@@ -160,7 +166,7 @@ def qwantize(scene: Scene) -> Values:
         raise SkippedError(f"qwantize is not installed: {error}") from error
     on_card = scene.device.type == "cuda"
     if not on_card and len(scene.weights) > MOST_ON_CPU:
-        raise SkippedError(f"qwantize's search takes minutes per layer without a GPU; {MOST_ON_CPU} layers at most")
+        raise SkippedError(f"qwantize's search is too slow for {len(scene.weights)} layers without a GPU")
     search = package.nvfp4_optimal_hessian_triton if on_card else package.nvfp4_optimal_hessian
     found: Values = {}
     for first, names in scene.inputs().items():
