@@ -27,10 +27,11 @@ def fake_quant(
 ) -> Array:
     """The values that x has after quantization, in x's dtype, shape and device; the gradient passes straight through.
 
-    The values are those of `dequantize(quantize(x, …), x.dtype)`, bit for bit. For training, the gradient of x is the
-    gradient of the result, unchanged, also where values saturate. It works under torch.compile without a graph break;
-    `torch.ops.halfbyte.fake_quant(x, format, contract, method)` is the same as an operator (import
-    halfbyte.torch_ops). numpy arrays give numpy arrays. A contract that quantizes the transpose is refused.
+    The values are those of `dequantize(quantize(x, …), x.dtype)`, bit for bit; for float64 those of float32. For
+    training, the gradient of x is the gradient of the result, unchanged, also where values saturate. It works under
+    torch.compile without a graph break; `torch.ops.halfbyte.fake_quant(x, format, contract, method)` is the same as an
+    operator (import halfbyte.torch_ops). numpy arrays give numpy arrays. A contract that quantizes the transpose is
+    refused.
 
     x: as in `quantize`. format, contract, method, and the options block, tile, scaling, global_amax, backend, threads
     and axis: as in `quantize`. There is no gradient for global_amax.
@@ -43,8 +44,13 @@ def fake_quant(
     ([0.125, -0.375], [1.0, 1.0])
     """
     axis = options.pop("axis", -1)
-    if needs_conversion(x):
-        x = to_operand(x)
+    if needs_conversion(x) and not (is_torch(x) and tracing.is_tracing()):
+        narrow: Any = fake_quant(to_operand(x), format, contract, method, axis=axis, **options)
+        if not str(getattr(x, "dtype", "")).endswith("float64"):
+            as_given: Array = narrow
+            return as_given
+        wide: Array = narrow.double() if is_torch(narrow) else narrow.astype("float64")
+        return wide
     if axis != -1:
         from halfbyte.foreign_arrays import move_axis
 
