@@ -96,3 +96,16 @@ def test_float64_stays_float64(options: dict[str, Any]) -> None:
         assert_same_bits(values.float(), wanted)
     with pytest.raises(hb.InputError, match="which float32 cannot hold"):
         hb.fake_quant(x * 1e60, "nvfp4")
+
+
+@pytest.mark.parametrize("amax", [None, 7.0, [3.0, 7.0]], ids=str)
+def test_experts_compiled_without_a_graph_break(amax: Any) -> None:
+    torch._dynamo.reset()
+    x = torch.from_numpy(gaussian(64, 32)).reshape(2, 32, 32)
+    options: dict[str, Any] = {"method": "optimal", "scaling": "expert", "global_amax": amax}
+    compiled = torch.compile(lambda a: hb.fake_quant(a, "nvfp4", **options), backend="aot_eager", fullgraph=True)
+    leaf = x.clone().requires_grad_()
+    values: Any = compiled(leaf)
+    assert_same_bits(values.detach(), hb.fake_quant(x, "nvfp4", **options))
+    values.sum().backward()
+    assert bool((leaf.grad == 1).all())  # type: ignore[union-attr]

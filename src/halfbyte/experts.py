@@ -34,14 +34,10 @@ def by_expert(
     if needs_conversion(x) and not is_torch(x):
         x = to_operand(x)
     shape = tuple(x.shape)
-    if len(shape) != 3:
-        raise InputError(f"scaling='expert' takes a tensor of shape (experts, rows, columns), not {shape}")
-    wanted = get_format(format, block)
-    if not wanted.has_global:
-        raise UnsupportedError(f"{wanted.name} has no global scale; leave scaling='expert' out")
+    wanted = check_experts(shape, format, block)
     if out is not None and not (isinstance(out, QuantizedTensor) and out.shape == shape and out.format == wanted):
         raise InputError(f"out does not hold {wanted.name} of shape {shape}, which the result is")
-    amaxes = _amaxes(global_amax, shape[0])
+    amaxes = amax_of_each(global_amax, shape[0])
     if not shape[0]:
         return _of_no_experts(quantize(x, format, contract, method, block, tile, "tensor", None, backend, threads, out))
 
@@ -101,7 +97,17 @@ def _stacked(numbers: list[Any]) -> Array:
     return np.array([np.float32(to_numpy(np.asarray(number)).reshape(-1)[0]) for number in numbers], np.float32)
 
 
-def _amaxes(given: Any, experts: int) -> list[Any]:
+def check_experts(shape: tuple[int, ...], format: str | BlockFormat, block: int | None) -> BlockFormat:
+    """Raise if a tensor cannot have one scale per expert; else its format."""
+    if len(shape) != 3:
+        raise InputError(f"scaling='expert' takes a tensor of shape (experts, rows, columns), not {shape}")
+    wanted = get_format(format, block)
+    if not wanted.has_global:
+        raise UnsupportedError(f"{wanted.name} has no global scale; leave scaling='expert' out")
+    return wanted
+
+
+def amax_of_each(given: Any, experts: int) -> list[Any]:
     """The amax of each expert: None, one for all, or one each."""
     if given is None or (not getattr(given, "shape", ()) and not isinstance(given, list | tuple)):
         return [given] * experts

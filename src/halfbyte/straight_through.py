@@ -9,6 +9,7 @@ from halfbyte import tracing
 from halfbyte.arrays import Array, is_torch
 from halfbyte.contracts import Contract
 from halfbyte.errors import UnsupportedError
+from halfbyte.experts import amax_of_each, check_experts
 from halfbyte.foreign_arrays import needs_conversion, to_operand
 from halfbyte.formats import BlockFormat
 from halfbyte.methods import Method
@@ -59,8 +60,9 @@ def fake_quant(
     if "out" in options:
         raise UnsupportedError("fake_quant has no out: it gives new values")
     if is_torch(x):
-        if tracing.is_tracing() and options.get("scaling") != "expert":
-            return _traced(x, format, contract, method, options)
+        if tracing.is_tracing():
+            traced = _traced_experts if options.get("scaling") == "expert" else _traced
+            return traced(x, format, contract, method, options)
         made: torch.Tensor = _function().apply(x, functools.partial(_values, format, contract, method, options))
         return made
     return _values(format, contract, method, options, x)
@@ -72,6 +74,19 @@ def _values(format: Any, contract: Any, method: Any, options: dict[str, Any], x:
         raise UnsupportedError(f"{q.contract} transforms the tensor, so its decoded values do not stand for x")
     kept = {name: options[name] for name in ("backend", "threads") if name in options}
     return dequantize(q, x.dtype, **kept)
+
+
+def _traced_experts(x: torch.Tensor, format: Any, contract: Any, method: Any, options: dict[str, Any]) -> torch.Tensor:
+    """One operator per expert."""
+    import torch
+
+    check_experts(tuple(x.shape), format, options.get("block"))
+    amaxes = amax_of_each(options.get("global_amax"), x.shape[0])
+    each = [
+        _traced(x[index], format, contract, method, options | {"scaling": "tensor", "global_amax": amax})
+        for index, amax in enumerate(amaxes)
+    ]
+    return torch.stack(each) if each else x.clone()
 
 
 def _traced(x: torch.Tensor, format: Any, contract: Any, method: Any, options: dict[str, Any]) -> torch.Tensor:
