@@ -68,7 +68,7 @@ def quantize(
         "optimal", "optimal:headroom=1" or `hb.Optimal(weights)`: the scale with the least squared, or weighted, error;
         the tensor scale of NVFP4 is the best of a few. Every contract.
         `hb.Hessian(h, codes="descent")`: the scale with the least error of a layer's output. Every contract.
-        gptq chooses codes too and needs statistics: it is the function `hb.gptq`.
+        `hb.gptq`: a function of its own, because it chooses codes too and needs statistics.
     block: None for the format's block length, or 16 or 32.
     tile: None for one scale per block of one row; (16, 16) for one scale per square, if the contract has square tiles.
     scaling: "tensor" for one global scale; "row" for one per row, if the contract has row scaling; "expert" for one
