@@ -243,7 +243,7 @@ def test_entries_in_another_order_than_their_data(tmp_path: Path) -> None:
     assert (header.metadata, header.file_size, header.modified) == (
         {"k": "v"}, path.stat().st_size, path.stat().st_mtime_ns
     )  # fmt: skip
-    text = path.read_bytes()[8 : -16]
+    text = path.read_bytes()[8:-16]
     assert header.digest == hashlib.sha256(text).hexdigest()
     at = 8 + len(text)
     assert [(info.start - at, info.stop - at) for info in header.tensors.values()] == [(0, 8), (8, 8), (8, 8), (8, 16)]

@@ -226,7 +226,9 @@ def test_whole_messages(tmp_path: Path) -> None:
     assert said(path) == f"{path} holds no safetensors file: not a checkpoint"
     for name in ("b.pt", "a.bin"):
         (path / name).write_bytes(b"")
-        assert said(path) == f"{path} holds only pickle files ({name}), which can run code; save it as safetensors first"
+        assert (
+            said(path) == f"{path} holds only pickle files ({name}), which can run code; save it as safetensors first"
+        )
     for name in ("x.safetensors", "y.safetensors"):
         (path / name).write_bytes(safetensors_bytes({f"{name}.weight": random(0, 2, 2)}))
     (path / "z.safetensors").write_bytes(safetensors_bytes({}))
@@ -251,9 +253,7 @@ def test_whole_messages(tmp_path: Path) -> None:
         f"{path}/y.safetensors holds tensor y.safetensors.weight, but {INDEX} says x.safetensors"
     )
     (path / "y.safetensors").write_bytes(safetensors_bytes({"x.safetensors.weight": random(0, 2, 2)}))
-    (path / INDEX).write_text(
-        '{"weight_map": {"x.safetensors.weight": "x.safetensors", "a": "y.safetensors"}}'
-    )
+    (path / INDEX).write_text('{"weight_map": {"x.safetensors.weight": "x.safetensors", "a": "y.safetensors"}}')
     assert said(path, False) == f"{path}: tensor x.safetensors.weight is in both x.safetensors and y.safetensors"
     (path / INDEX).unlink()
     for name in ("x.safetensors", "y.safetensors"):
