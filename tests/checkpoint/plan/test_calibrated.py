@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -141,12 +140,13 @@ def test_names_of_run_time_and_those_on_disk(tmp_path: Path) -> None:
 
 
 def test_what_is_fp4_already_is_counted(tmp_path: Path) -> None:
-    tensors = dense("mlp.fc1") | {
-        f"{AT}.mlp.fc2.weight_packed": np.zeros((32, 16), np.uint8), f"{AT}.mlp.fc2.weight_scale": np.zeros((32, 1), np.uint8)
-    }  # fmt: skip
+    at = f"{AT}.mlp.fc2"
+    packed = {f"{at}.weight_packed": np.zeros((32, 16), np.uint8), f"{at}.weight_scale": np.zeros((32, 1), np.uint8)}
     config = {"quantization_config": {"quant_method": "compressed-tensors"}}
-    with pytest.raises(CheckpointError):  # the other weight of a quantized source stays as it is: nothing to calibrate
-        plan_of(tmp_path, tensors, {}, config=config)
+    plan = plan_of(tmp_path, dense("mlp.fc1") | packed, {"other": known()}, config=config)
+    assert plan.calibrated is not None
+    assert (plan.calibrated.names, plan.calibrated.fallback) == ({}, {})
+    assert plan.notes[-1] == "1 weights are FP4 in the source: their codes are cast or kept, without statistics"
 
 
 def test_the_digest_is_that_of_headers_and_names(tmp_path: Path) -> None:
@@ -178,9 +178,7 @@ def test_the_digest_is_that_of_headers_and_names(tmp_path: Path) -> None:
 
 
 def solved(folder: Path, names: dict[str, tuple[int, int]]) -> Path:
-    contract = (
-        hb.get_contract("modelopt", hb.get_format("nvfp4")) if hasattr(hb, "get_contract") else hb.contracts.modelopt()
-    )
+    contract = hb.contracts.modelopt()
     weights = {
         name: SolvedWeight(
             np.zeros((rows, columns // 2), np.uint8), np.zeros((rows, columns // 16), np.uint8), np.float32(1)
@@ -235,9 +233,8 @@ def test_input_scales_from_statistics(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, tensors, stats, config=QWEN, method="amax", activations="stats")
     assert plan.activations == "W4A4 with input scales from statistics: activations become FP4 too"
     assert plan.calibrated is None
-    assert scales_of(plan) == {
-        f"{AT}.mlp.shared_expert.down_proj": 7.0, **dict.fromkeys([name.removesuffix(".weight") for name in tensors][1:], 2)
-    }  # fmt: skip
+    shared, *experts = (name.removesuffix(".weight") for name in tensors)
+    assert scales_of(plan) == {shared: 7.0, **dict.fromkeys(experts, 2.0)}
 
 
 def test_statistics_without_magnitudes_give_no_input_scale(tmp_path: Path) -> None:
@@ -249,8 +246,3 @@ def test_statistics_without_magnitudes_give_no_input_scale(tmp_path: Path) -> No
     other = refused(tmp_path, tensors, {f"{AT}.mlp.fc1": known(64, top=3)}, method="amax", activations="stats")
     assert other.startswith("--activations stats: ")
     assert "64" in other
-
-
-def test_replaced_options_are_kept() -> None:
-    """The kinds of options that statistics and solved weights need are plain paths."""
-    assert replace(Options(), statistics=Path("x")).statistics == Path("x")
