@@ -216,7 +216,7 @@ def test_a_module_that_a_reader_takes_for_a_kept_one(tmp_path: Path) -> None:
     at = "model.layers.1.self_attn"
     assert list(taken) == [f"{at}.q_a_proj"]
     assert taken[f"{at}.q_a_proj"] == (
-        f"{at}.q_a_proj is quantized, but SGLang would take {at}.fused_qkv_a_proj_with_mqa as excluded because "
+        f"{at}.q_a_proj is quantized, but SGLang would take {at}.fused_qkv_a_proj as excluded because "
         "model.layers.0.self_attn.kv_a_proj_with_mqa is kept; keep or include both"
     )
 
