@@ -210,7 +210,8 @@ def test_specific_tests_first_then_all_callers_then_the_folder() -> None:
     tests = [broad, in_folder, slow, other, quick]
     assert list(rounds(mutation, tests)) == [[quick, slow, broad], [in_folder]]
     assert list(rounds(Mutation(path, 1, "", "", "", ""), tests)) == [[in_folder], [broad, other, quick, slow]]
-    assert list(rounds(mutation, tests, 1.15)) == [[quick], [in_folder]], "as long as the seconds last"
+    assert list(rounds(mutation, tests, 1.25)) == [[quick, broad], [in_folder]], "those that fit into the seconds"
+    assert list(rounds(mutation, tests, 1.15)) == [[quick, broad]]
     assert list(rounds(Mutation(path, 1, "i", "", "", ""), tests)) == [[in_folder]]
     many = [test(f"tests/cli/b.py::{i}", 100 - i, f) for i in range(FIRST_ROUND + 2)]
     first, second = rounds(mutation, [*many, test("tests/cli/b.py::h", 1, h)])

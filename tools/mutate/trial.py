@@ -14,7 +14,6 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import accumulate
 from pathlib import Path
 
 from tools.mutate.changes import Mutation
@@ -112,7 +111,7 @@ def mirror(path: Path) -> str:
 def rounds(
     mutation: Mutation, tests: list[RecordedTest], seconds: float = float("inf")
 ) -> Iterator[list[RecordedTest]]:
-    """All tests that may notice a mutation, in up to three groups; or as many as took that long when recorded.
+    """All tests that may notice a mutation, in up to three groups; or those of them that fit into so many seconds.
 
     First those that call the function. A test that calls few functions is likely to be about this one, so these come
     first; a few of them are a group of their own. Last comes the rest of the folder that mirrors the file's: what
@@ -128,8 +127,11 @@ def rounds(
     known = {test.name for test in near}
     folder = [test for test in folder if test.name not in known]
     for part in (near[:FIRST_ROUND], sorted(near[FIRST_ROUND:], key=_seconds), sorted(folder, key=_seconds)):
-        within = [test for test, spent in zip(part, accumulate(map(_seconds, part)), strict=True) if spent <= seconds]
-        seconds -= sum(map(_seconds, within))
+        within = []
+        for test in part:
+            if test.seconds <= seconds:  # one that takes longer must not keep the others from running
+                within.append(test)
+                seconds -= test.seconds
         if within:
             yield within
 

@@ -202,6 +202,24 @@ def test_stacked_experts_are_decoded_whole_and_transposed(tmp_path: Path) -> Non
     )  # fmt: skip
 
 
+def test_stacked_experts_that_are_kept_stay_stacked(tmp_path: Path) -> None:
+    """As their biases do; where all experts are taken apart, the biases are too."""
+    tensors = gpt_oss() | {f"{AT}.mlp.other.weight": random(2, 64, 64)}
+    tensors = {name: x for name, x in tensors.items() if "gate_up" not in name} | {
+        f"model.layers.1.mlp.experts.{name.rpartition('.')[2]}": x for name, x in gpt_oss().items() if "down" in name
+    }
+    rules = Rules(keep=("layers.1",))
+    plan = make_plan(write_checkpoint(tmp_path / "s", tensors, OSS), Options(layout="compressed-tensors", rules=rules))
+    kept = "model.layers.1.mlp.experts.down_proj"
+    made = {name: entry for name, entry in written(plan).items() if "layers.1" in name}
+    assert made == {kept: ("BF16", (2, 32, 64), "decode"), f"{kept}_bias": ("BF16", (2, 64), "copy")}
+    assert written(plan)[f"{EXPERTS}.0.down_proj.bias"] == ("BF16", (64,), "gather")
+    experts = [f"model.layers.1.mlp.experts.{e}.down_proj" for e in range(2)]
+    assert {module: reason for module, reason in plan.kept.items() if module in experts} == dict.fromkeys(
+        experts, "--keep layers.1"
+    )
+
+
 def test_input_scales_of_the_source_count_only_where_all_have_them(tmp_path: Path) -> None:
     names = ("mlp.gate_proj", "mlp.up_proj")
     tensors: dict[str, Array] = {}

@@ -399,6 +399,7 @@ def test_what_is_listed_as_kept_beside_weights(tmp_path: Path) -> None:
         f"{at}.mixer.A": random(5, 4, 4),
         f"{at}.mixer.bias": random(6, 4, 4),
         f"{at}.mixer.count": np.ones((4, 4), np.int64),
+        f"{at}.empty.weight": np.zeros((4, 0), np.float32),
     }
     kept = make_plan(write_checkpoint(tmp_path / "s", tensors), Options()).kept
     assert list(kept) == [f"{at}.conv1d", f"{at}.other", f"{at}.mlp.experts", f"{at}.mixer.A"]
