@@ -130,6 +130,15 @@ def test_a_line_outside_functions_and_what_an_import_calls_are_tried_afresh(copy
     assert trials.server is None
 
 
+def test_values_of_arguments_that_are_left_out_are_tried_afresh(copy: Path) -> None:
+    """They belong to the function, not to its code."""
+    (copy / "src" / "grows.py").write_text("def one(x=1):\n    return x\n")
+    (copy / "test_it.py").write_text("from grows import one\ndef test_it():\n    assert one() == 1\n")
+    tests = [RecordedTest("test_it.py::test_it", 0.1, frozenset({f"{copy}/src/grows.py::one"}))]
+    (found,) = mutations(copy / "src" / "grows.py")
+    assert noticed_by(found, copy, tests) == "test_it.py::test_it"
+
+
 def test_a_fork_forgets_what_was_cached_and_reaches_who_holds_the_function(copy: Path) -> None:
     source = (
         "import functools\ndef keep(function):\n    def inner():\n        return function()\n    return inner\n"

@@ -30,7 +30,7 @@ def test_how_contracts_store_a_scale() -> None:
     """The multiplier, 2688 times it, or its reciprocal."""
     for contract, stored in ((TORCHAO, 0.25), (MODELOPT, 0.25), (TE, 672.0), (CT, 4.0)):
         scale = hold(0.25, contract)
-        assert (scale.multiplier, scale.stored, scale.contract) == (0.25, stored, contract)
+        assert (scale.multiplier, scale.stored, scale.contract) == (F(0.25), F(stored), contract)
         assert (type(scale.multiplier), type(scale.stored)) == (F, F)
         assert power(-2, contract) == scale
     third = hold(1 / 3, CT)

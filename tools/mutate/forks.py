@@ -97,20 +97,25 @@ def serve() -> list[str] | None:
 def put_in_place(path: Path, text: str) -> None:
     """Give every function of a file its code as in a new text, whose lines are where they were. Forget what was cached.
 
-    Raises ValueError if a function has other outer variables than before.
+    Raises ValueError if a function has other outer variables than before, and if no code is another: then the change is
+    in the values of arguments that are left out, or in a decorator, which an import makes.
     """
     new = {
         (code.co_qualname, code.co_firstlineno): code
         for code in _nested(compile(text, str(path), "exec", dont_inherit=True))
     }
+    changed = False
     for thing in gc.get_objects():
         if type(thing) is FunctionType and thing.__code__.co_filename == str(path):
             code = new.get((thing.__code__.co_qualname, thing.__code__.co_firstlineno))
             if code is None:
                 raise ValueError(f"{thing.__qualname__} is gone")
+            changed = changed or code != thing.__code__
             thing.__code__ = code
         elif type(thing) is functools._lru_cache_wrapper and thing.__module__.startswith("halfbyte"):
             thing.cache_clear()
+    if not changed:
+        raise ValueError("no code is another")
 
 
 def _nested(code: CodeType) -> Iterator[CodeType]:

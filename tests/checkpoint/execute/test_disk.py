@@ -176,9 +176,9 @@ def test_whether_source_files_changed(tmp_path: Path) -> None:
     for changed in (plan(size=5), plan(modified=stat.st_mtime_ns - 1)):
         check_unchanged(changed, "b")
         check_unchanged(changed, "of another plan")
-        for name in (None, "a"):
+        for asked in (None, "a"):
             with pytest.raises(CheckpointError) as caught:
-                check_unchanged(changed, name)
+                check_unchanged(changed, asked)
             assert str(caught.value) == f"{tmp_path / 'a'} changed while it was converted; begin anew with --overwrite"
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from halfbyte.checkpoint.execute import locks
 from halfbyte.checkpoint.execute.locks import FileLock, is_locked
 from halfbyte.errors import CheckpointError
 
@@ -67,8 +66,8 @@ def test_what_a_file_system_may_say(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         opened.append(real(*arguments))  # type: ignore[arg-type]
         return opened[-1]
 
-    monkeypatch.setattr(locks.fcntl, "flock", refuse)
-    monkeypatch.setattr(locks.os, "open", note)
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    monkeypatch.setattr(os, "open", note)
     if busy:
         assert not FileLock(tmp_path / "lock").take()
     else:

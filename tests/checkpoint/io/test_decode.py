@@ -126,8 +126,8 @@ def test_signs_nan_and_inf_of_fp8(made: Made) -> None:
     grid = np.array([[1]], np.float32)
     source = SourceMatrix("fp8", 1, 4, made.view(codes, "F8_E4M3"), made.view(grid, "F32"))
     assert_same_bits(made.decode(source, 0, 1), np.array([[-0.0, -1, 1, 448]], np.float32))
-    assert fp8_amax(source, codes | 0x80, 0, Scales(grid)) == 448
-    assert np.isnan(fp8_amax(source, codes | 0x7F, 0, Scales(grid)))
+    assert fp8_amax(source, codes | np.uint8(0x80), 0, Scales(grid)) == 448
+    assert np.isnan(fp8_amax(source, codes | np.uint8(0x7F), 0, Scales(grid)))
     assert fp8_amax(source, codes, 0, Scales(np.array([[3e38]], np.float32))) == np.inf
     assert fp8_amax(source, codes, 0, Scales(-grid)) == 448
 
@@ -169,7 +169,8 @@ def test_nvfp4(made: Made, divides: bool) -> None:
         "nvfp4", 3, 32, made.view(codes, "U8"), made.view(scales, "F8_E4M3"), global_scale=word, divides=divides
     )
     found = read_scales(made.files, source)
-    assert (found.grid, found.stored, type(found.stored)) == (None, 0.25, np.float32)
+    assert (found.grid, found.stored) == (None, np.float32(0.25))
+    assert type(found.stored) is np.float32
     rows = made.scales(source, 1, 3)
     assert (rows.array.tolist(), rows.tall, rows.wide, rows.first) == (scales[1:].tolist(), 1, 1, 0)
     assert rows.stored == 0.25

@@ -53,7 +53,8 @@ def test_the_largest_magnitude_is_found_while_reading(
     for rows, wanted in ((2, 9), (1, 4)):
         into = np.zeros((rows, 3), np.float32)
         amax = files.read_amax("f", 4 + 12 * (2 - rows), into)
-        assert (amax, type(amax)) == (wanted, np.float32)
+        assert amax == wanted
+        assert type(amax) is np.float32
         assert into.tolist() == values[2 - rows :].tolist()
     with pytest.raises(CheckpointError, match=r"^f ended at byte 28: it was cut since the plan was made$"):
         files.read_amax("f", 20, np.zeros(3, np.float32))

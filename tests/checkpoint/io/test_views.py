@@ -134,7 +134,9 @@ def test_what_a_source_says_of_itself() -> None:
         ("transposed", 2, [(1928 + 96 * column, 8) for column in range(20)]),
     ],
 )
-def test_no_more_is_read_than_the_rows_need(files: Files, name: str, rows: int, wanted: list[tuple[int, int]]) -> None:
+def test_no_more_is_read_than_the_rows_need(
+    files: Files, monkeypatch: pytest.MonkeyPatch, name: str, rows: int, wanted: list[tuple[int, int]]
+) -> None:
     """And nothing stays taken but the rows themselves, where they lay not side by side."""
     offset, height, columns, row_stride, column_stride, expected = VIEWS[name]
     view = View("t", "f", "F32", 8 + 4 * offset, height, columns, row_stride, column_stride)
@@ -145,7 +147,7 @@ def test_no_more_is_read_than_the_rows_need(files: Files, name: str, rows: int, 
         asked.append((at, into.nbytes))
         read(file, at, into)
 
-    files.read = watch  # type: ignore[method-assign]
+    monkeypatch.setattr(files, "read", watch)
     arena = Arena(1 << 16)
     assert_same_bits(read_rows(files, view, 0, rows, arena), np.ascontiguousarray(expected[:rows]))
     assert asked == wanted

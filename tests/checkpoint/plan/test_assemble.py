@@ -170,7 +170,7 @@ def test_stacked_experts_are_taken_apart_with_their_biases(tmp_path: Path) -> No
             (name, "gather", -1, None), ("float", 64, 1, bias, None, None, None)
         ]  # fmt: skip
     assert units_of(plan) == wanted
-    outputs = {}
+    outputs: dict[str, tuple[str, tuple[int, ...], str]] = {}
     for expert in range(2):
         for projection, rows, columns in (("gate_proj", 32, 64), ("up_proj", 32, 64), ("down_proj", 64, 32)):
             at = f"{EXPERTS}.{expert}.{projection}"

@@ -39,7 +39,7 @@ def plan_of(folder: Path, tensors: dict[str, Array], stats: dict[str, LinearStat
     source = write_checkpoint(folder / "s", tensors, options.pop("config", None))
     (folder / "stats").mkdir(exist_ok=True)
     write_statistics(folder / "stats" / "a.safetensors", stats)
-    given = {"method": "gptq", "statistics": folder / "stats"} | options
+    given: dict[str, Any] = {"method": "gptq", "statistics": folder / "stats"} | options
     return make_plan(source, Options(**given))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from halfbyte.checkpoint.io.header import Header, TensorInfo, tensor_bytes
@@ -214,4 +213,3 @@ def test_nothing_is_found_before_it_is_added() -> None:
     assert Found() == Found([], {}, {})
     weight = SourceWeight("m", "float", checkpoint({"x": ("F32", (1,))}).tensors["x"], ())
     assert (weight.belongs, weight.dropped, weight.stacked) == ((), (), False)
-    assert np.size(weight.sources) == 0

@@ -14,6 +14,7 @@ import pytest
 
 from halfbyte.checkpoint.io.views import SourceMatrix, View
 from halfbyte.checkpoint.plan import types
+from halfbyte.checkpoint.plan.select import Rules
 from halfbyte.checkpoint.plan.types import (
     Calibrated,
     Copy,
@@ -73,7 +74,7 @@ SOLVED = Solved(Path("solved"), "gptq", "digest", {"q": ("q",)})
 def test_what_options_are_by_default() -> None:
     """What these say without a word decides bytes, or what code is run."""
     given = {field.name: getattr(Options(), field.name) for field in dataclasses.fields(Options)}
-    assert given.pop("rules") == types.Rules(False, (), (), 0, 0)
+    assert given.pop("rules") == Rules(False, (), (), 0, 0)
     assert given == {
         "to": "nvfp4", "layout": "modelopt", "method": None, "contract": None, "activations": None, "ignore": (),
         "modules_from_model": False, "trust_remote_code": False, "statistics": None, "strict_statistics": False,
