@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import halfbyte as hb
+from halfbyte.casting import scales
 from halfbyte.casting.scales import GlobalScale, hold, nvfp4_rule, power, result_contract, scale_of
 from halfbyte.formats import E2M1, E4M3
 from halfbyte.testing import assert_same_bits
@@ -114,3 +115,19 @@ def test_a_quantizers_scale_under_another_contract() -> None:
     with pytest.raises(hb.UnsupportedError) as caught:
         scale_of(rows, TORCHAO)
     assert str(caught.value) == f"contract {rows.contract} gives every row a global scale; a cast tensor has one"
+
+
+@pytest.mark.parametrize("factor", [0.0, -1.0, np.inf, np.nan])
+def test_a_multiplier_that_does_not_come_back(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
+    """An invented contract, whose stored word gives another multiplier than the one that was wanted."""
+
+    def broken(stored: Any, top: Any) -> Any:
+        return stored * F(factor)
+
+    rule: Any = TORCHAO.rules["nvfp4"]
+    invented = replace(TORCHAO, rules={"nvfp4": replace(rule, multiplier=broken)})
+    monkeypatch.setattr(scales, "DECODES", [*scales.DECODES, (rule.stored_as, broken, rule.decode)])
+    with pytest.raises(
+        hb.UnsupportedError, match="stores the multiplier, which float32 cannot hold for a global scale of 2;"
+    ):
+        hold(2.0, invented)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from halfbyte.checkpoint import Event, Outcome, Resources, run
+from halfbyte.checkpoint.execute import conversion
 from halfbyte.checkpoint.execute.conversion import sizes_for
 from halfbyte.checkpoint.execute.pieces import SLACK, largest_piece
 from halfbyte.errors import CheckpointError, InputError
@@ -96,3 +98,17 @@ def test_a_source_that_changes_before_the_last_steps(tmp_path: Path) -> None:
     assert str(caught.value) == (
         f"{plan.source / first.name} changed while it was converted; begin anew with --overwrite"
     )
+
+
+@pytest.mark.parametrize(("factor", "part"), [(2, 4), (3.5, 4), (4.5, 8), (7, 8), (9, 16), (15, 16), (16.5, 0)])
+def test_what_is_made_of_a_piece_decides_its_part(monkeypatch: pytest.MonkeyPatch, factor: float, part: int) -> None:
+    """A quarter, an eighth or a sixteenth of a worker's memory: the first that leaves room for what is made of it."""
+    monkeypatch.setattr(conversion, "largest_piece", lambda unit, chunk: int(factor * chunk))
+    plan: Any = SimpleNamespace(units=["one"])
+    resources = Resources(workers=1, max_memory=1 << 30, chunk=1 << 40)
+    arena = (1 << 30) * 9 // 10
+    if not part:
+        with pytest.raises(InputError):
+            sizes_for(plan, resources)
+    else:
+        assert sizes_for(plan, resources)[0].chunk == arena // part
