@@ -17,6 +17,7 @@ from halfbyte.casting.optimal import choose, write
 from halfbyte.casting.rows import read
 from halfbyte.casting.scales import nvfp4_rule
 from halfbyte.casting.survey import survey_of
+from halfbyte.casting.tables import total_error
 from halfbyte.casting.window import join
 from halfbyte.codec.bits import F32
 from halfbyte.contracts import get_contract
@@ -206,7 +207,7 @@ def test_the_best_power_of_all(magnitude: int, spread: int) -> None:
     codes = np.concatenate([np.full((1, 32), magnitude), rng.integers(0, 16, (1, 64))], axis=1)
     survey = survey_of([read(source(np.array([[0, -spread, -spread + 2]]), codes), "q")])
     contract = get_contract("torchao", NVFP4)
-    errors = {m: optimal.total_error(survey, scales.power(m, contract)) for m in range(0, -45, -1)}
+    errors = {m: total_error(survey, scales.power(m, contract)) for m in range(0, -45, -1)}
     scale, error = optimal.best_power(survey, contract)
     best = min(errors.values())
     assert error == pytest.approx(best, rel=1e-11)
