@@ -16,7 +16,7 @@ from halfbyte.casting.bound import Bounded
 from halfbyte.casting.optimal import choose, write
 from halfbyte.casting.rows import read
 from halfbyte.casting.scales import nvfp4_rule
-from halfbyte.casting.survey import survey_of
+from halfbyte.casting.survey import Halves, Survey, survey_of
 from halfbyte.casting.tables import total_error
 from halfbyte.casting.window import join
 from halfbyte.codec.bits import F32
@@ -220,3 +220,15 @@ def test_no_power_of_two_that_a_contract_can_store() -> None:
     survey = survey_of([read(source(np.array([[-127, -120]]), np.full((1, 64), 7)), "q")])
     with pytest.raises(hb.UnsupportedError, match="stores the encode factor, which float32 cannot hold"):
         optimal.best_power(survey, get_contract("compressed_tensors", NVFP4))
+
+
+def test_a_sample_is_spread_over_the_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal shares of the exponents, at the middles of equal parts; an exponent with few halves is taken whole."""
+    many = Halves(np.arange(16, dtype=np.uint32) * 3, np.ones(16))
+    uneven = Halves(np.arange(5, dtype=np.uint32), np.array([1.0, 1, 28, 1, 1]))
+    few = Halves(np.arange(4, dtype=np.uint32), np.array([9.0, 8, 7, 6]))
+    monkeypatch.setattr(optimal, "SAMPLE", 14)
+    found = optimal._sample(Survey({0: many, -1: uneven, -2: few}, {}))
+    assert found[-2] is few
+    assert (found[0].ranks.tolist(), found[0].number.tolist()) == ([6, 18, 30, 42], [4.0] * 4)
+    assert (found[-1].ranks.tolist(), found[-1].number.tolist()) == ([2], [32.0])

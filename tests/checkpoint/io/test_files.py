@@ -26,8 +26,11 @@ def test_a_file_is_opened_once_and_closed(tmp_path: Path) -> None:
     (tmp_path / "f").unlink()
     files.read("f", 0, into)
     assert into.tolist() == list(range(10))
+    (descriptor,) = files._descriptors.values()
     files.close()
     files.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
     with pytest.raises(CheckpointError, match=r"gone cannot be read after byte 7: \[Errno 2\] No such file"):
         files.read("gone", 7, into)
 
