@@ -77,7 +77,7 @@ def test_an_intact_checkpoint_has_no_problems(made: tuple[Path, Path], tmp_path:
     report = verify(changed(made[0], tmp_path / "c", manifest), made[1])
     assert [problem.text for problem in report.problems if problem.level == "error"] == []
     (said,) = [problem.text for problem in report.problems if problem.rule == "rounding"]
-    assert "most rows have codes that are not the nearest to the source (and 13 weights more)" in said
+    assert "most rows have codes that are not the nearest to the source (and 13 more weights)" in said
 
 
 def test_a_zeroed_row(made: tuple[Path, Path], tmp_path: Path) -> None:

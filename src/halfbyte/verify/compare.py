@@ -16,7 +16,7 @@ from halfbyte.verify.eights import fp8_problems
 from halfbyte.verify.measure import measure
 from halfbyte.verify.parallel import InOrder, in_order
 from halfbyte.verify.places import damage_problems, is_off_by_a_factor, is_rounded_otherwise
-from halfbyte.verify.problems import Problem, Report, WeightError
+from halfbyte.verify.problems import Problem, Report, WeightError, number
 from halfbyte.verify.rounded import rounding_problems
 from halfbyte.verify.smoothed import smoothed, smoothing_of, vector_problem
 from halfbyte.verify.stored import Contents, read_contents
@@ -206,7 +206,7 @@ def _place(tensor: Tensor, byte: int) -> str:
 
 
 def _otherwise(count: int) -> str:
-    more = f" (and {count - 1} weights more)" if count > 1 else ""
+    more = f" (and {number(count - 1, 'more weight')})" if count > 1 else ""
     return (
         f"most rows have codes that are not the nearest to the source{more}: the writer rounded in another way "
         "(GPTQ, at random), so damage is found only where it is large"

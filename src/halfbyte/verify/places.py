@@ -16,7 +16,7 @@ from halfbyte.formats import E2M1
 from halfbyte.verify import otherwise
 from halfbyte.verify.measure import Measured
 from halfbyte.verify.nearest import VALUES, Encoded, look_up, not_nearest
-from halfbyte.verify.problems import Problem
+from halfbyte.verify.problems import Problem, number
 from halfbyte.verify.values import Matrix
 
 FACTOR = 0.02
@@ -80,7 +80,7 @@ def damage_problems(measured: Measured, mine: Matrix, theirs: Matrix) -> Iterato
             else:
                 yield from _blocks(row, mine, theirs)
         if len(rows) > SHOWN:
-            text = f"{len(rows) - SHOWN} more rows have codes that are not the nearest to the source"
+            text = f"{number(len(rows) - SHOWN, 'more row')} with codes that are not the nearest to the source"
             yield Problem("error", "row", mine.name, text)
         for row, block in measured.odd_scales:
             yield _odd_scale(row, block, measured.rule, mine)
@@ -94,7 +94,7 @@ def _bad_rows(measured: Measured, mine: Matrix, theirs: Matrix) -> Iterator[Prob
     for row in bad[:SHOWN]:
         yield _whole_row(row, measured, mine, theirs)
     if len(bad) > SHOWN:
-        yield Problem("error", "row", mine.name, f"{len(bad) - SHOWN} more rows are as bad")
+        yield Problem("error", "row", mine.name, f"{number(len(bad) - SHOWN, 'more row')} as bad")
 
 
 def _is_row(row: int, mine: Matrix, theirs: Matrix) -> bool:

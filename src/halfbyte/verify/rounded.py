@@ -9,7 +9,7 @@ import numpy as np
 
 from halfbyte.codec.bits import F32
 from halfbyte.verify.nearest import Bools
-from halfbyte.verify.problems import Problem
+from halfbyte.verify.problems import Problem, number
 from halfbyte.verify.values import Matrix, Raw, view
 
 SLACK = 2.0**-20
@@ -43,7 +43,7 @@ def rounding_problems(path: Path, mine: Matrix, theirs: Matrix) -> Iterator[Prob
     row, column = place
     got_one, wanted_one = mine.read(row, row + 1)[0, column], theirs.read(row, row + 1)[0, column]
     text = f"row {row}, column {column} is {got_one:.6g}, the source is {wanted_one:.6g}"
-    more = f" ({off - 1} more values differ)" if off > 1 else ""
+    more = f" (and {number(off - 1, 'more value')})" if off > 1 else ""
     yield Problem("error", "values", mine.name, f"{mine.kind}: {text}{more}; each should be the source's, rounded once")
 
 
