@@ -12,7 +12,9 @@ from tests.verify.headers import Headers, contents, lines
 
 SCALES: Headers = {f"l.self_attn.{part}_scale": ("F32", (1,)) for part in "kv"}
 FLOAT8 = {"num_bits": 8, "type": "float"}
-NO_SCHEME = "warning [cache] l.self_attn.k_scale: {} of a cache, but the config has no kv_cache_scheme: the cache stays "
+NO_SCHEME = (
+    "warning [cache] l.self_attn.k_scale: {} of a cache, but the config has no kv_cache_scheme: the cache stays "
+)
 
 
 def found(headers: Headers, layout: str | None, **config: Any) -> list[str]:
@@ -38,7 +40,9 @@ def test_schemes_that_servers_know(scheme: object, said: str | None) -> None:
 
 def test_scales_without_a_scheme() -> None:
     told = [NO_SCHEME.format("2 scales") + "unquantized"]
-    assert found(SCALES, "modelopt") == found(SCALES, "modelopt", kv_cache_scheme=None, kv_cache_quant_algo=None) == told
+    assert (
+        found(SCALES, "modelopt") == found(SCALES, "modelopt", kv_cache_scheme=None, kv_cache_quant_algo=None) == told
+    )
     assert found({"l.self_attn.k_scale": ("F32", (1,))}, "modelopt") == [NO_SCHEME.format("1 scale") + "unquantized"]
     assert found(SCALES, None) == found({"l.weight": ("BF16", (4, 4))}, "modelopt") == []
     assert found(SCALES, "modelopt", kv_cache_scheme=FLOAT8) == []

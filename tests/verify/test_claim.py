@@ -85,7 +85,10 @@ def test_layouts_that_a_config_does_not_explain() -> None:
     ],
 )
 def test_layouts_of_one_family(model_type: str, expected: list[str]) -> None:
-    stack: Headers = {"l.experts.down_proj_blocks": ("U8", (2, 8, 1, 16)), "l.experts.down_proj_scales": ("U8", (2, 8, 1))}
+    stack: Headers = {
+        "l.experts.down_proj_blocks": ("U8", (2, 8, 1, 16)),
+        "l.experts.down_proj_scales": ("U8", (2, 8, 1)),
+    }
     told = found(stack, Claim("gpt-oss", False, formats=("mxfp4",)), {"model_type": model_type})
     assert told == [f"error [reader] config.json: {text}" for text in expected]
 
@@ -100,7 +103,9 @@ def test_two_configs_in_one_file() -> None:
     assert found(modelopt("a"), claim, config) == []
 
 
-@pytest.mark.parametrize(("content", "good"), [({"quantization": {}}, True), ({"quantization": []}, False), ({}, False)])
+@pytest.mark.parametrize(
+    ("content", "good"), [({"quantization": {}}, True), ({"quantization": []}, False), ({}, False)]
+)
 def test_the_other_file_has_something_to_say(tmp_path: Path, content: object, good: bool) -> None:
     (tmp_path / "hf_quant_config.json").write_text(json.dumps(content))
     expected = [] if good else ["error [config] hf_quant_config.json: has no object called quantization"]
