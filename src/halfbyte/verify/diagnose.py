@@ -39,11 +39,12 @@ def _diagnose(mine: Matrix, source: Matrix, theirs: Mapping[str, Matrix]) -> str
     before = _distance(values, wanted)
     if before < RESTORED:
         return ""  # what is wrong lies further down
+    enough = min(RESTORED, before / 2)
     for reason, candidate in _undone(values):
-        if _distance(candidate, wanted) < min(RESTORED, before / 2):
+        if _distance(candidate, wanted) < enough:
             return reason
         factor, after = _factor(candidate, wanted)
-        if factor > 0 and after < min(RESTORED, before / 2):
+        if after < enough:
             extra = "" if reason == "as stored" else f", and {reason}"
             return f"it is right when divided by {1 / factor:.6g}: a tensor scale is wrong (reciprocal?){extra}"
     found = _elsewhere(mine, values[:SOUGHT], theirs)
@@ -72,11 +73,11 @@ def _distance(values: F32, wanted: F32) -> float:
 
 
 def _factor(values: F32, wanted: F32) -> tuple[float, float]:
-    """The number that brings the values nearest to the wanted ones, and the distance that is left."""
+    """The number, not below 0, that brings the values nearest to the wanted ones, and the distance that is left."""
     scale = float(np.abs(values).max(initial=0.0))
     if scale == 0 or not np.isfinite(scale):
         return 0.0, np.inf
     unit = (values / np.float32(scale)).astype(np.float64)
     power = float((unit * unit).sum())
-    factor = float((unit * wanted).sum()) / power / scale
+    factor = max(0.0, float((unit * wanted).sum()) / power / scale)
     return factor, _distance((unit * (factor * scale)).astype(np.float32), wanted)

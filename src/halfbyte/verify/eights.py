@@ -44,7 +44,7 @@ def fp8_problems(mine: Matrix, theirs: Matrix, measured: Measured) -> Iterator[P
         yield from damage_problems(measured, mine, theirs)
         return
     row, column = place
-    got, wanted = mine.read(row, row + 1)[0, column], theirs.read(row, row + 1)[0, column]
+    got, wanted = mine.row(row)[column], theirs.row(row)[column]
     more = f" (and {number(count - 1, 'more value')})" if count > 1 else ""
     text = (
         f"{mine.kind}: row {row}, column {column} is {got:.6g}, the source is {wanted:.6g}: more than half a step off"

@@ -41,7 +41,7 @@ def rounding_problems(path: Path, mine: Matrix, theirs: Matrix) -> Iterator[Prob
     if place is None or (not far and off > FEW * mine.shape[0] * mine.shape[1] + 1):
         return
     row, column = place
-    got_one, wanted_one = mine.read(row, row + 1)[0, column], theirs.read(row, row + 1)[0, column]
+    got_one, wanted_one = mine.row(row)[column], theirs.row(row)[column]
     text = f"row {row}, column {column} is {got_one:.6g}, the source is {wanted_one:.6g}"
     more = f" (and {number(off - 1, 'more value')})" if off > 1 else ""
     yield Problem("error", "values", mine.name, f"{mine.kind}: {text}{more}; each should be the source's, rounded once")
@@ -50,6 +50,7 @@ def rounding_problems(path: Path, mine: Matrix, theirs: Matrix) -> Iterator[Prob
 @np.errstate(over="ignore", invalid="ignore")
 def _outside(stored: Raw, wanted: F32, slack: float) -> Bools:
     """Which values are not the source's after rounding, if the source may be off by the slack."""
-    ends = [np.asarray((wanted * np.float32(1 + sign * slack)).astype(stored.dtype), np.float32) for sign in (-1, 1)]
+    factors = np.float32(1 - slack), np.float32(1 + slack)
+    ends = [np.asarray((wanted * factor).astype(stored.dtype), np.float32) for factor in factors]
     got, low, high = np.asarray(stored, np.float32), np.minimum(*ends), np.maximum(*ends)
     return ~((got >= low) & (got <= high)) & ~(np.isnan(got) & np.isnan(wanted))

@@ -76,6 +76,10 @@ class Matrix:
     multipliers: Callable[[int, int], F32] | None = None
     """multipliers(start, stop): what the stored values of these rows were multiplied by, for FP8."""
 
+    def row(self, number: int) -> F32:
+        """One row, decoded."""
+        return self.read(number, number + 1)[0]
+
     def chunks(self) -> Iterator[tuple[int, int]]:
         """Ranges of rows that bound memory."""
         step = max(1, CHUNK // max(1, self.shape[1]))
