@@ -15,8 +15,8 @@ from halfbyte.verify.values import Matrix, Raw, view
 SLACK = 2.0**-20
 """The source itself may have been computed with another order of products in float32."""
 
-STEPS = {"BF16": 2.0**-7, "F16": 2.0**-10, "F32": 2.0**-23}
-"""One step of a dtype, relative to the value."""
+STEPS = {"BF16": 2.0**-7, "F16": 2.0**-10}
+"""One step of a dtype that rounds, relative to the value."""
 
 FEW = 0.001
 """Share of values up to which others are damage; beyond it, the writer rounded in another way."""
