@@ -40,7 +40,7 @@ def fp8_problems(mine: Matrix, theirs: Matrix, measured: Measured) -> Iterator[P
             row, column = np.argwhere(wrong)[0]
             place = start + int(row), int(column)
         count += int(wrong.sum())
-    if place is None or count > FEW * mine.shape[0] * mine.shape[1] + 1:
+    if place is None or count > FEW * mine.size + 1:
         yield from damage_problems(measured, mine, theirs)
         return
     row, column = place

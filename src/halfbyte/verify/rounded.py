@@ -27,7 +27,7 @@ def rounding_problems(path: Path, mine: Matrix, theirs: Matrix) -> Iterator[Prob
     if mine.plain is None:
         return
     place: tuple[int, int] | None = None
-    off = far = 0
+    off, far = 0, False
     for start, stop in mine.chunks():
         stored, wanted = view(path, mine.plain)[start:stop], theirs.read(start, stop)
         wrong = _outside(stored, wanted, SLACK)
@@ -37,8 +37,8 @@ def rounding_problems(path: Path, mine: Matrix, theirs: Matrix) -> Iterator[Prob
             row, column = np.argwhere(wrong)[0]
             place = start + int(row), int(column)
         off += int(wrong.sum())
-        far += int(_outside(stored, wanted, STEPS.get(mine.plain.dtype, 0.0)).sum())
-    if place is None or (not far and off > FEW * mine.shape[0] * mine.shape[1] + 1):
+        far |= bool(_outside(stored, wanted, STEPS.get(mine.plain.dtype, 0.0)).any())
+    if place is None or (not far and off > FEW * mine.size + 1):
         return
     row, column = place
     got_one, wanted_one = mine.row(row)[column], theirs.row(row)[column]
