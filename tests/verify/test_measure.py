@@ -87,6 +87,9 @@ def test_factors_and_what_they_explain() -> None:
     for sums in ((0, 4, 12, 16), (-6, 4, 12, 16), (6, 0, 12, 16)):
         none = concluded(*sums)
         assert (none.factors, none.factor_error, none.explained) == ((1.0, 1.0), math.inf, 0.0)
+    untouched = Measured(WeightError("m", "nvfp4", (0, 32), 0, 0), np.zeros(0))
+    _Codes(matrix("m", np.zeros((0, 32)))).conclude(untouched)
+    assert (untouched.blocks, untouched.wrong_blocks, untouched.rule) == (0, {}, "")
     unmarked = concluded(6, 4, 12, 16, marked=False)
     assert (unmarked.factors, unmarked.rule, unmarked.by_amax) == ((1.0, 1.0), "", False)
 

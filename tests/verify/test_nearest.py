@@ -66,6 +66,7 @@ def test_bounds_of_each_code() -> None:
 
 @pytest.mark.parametrize("chunk", [1, 2, 3])
 def test_tables_by_two_bytes(chunk: int) -> None:
+    assert len(VALUES) == len(LOW) == len(HIGH) == 1 << 16
     codes = np.arange(16, dtype=np.uint8).repeat(chunk).reshape(1, -1)
     codes = np.concatenate([codes, codes[:, ::-1]], axis=1) * np.uint8(17)
     for table, of_codes in zip((VALUES, LOW, HIGH), BY_CODE, strict=True):

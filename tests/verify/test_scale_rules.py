@@ -76,6 +76,11 @@ def test_marks_of_amaxes(step: float, six: int, scale: float) -> None:
     assert by_four == four | TOLD
 
 
+def test_the_largest_scales_have_no_end() -> None:
+    assert marks(np.inf, byte=0x7E) & ~LEAST == marks(np.inf, byte=0x78) & ~LEAST == BY_SIX | BY_FOUR | TOLD
+    assert marks(np.inf, byte=0x7D) & ~LEAST == TOLD
+
+
 @pytest.mark.parametrize(
     ("wanted", "obeys"),
     [(1, True), (1.0625 * 1.0009, True), (1.0625 * 1.0011, False), (0.96875 * 0.9991, True), (0.96875 * 0.9989, False)],

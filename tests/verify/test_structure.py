@@ -50,11 +50,13 @@ def test_parts_that_are_missing_or_stray() -> None:
 
 def test_parts_that_are_wrong_in_themselves() -> None:
     headers = modelopt("a") | {"a.weight_scale_2": ("F16", (2,)), "a.pre_quant_scale": ("BF16", (128,))}
+    headers |= compressed("c") | {"c.weight_global_scale": ("F32", (2,))}
     headers |= fp8("b") | {"b.input_scale": ("I32", (1,)), "b.weight_scale": ("I32", ())}
     assert found(headers) == [
         "error [dtype] a.weight_scale_2: F16, but readers of nvfp4 (modelopt) expect F32",
         "error [shape] a.weight_scale_2: shape [2]: one number is expected",
         f"error [shape] a: a.pre_quant_scale: {AWQ}",
+        "error [shape] c.weight_global_scale: shape [2]: one number is expected",
         "error [dtype] b.weight_scale: I32, but readers of fp8 (weight_scale) expect F32 or BF16 or F16 or F8_E8M0 or U8",
         "error [dtype] b.input_scale: I32, but readers of fp8 (weight_scale) expect BF16 or F16 or F32",
     ]
@@ -101,6 +103,7 @@ def test_widths_that_cannot_be_cut_into_eight() -> None:
     assert found(odd | mxfp4("c.down_proj", 16, 128) | modelopt("d.w2", 16, 192)) == [
         NARROW.format("a.o_proj", 64, 16) + " (2 more like it)"
     ]
+    assert found(odd | mxfp4("c.down_proj", 16, 128)) == [NARROW.format("a.o_proj", 64, 16) + " (1 more like it)"]
     assert found(modelopt("a.o_proj", 16, 256) | mxfp4("b.o_proj", 16, 256)) == []
     narrow = {name: (dtype, shape if len(shape) < 3 else (2, shape[1] // 2, 16)) for name, (dtype, shape) in STACK.items()}
     assert found(narrow) == []
