@@ -44,7 +44,11 @@ def test_headers_alone(tmp_path: Path) -> None:
     """No block scale is looked at, but the scalars are."""
     scales = np.ones((16, 8), E4M3)
     scales[0, 0] = np.nan
-    changed: Tensors = {**ONES, f"{MODULE}.weight_scale": scales, f"{MODULE}.weight_scale_2": np.asarray(np.float32(-1))}
+    changed: Tensors = {
+        **ONES,
+        f"{MODULE}.weight_scale": scales,
+        f"{MODULE}.weight_scale_2": np.asarray(np.float32(-1)),
+    }
     path = write(tmp_path, changed)
     scalar = f"error [scalar] {MODULE}.weight_scale_2: is -1; a scale is positive and finite"
     block = f"error [block-scale] {MODULE}.weight_scale: 1 of 128 scales are NaN: their blocks decode to NaN"
@@ -67,9 +71,14 @@ def test_every_check_is_asked(tmp_path: Path) -> None:
     other = "model.layers.0.self_attn.q_proj"
     tensors = {**ONES, "s.weight_scale_2": f32(1), f"{MODULE}.k_scale": f32(1)}
     tensors |= {name.replace(MODULE, other): x for name, x in ONES.items() if name != "n"}
-    tensors |= {f"{other}.weight_scale_2": np.asarray(np.float32(1e9)), f"{other[:-6]}k_proj.weight": np.ones((4, 4), BF16)}
+    tensors |= {
+        f"{other}.weight_scale_2": np.asarray(np.float32(1e9)),
+        f"{other[:-6]}k_proj.weight": np.ones((4, 4), BF16),
+    }
     tensors["lm_head.weight"] = np.ones((4, 4), BF16)
-    config = {"quantization_config": {**CONFIG["quantization_config"], "quant_algo": "FP8", "ignore": ["lm_head", "zz"]}}  # type: ignore[dict-item]
+    config = {
+        "quantization_config": {**CONFIG["quantization_config"], "quant_algo": "FP8", "ignore": ["lm_head", "zz"]}
+    }  # type: ignore[dict-item]
     report = verify(write(tmp_path / "q", tensors, config), write(tmp_path / "s", SOURCE, {"hidden_size": 3}))
     assert list(dict.fromkeys(problem.rule for problem in report.problems)) == [
         "stray-tensor", "scheme", "cache", "not-excluded", "idle-entry", "scalar", "fused-mix", "config", "no-source"
@@ -77,9 +86,14 @@ def test_every_check_is_asked(tmp_path: Path) -> None:
 
 
 def test_schemes_are_those_of_compressed_tensors(tmp_path: Path) -> None:
-    packed = {name.replace("o_proj.weight", "o_proj.weight_packed") if name.endswith("weight") else name: x for name, x in ONES.items()}
+    packed = {
+        name.replace("o_proj.weight", "o_proj.weight_packed") if name.endswith("weight") else name: x
+        for name, x in ONES.items()
+    }
     packed[f"{MODULE}.weight_global_scale"] = f32(1)
     del packed[f"{MODULE}.weight_scale_2"]
-    config: Config = {"quantization_config": {"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": {}}}}}
+    config: Config = {
+        "quantization_config": {"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": {}}}}
+    }
     rules = [problem.rule for problem in verify(write(tmp_path, packed, config)).problems]
     assert "targets" in rules

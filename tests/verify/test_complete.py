@@ -44,7 +44,9 @@ def test_unreadable_weights_count_as_there() -> None:
     stack: Headers = {down: ("U8", (2, 16, 4)), f"{down}_weight_scale": ("F8_E4M3", (2, 2, 4))}
     alone = plain("l.experts.0.down_proj", 4, 32) | plain("l.experts.1.down_proj", 4, 32)
     assert found(stack, alone) == []
-    assert found(stack, alone | plain("l.expertsx")) == [f"error [lost] l.expertsx: in the source (bf16 [16, 128]), {ABSENT}"]
+    assert found(stack, alone | plain("l.expertsx")) == [
+        f"error [lost] l.expertsx: in the source (bf16 [16, 128]), {ABSENT}"
+    ]
 
 
 def cache(part: str, form: str) -> Headers:

@@ -98,7 +98,11 @@ def test_only_modules_that_a_group_targets_are_asked_for() -> None:
         (["Linear"], [f"error [not-excluded] l.down_proj: {MISSED.format('unquantized', 'vLLM')}"]),
         (["re:.*o_proj"], []),
     ):
-        config = {"quant_method": CT, "ignore": ["lm_head"], "config_groups": {"g": {"targets": targets, "weights": {}}}}
+        config = {
+            "quant_method": CT,
+            "ignore": ["lm_head"],
+            "config_groups": {"g": {"targets": targets, "weights": {}}},
+        }
         claim = read_config(config)
         assert found(headers, claim, quantization_config=config) == expected
 

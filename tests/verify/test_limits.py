@@ -39,7 +39,10 @@ def test_by_format_and_layout() -> None:
 
 
 def test_by_activations() -> None:
-    told = {active: [limit.text for limit in limits("gpt_oss", "modelopt", "nvfp4", [EXPERT], active)] for active in (False, True)}
+    told = {
+        active: [limit.text for limit in limits("gpt_oss", "modelopt", "nvfp4", [EXPERT], active)]
+        for active in (False, True)
+    }
     for active, texts in told.items():
         assert found(modelopt(EXPERT), "modelopt", active, model_type="gpt_oss") == warnings(*texts)
 
@@ -58,7 +61,9 @@ def test_what_transformers_cannot_load() -> None:
 
 def test_plain_weights_that_transformers_would_split() -> None:
     config = {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"]}
-    headers = compressed("model.layers.0.self_attn.q_proj") | plain(EXPERT) | {"model.layers.0.mlp.bias": ("BF16", (4,))}
+    headers = (
+        compressed("model.layers.0.self_attn.q_proj") | plain(EXPERT) | {"model.layers.0.mlp.bias": ("BF16", (4,))}
+    )
     quantized, rest = ["model.layers.0.self_attn.q_proj"], [EXPERT]
     reasons = transformers_limits(model_of(config), "nvfp4", quantized, rest)
     ours = [limit.text for limit in limits("qwen3_moe", CT, "nvfp4", quantized, False)]

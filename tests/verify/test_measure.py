@@ -56,7 +56,9 @@ def test_rows_and_blocks_of_codes(monkeypatch: pytest.MonkeyPatch, chunk: int, k
     assert found.wrong_blocks == {2: 1, 5: 2}
     decoded = weight.read(0, 8)
     off = np.linalg.norm((decoded - weight.source).astype(np.float64), axis=1)
-    np.testing.assert_allclose(found.row_errors, off / np.linalg.norm(weight.source.astype(np.float64), axis=1), rtol=1e-5)
+    np.testing.assert_allclose(
+        found.row_errors, off / np.linalg.norm(weight.source.astype(np.float64), axis=1), rtol=1e-5
+    )
     assert found.error.largest == pytest.approx(float(np.abs(decoded - weight.source).max()), rel=1e-6)
 
 

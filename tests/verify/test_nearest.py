@@ -76,7 +76,12 @@ def test_tables_by_two_bytes(chunk: int) -> None:
 def test_numbers_at_the_bounds() -> None:
     """A number on the bound of its code is right, the next one is not."""
     for code, low, high in zip(range(16), *BY_CODE[1:], strict=True):
-        for number, wrong in ((low, False), (high, False), (np.nextafter(low, -np.inf), np.isfinite(low)), (np.nextafter(high, np.inf), np.isfinite(high))):
+        for number, wrong in (
+            (low, False),
+            (high, False),
+            (np.nextafter(low, -np.inf), np.isfinite(low)),
+            (np.nextafter(high, np.inf), np.isfinite(high)),
+        ):
             source = np.full((1, 16), number, np.float32)
             assert not_nearest(one_block([code] * 16), source).any() == wrong
     assert not not_nearest(one_block([7] * 16, tensor_scale=0.0), np.ones((1, 16), np.float32)).any()

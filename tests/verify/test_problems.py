@@ -30,7 +30,12 @@ def test_counts_and_the_last_line() -> None:
 
 def test_alike_comes_errors_first_in_the_order_found() -> None:
     report = Report("p")
-    for level, name, text in (("warning", "l.1", "is 2"), ("error", "l.2", "is 3"), ("error", "m", "is"), ("error", "l.3", "is 9")):
+    for level, name, text in (
+        ("warning", "l.1", "is 2"),
+        ("error", "l.2", "is 3"),
+        ("error", "m", "is"),
+        ("error", "l.3", "is 9"),
+    ):
         report.problems.append(Problem("error" if level == "error" else "warning", "r", name, text))
     assert [[problem.name for problem in group] for group in report.alike()] == [["l.2", "l.3"], ["m"], ["l.1"]]
 

@@ -37,7 +37,9 @@ def test_numbers_for_the_kernel() -> None:
         assert numbers[name].tolist() == np.array([1 - slack, 1 + slack], np.float32).tolist()
 
 
-def marks(amax: float = 6, product: float = 16, power: float = 16, *, byte: int = 0x38, scale: float = 1, wrong: bool = False) -> int:
+def marks(
+    amax: float = 6, product: float = 16, power: float = 16, *, byte: int = 0x38, scale: float = 1, wrong: bool = False
+) -> int:
     """The marks of one block."""
     one: Any = lambda number, kind=np.float32: np.array([[number]], kind)  # noqa: E731
     sums = BlockSums(one(amax), one(product), one(power), one(0, np.float64), one(0, np.float64), one(wrong, np.bool_))
@@ -145,7 +147,10 @@ def test_so_few_may_break_a_rule(blocks: int, most: int) -> None:
         rules = fed(blocks, [OBEYS] * 24, [broken] * 1, [broken] * (count - 1))
         assert (BY_AMAX[0] in rules.broken) is (BY_AMAX[1] in rules.broken) is rules.by_amax is holds
     only_six = fed(blocks, [OBEYS] * 24, [int(BREAKS[SIX])] * (most + 1))
-    assert (list(only_six.broken), only_six.by_amax) == ([BY_AMAX[1], "has the least squared error for its codes"], True)
+    assert (list(only_six.broken), only_six.by_amax) == (
+        [BY_AMAX[1], "has the least squared error for its codes"],
+        True,
+    )
     assert only_six.verdict() == (BY_AMAX[1], [])
 
 

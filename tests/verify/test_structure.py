@@ -35,13 +35,17 @@ def test_codes_without_scales(dtype: str) -> None:
         assert told == [f"error [missing-part] a: stored as nvfp4 (modelopt), but there is no tensor a.{part}" for part in
                         ("weight_scale", "weight_scale_2")]  # fmt: skip
     else:
-        assert told == [f"error [missing-part] a.weight: {dtype} [4, 8] has no scale beside it: its values cannot be known"]
+        assert told == [
+            f"error [missing-part] a.weight: {dtype} [4, 8] has no scale beside it: its values cannot be known"
+        ]
 
 
 def test_parts_that_are_missing_or_stray() -> None:
     short = compressed("a")
     del short["a.weight_global_scale"]
-    assert found(short | {"s.weight_scale_2": ("F32", ()), "t.scale": ("F8_E8M0", (2, 2)), "u.scale": ("F32", (3,))}) == [
+    assert found(
+        short | {"s.weight_scale_2": ("F32", ()), "t.scale": ("F8_E8M0", (2, 2)), "u.scale": ("F32", (3,))}
+    ) == [
         "error [missing-part] a: stored as nvfp4 (compressed-tensors), but there is no tensor a.weight_global_scale",
         "error [stray-tensor] s.weight_scale_2: F32 [] belongs to no weight; readers drop it or stop",
         "error [stray-tensor] t.scale: F8_E8M0 [2, 2] belongs to no weight; readers drop it or stop",
@@ -88,7 +92,9 @@ def test_shapes_that_a_function_checks() -> None:
     text = "3 scales do not fit an axis of 16 elements: neither one, nor one per row, nor 128s"
     assert line == f"error [shape] a: codes [16, 128] with scales [3, 1]: fp8 (weight_scale) {text}"
     (line,) = found(int4("a", groups=3))
-    assert line.startswith("error [shape] a: codes [16, 16] with scales [16, 3]: int4 (compressed-tensors) 3 scales per")
+    assert line.startswith(
+        "error [shape] a: codes [16, 16] with scales [16, 3]: int4 (compressed-tensors) 3 scales per"
+    )
     (line,) = found(fp8("a", scales=(0,)))
     assert line.endswith("with scales [0]: fp8 (weight_scale) has codes [out, in]")
 
@@ -105,5 +111,7 @@ def test_widths_that_cannot_be_cut_into_eight() -> None:
     ]
     assert found(odd | mxfp4("c.down_proj", 16, 128)) == [NARROW.format("a.o_proj", 64, 16) + " (1 more like it)"]
     assert found(modelopt("a.o_proj", 16, 256) | mxfp4("b.o_proj", 16, 256)) == []
-    narrow = {name: (dtype, shape if len(shape) < 3 else (2, shape[1] // 2, 16)) for name, (dtype, shape) in STACK.items()}
+    narrow = {
+        name: (dtype, shape if len(shape) < 3 else (2, shape[1] // 2, 16)) for name, (dtype, shape) in STACK.items()
+    }
     assert found(narrow) == []

@@ -66,7 +66,9 @@ def test_numbers_become_ranges(tmp_path: Path) -> None:
 
 def test_loose_files_are_taken_together(tmp_path: Path) -> None:
     for name, size in (("b", 1), ("a", 2)):
-        write_safetensors(tmp_path / f"{name}.safetensors", {"same": np.zeros(size, np.float32), f"only.{name}": f32(1)})
+        write_safetensors(
+            tmp_path / f"{name}.safetensors", {"same": np.zeros(size, np.float32), f"only.{name}": f32(1)}
+        )
     found = summarize(tmp_path)
     assert [(line.name, line.shape) for line in found.lines] == [
         ("b.safetensors: same", (1,)),

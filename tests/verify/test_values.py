@@ -49,7 +49,9 @@ def test_files_are_read_where_tensors_lie(tmp_path: Path, monkeypatch: pytest.Mo
     """Small tensors, large ones and empty ones; pieces of them; any place in a file."""
     small, large = f32(1, 2, 3), np.arange(20000, dtype=np.float32).reshape(100, 200)
     edge = np.arange(1 << 16, dtype=np.uint8)
-    made = opened(tmp_path, {"s": small, "l": large, "e": np.zeros((0, 4), BF16), "x": edge, "y": np.append(edge, np.uint8(7))})
+    made = opened(
+        tmp_path, {"s": small, "l": large, "e": np.zeros((0, 4), BF16), "x": edge, "y": np.append(edge, np.uint8(7))}
+    )
     tensors = made.tensors
     for name, wanted in (("s", small), ("l", large), ("x", edge)):
         np.testing.assert_array_equal(view(tmp_path, tensors[name]), wanted)
@@ -64,7 +66,14 @@ def test_files_are_read_where_tensors_lie(tmp_path: Path, monkeypatch: pytest.Mo
     assert scalar(tmp_path, tensors["s"]) == 1
     file = tmp_path / "blob"
     file.write_bytes(bytes(range(256)) * 40)
-    for start in (0, 1, 255, mmap.ALLOCATIONGRANULARITY - 1, mmap.ALLOCATIONGRANULARITY, mmap.ALLOCATIONGRANULARITY + 3):
+    for start in (
+        0,
+        1,
+        255,
+        mmap.ALLOCATIONGRANULARITY - 1,
+        mmap.ALLOCATIONGRANULARITY,
+        mmap.ALLOCATIONGRANULARITY + 3,
+    ):
         assert mapped(str(file), start, 3).tolist() == [(start + k) % 256 for k in range(3)]
 
 
@@ -91,7 +100,13 @@ def test_plain_weights(tmp_path: Path) -> None:
     )  # fmt: skip
     assert list(found) == ["a"]
     one = found["a"]
-    assert (one.shape, one.kind, one.sources, one.encoded, one.multipliers) == ((4, 6), "bf16", ("a.weight",), None, None)
+    assert (one.shape, one.kind, one.sources, one.encoded, one.multipliers) == (
+        (4, 6),
+        "bf16",
+        ("a.weight",),
+        None,
+        None,
+    )
     assert one.plain is not None
     assert one.plain.name == "a.weight"
     assert one.stored is not None
@@ -100,12 +115,15 @@ def test_plain_weights(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model_type", "order"), [("qwen3_moe", "halves"), ("llama4", "transposed"), ("gpt_oss", "interleaved"), ("", "halves")]
+    ("model_type", "order"),
+    [("qwen3_moe", "halves"), ("llama4", "transposed"), ("gpt_oss", "interleaved"), ("", "halves")],
 )
 def test_plain_stacks(tmp_path: Path, model_type: str, order: str) -> None:
     """Gate and up in halves or in turns, as they lie or transposed."""
     gate_up, down = RANDOM.standard_normal((3, 4, 6)).astype(BF16), RANDOM.standard_normal((3, 6, 2)).astype(BF16)
-    as_stored = (lambda stack: stack) if order == "halves" else (lambda stack: np.ascontiguousarray(stack.swapaxes(1, 2)))
+    as_stored = (
+        (lambda stack: stack) if order == "halves" else (lambda stack: np.ascontiguousarray(stack.swapaxes(1, 2)))
+    )
     names = {"l.experts.gate_up_proj": as_stored(gate_up), "l.experts.down_proj": as_stored(down)}
     config = {"model_type": model_type, "hidden_size": 6, "moe_intermediate_size": 2, "intermediate_size": 2}
     found = read(tmp_path, names, **config)
@@ -209,7 +227,9 @@ def test_fp8(tmp_path: Path, shape: tuple[int, ...], grid: tuple[int, int]) -> N
     np.testing.assert_array_equal(one.read(2, 5), (number.astype(np.float32) * spread)[2:5])
     assert one.multipliers is not None
     assert one.encoded is None
-    np.testing.assert_array_equal(np.broadcast_to(one.multipliers(2, 5), (3, 40)), np.broadcast_to(spread, (rows, 40))[2:5])
+    np.testing.assert_array_equal(
+        np.broadcast_to(one.multipliers(2, 5), (3, 40)), np.broadcast_to(spread, (rows, 40))[2:5]
+    )
     np.testing.assert_array_equal(one.read(2, 99), (number.astype(np.float32) * spread)[2:])
 
 
