@@ -149,7 +149,7 @@ def test_a_cache_scheme_of_the_same_layout_is_kept() -> None:
 
 
 def test_layouts_that_are_only_read() -> None:
-    with pytest.raises(UnsupportedError, match="^layout quark is read and never written$"):
+    with pytest.raises(UnsupportedError, match=r"^layout quark is read and never written$"):
         LAYOUTS["quark"].quantization_config(setting())
     assert sorted(layouts.writable_layouts()) == ["compressed-tensors", "deepseek-v4", "gpt-oss", "modelopt"]
 

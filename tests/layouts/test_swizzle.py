@@ -72,7 +72,7 @@ def test_stacks_are_swizzled_one_by_one() -> None:
     for place in np.ndindex(2, 3):
         assert_same_bits(flat[place], by_formula(whole[place]))
     assert_same_bits(unswizzle(flat.reshape(-1), whole.shape), whole)
-    with pytest.raises(InputError, match="^swizzled scales of 6 matrices of 130x6 take 12288 bytes, got 2048$"):
+    with pytest.raises(InputError, match=r"^swizzled scales of 6 matrices of 130x6 take 12288 bytes, got 2048$"):
         unswizzle(flat[0, 0], whole.shape)
 
 

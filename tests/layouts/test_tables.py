@@ -118,9 +118,27 @@ def test_what_is_said_of_each_layout() -> None:
 
 @pytest.mark.parametrize(
     ("size", "scales", "length"),
-    [(7, 1, 7), (7, 7, 1), (256, 2, 128), (257, 3, 128), (129, 2, 128), (100, 2, 64), (64, 2, 32), (96, 2, 64), (33, 2, 32),
-     (32, 2, 16), (48, 3, 16), (17, 2, 16), (300, 3, 128), (512, 2, 256), (400, 2, 256), (256, 3, None), (16, 2, None), (10, 0, None)],
-)  # fmt: skip
+    [
+        (7, 1, 7),
+        (7, 7, 1),
+        (256, 2, 128),
+        (257, 3, 128),
+        (129, 2, 128),
+        (100, 2, 64),
+        (64, 2, 32),
+        (96, 2, 64),
+        (33, 2, 32),
+        (32, 2, 16),
+        (48, 3, 16),
+        (17, 2, 16),
+        (300, 3, 128),
+        (512, 2, 256),
+        (400, 2, 256),
+        (256, 3, None),
+        (16, 2, None),
+        (10, 0, None),
+    ],
+)
 def test_lengths_of_blocks(size: int, scales: int, length: int | None) -> None:
     """All, one, or 128 and then others; the last block may be partial."""
     if length is not None:
@@ -133,10 +151,21 @@ def test_lengths_of_blocks(size: int, scales: int, length: int | None) -> None:
 
 @pytest.mark.parametrize(
     ("shape", "grid"),
-    [((), (1, 1)), ((1,), (1, 1)), ((1, 1), (1, 1)), ((256,), (256, 1)), ((256, 1), (256, 1)), ((1, 300), (1, 300)),
-     ((1, 256, 1), (256, 1)), ((2, 3), (2, 3)), ((2, 1, 3), (2, 3)), ((2, 1, 3, 1), (2, 3)), ((1, 1, 3, 1), (1, 3)),
-     ((2, 1, 1, 1), (2, 1))],
-)  # fmt: skip
+    [
+        ((), (1, 1)),
+        ((1,), (1, 1)),
+        ((1, 1), (1, 1)),
+        ((256,), (256, 1)),
+        ((256, 1), (256, 1)),
+        ((1, 300), (1, 300)),
+        ((1, 256, 1), (256, 1)),
+        ((2, 3), (2, 3)),
+        ((2, 1, 3), (2, 3)),
+        ((2, 1, 3, 1), (2, 3)),
+        ((1, 1, 3, 1), (1, 3)),
+        ((2, 1, 1, 1), (2, 1)),
+    ],
+)
 def test_grids_of_fp8(shape: tuple[int, ...], grid: tuple[int, int]) -> None:
     assert fp8_grid(256, 300, shape) == grid
 
@@ -175,7 +204,7 @@ def test_scales_that_are_none_of_the_rows(shape: tuple[int, ...]) -> None:
     text = r"^they are no scales of 4 rows: codes are \[out, in/8\], scales \[out, groups\]$"
     with pytest.raises(CheckpointError, match=text):
         int4_grid(4, 256, shape)
-    with pytest.raises(CheckpointError, match="^0 scales per row"):
+    with pytest.raises(CheckpointError, match=r"^0 scales per row"):
         int4_grid(4, 256, (4, 0))
 
 
@@ -243,9 +272,12 @@ FP8_BESIDE = ("fp8", "deepseek")
             },
             Claim("compressed-tensors", False, targets=(), formats=("",), beside=("fp8",)),
         ),
-        ({"quant_method": "compressed-tensors", "config_groups": [FOUR]}, Claim("compressed-tensors", False, targets=())),
+        (
+            {"quant_method": "compressed-tensors", "config_groups": [FOUR]},
+            Claim("compressed-tensors", False, targets=()),
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_configs_claim(config: dict[str, Any], claim: Claim) -> None:
     assert read_config(config) == claim
 

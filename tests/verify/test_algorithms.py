@@ -41,12 +41,16 @@ def of_config(path: Path, headers: Headers, **config: object) -> list[str]:
         ({}, None, None),
         (FOURS, None, "quant_algo is missing: vLLM and SGLang stop there"),
         (FOURS, "FP8", f"quant_algo is 'FP8', but a and 1 more weight are nvfp4 (modelopt); {READERS}"),
-        (FOURS | modelopt("d"), "INT4", f"quant_algo is 'INT4', but a and 2 more weights are nvfp4 (modelopt); {READERS}"),
+        (
+            FOURS | modelopt("d"),
+            "INT4",
+            f"quant_algo is 'INT4', but a and 2 more weights are nvfp4 (modelopt); {READERS}",
+        ),
         (BOTH, "NVFP4", f"quant_algo is 'NVFP4', but c is fp8 (weight_scale); {READERS}"),
         (BOTH, "FP8", f"quant_algo is 'FP8', but a and 1 more weight are nvfp4 (modelopt); {READERS}"),
         (BOTH, "MIXED_PRECISION", "quant_algo is MIXED_PRECISION, but there are no quantized_layers: vLLM stops"),
     ],
-)  # fmt: skip
+)
 def test_one_algorithm(tmp_path: Path, file: str, headers: Headers, algorithm: object, expected: str | None) -> None:
     config = {"quant_method": "modelopt", "quant_algo": algorithm}
     told = found(tmp_path, headers, *((config, None) if file == OUTER else (None, config)))
@@ -131,9 +135,9 @@ def test_activations_of_groups(tmp_path: Path, algorithm: str, inputs: bool) -> 
     groups = {"g": group(["a"]), "h": group(["Linear"], input_activations=FLOAT4 if inputs else None)}
     agree = algorithm == "NVFP4_AWQ" or (algorithm == "NVFP4") == inputs
     have = "have" if inputs else "have no"
-    text = f"quant_algo is {algorithm.upper()}, but config_groups {have} input_activations: readers follow one or the other"
+    text = f"quant_algo is {algorithm.upper()}, but config_groups {have} input_activations"
     told = of_config(tmp_path, FOURS, quant_algo=algorithm, config_groups=groups)
-    assert told == ([] if agree else [f"error [scheme] {OUTER}: {text}"])
+    assert told == ([] if agree else [f"error [scheme] {OUTER}: {text}: readers follow one or the other"])
 
 
 FULL = {"quant_algo": "NVFP4", "group_size": 16, "kv_cache_quant_algo": None, "exclude_modules": ["lm_head", "x"]}
@@ -154,16 +158,23 @@ FULL = {"quant_algo": "NVFP4", "group_size": 16, "kv_cache_quant_algo": None, "e
         (
             {"kv_cache_scheme": {"num_bits": 8, "type": "int"}},
             {"kv_cache_quant_algo": "FP8"},
-            ["kv_cache_quant_algo is 'FP8', but kv_cache_scheme in config.json says \"{'num_bits': 8, 'type': 'int'}\""],
+            [
+                "kv_cache_quant_algo is 'FP8', but kv_cache_scheme in config.json says "
+                "\"{'num_bits': 8, 'type': 'int'}\""
+            ],
         ),
         (
             {"kv_cache_scheme": {"num_bits": 8, "type": "float"}},
             {},
             ["kv_cache_quant_algo is None, but kv_cache_scheme in config.json says 'FP8'"],
         ),
-        ({}, {"kv_cache_quant_algo": "FP8"}, ["kv_cache_quant_algo is 'FP8', but kv_cache_scheme in config.json says None"]),
+        (
+            {},
+            {"kv_cache_quant_algo": "FP8"},
+            ["kv_cache_quant_algo is 'FP8', but kv_cache_scheme in config.json says None"],
+        ),
     ],
-)  # fmt: skip
+)
 def test_two_files_that_disagree(
     tmp_path: Path, outer: dict[str, object], nested: dict[str, object], expected: list[str]
 ) -> None:

@@ -122,13 +122,20 @@ def test_fp8(tmp_path: Path) -> None:
         (f32(1, 2, 3), f32(1, 2), "shape [3], but [2] in the source"),
         (f32(1, 2, 3).astype(BF16), f32(1, 2, 3), None),
         (f32(1, 1e-3).astype(BF16), f32(1, 1e-3), None),
-        (f32(1, 2).astype(BF16), f32(1, 1e-3), "F32 rounded to BF16, but not as in the source: they differ from element [1] on"),
+        (
+            f32(1, 2).astype(BF16),
+            f32(1, 1e-3),
+            "F32 rounded to BF16, but not as in the source: they differ from element [1] on",
+        ),
         (f32(1, np.inf).astype(np.float16), f32(1, 1e9), None),
         (np.float32(1), np.float32(2), "kept as F32, but not as in the source: they differ from byte 2 on"),
-        (np.zeros((2, 3, 4), np.int8), np.eye(6, 4, -5, dtype=np.int8).reshape(2, 3, 4),
-         "kept as I8, but not as in the source: they differ from element [1, 2, 0] on"),
+        (
+            np.zeros((2, 3, 4), np.int8),
+            np.eye(6, 4, -5, dtype=np.int8).reshape(2, 3, 4),
+            "kept as I8, but not as in the source: they differ from element [1, 2, 0] on",
+        ),
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("chunk", [1, 2, 1 << 21])
 def test_kept_tensors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ours: Any, theirs: Any, expected: str | None, chunk: int
@@ -154,8 +161,11 @@ def test_places_in_bytes() -> None:
     info = type("Info", (), {"bytes": 24, "shape": (2, 3)})
     tensor: Any = type("Tensor", (), {"info": info})
     assert [_place(tensor, byte) for byte in (0, 3, 4, 23)] == [
-        "element [0, 0]", "element [0, 0]", "element [0, 1]", "element [1, 2]"
-    ]  # fmt: skip
+        "element [0, 0]",
+        "element [0, 0]",
+        "element [0, 1]",
+        "element [1, 2]",
+    ]
     info.bytes = 5  # less than a byte each
     assert _place(tensor, 4) == "byte 4"
 

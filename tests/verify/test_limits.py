@@ -1,4 +1,4 @@
-"""Warnings for checkpoints that some reader cannot use: by format, for the weights of the layout that the config names."""
+"""Warnings for checkpoints that some reader cannot use: by format, for weights of the layout that the config names."""
 
 from __future__ import annotations
 

@@ -94,13 +94,16 @@ def test_weights_that_are_stored_alike_are_said_once() -> None:
     ]
 
 
+MATCHES_NONE = "matches no module of the checkpoint"
+
+
 def test_targets() -> None:
     groups = {"g": group(FOUR, "a", "gone", "p", "b.re"), "k": group({}, "LlamaAttention"), "h": group(FOUR, "re:x")}
     assert found(compressed("a") | compressed("b"), ("p",), format=NV_PACK, config_groups=groups) == [
         "error [targets] b: stored as nvfp4 (compressed-tensors), but no target of config_groups matches it: "
         "readers take it as plain",
         *(
-            f"warning [targets] config.json: config_groups.{name}: target {target!r} matches no module of the checkpoint"
+            f"warning [targets] config.json: config_groups.{name}: target {target!r} {MATCHES_NONE}"
             for name, target in (("g", "gone"), ("g", "b.re"), ("h", "re:x"))
         ),
     ]
@@ -111,11 +114,22 @@ def test_targets() -> None:
     [
         (None, []),
         (FOUR, []),
-        ({"num_bits": 8, "type": "float"}, [("num_bits", 8, 4), ("strategy", None, "'tensor_group'"), ("group_size", None, 16)]),
+        (
+            {"num_bits": 8, "type": "float"},
+            [("num_bits", 8, 4), ("strategy", None, "'tensor_group'"), ("group_size", None, 16)],
+        ),
         (FOUR | {"type": "int", "group_size": 17}, [("type", "'int'", "'float'"), ("group_size", 17, 16)]),
-        ({}, [("num_bits", None, 4), ("type", None, "'float'"), ("strategy", None, "'tensor_group'"), ("group_size", None, 16)]),
+        (
+            {},
+            [
+                ("num_bits", None, 4),
+                ("type", None, "'float'"),
+                ("strategy", None, "'tensor_group'"),
+                ("group_size", None, 16),
+            ],
+        ),
     ],
-)  # fmt: skip
+)
 def test_activations(inputs: object, told: list[tuple[str, object, object]]) -> None:
     expected = [
         f"config_groups.g.input_activations.{key} is {said}, but {wanted}: NVFP4 weights go with NVFP4 activations or "

@@ -64,7 +64,8 @@ def test_tensor_scales_and_input_scales(tmp_path: Path) -> None:
     tensors = modelopt("l.q_proj", 0.1, 3) | modelopt("l.k_proj", 0.1) | modelopt("l.v_proj", 0.2, 4)
     tensors |= modelopt("l.gate_proj", 5) | modelopt("m.up_proj", 6) | modelopt("l.o_proj", 7)
     assert shared(tmp_path / "a", tensors) == [
-        f"error [shared-scale] l.v_proj.weight_scale_2: is 0.200000003, but l.q_proj.weight_scale_2 is 0.100000001: {CONSEQUENCE}",
+        "error [shared-scale] l.v_proj.weight_scale_2: is 0.200000003, but l.q_proj.weight_scale_2 is 0.100000001: "
+        + CONSEQUENCE,
         f"error [shared-scale] l.v_proj.input_scale: is 4, but l.q_proj.input_scale is 3: {CONSEQUENCE}",
     ]
     assert shared(tmp_path / "b", mxfp4("l.gate_proj") | mxfp4("l.up_proj")) == []

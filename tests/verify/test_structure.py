@@ -32,8 +32,10 @@ def test_codes_without_scales(dtype: str) -> None:
     """Codes of NVFP4 by their dtype alone would be any bytes."""
     told = found({"a.weight": (dtype, (4, 8)), "a.bias": (dtype, (4,))})
     if dtype == "U8":
-        assert told == [f"error [missing-part] a: stored as nvfp4 (modelopt), but there is no tensor a.{part}" for part in
-                        ("weight_scale", "weight_scale_2")]  # fmt: skip
+        assert told == [
+            f"error [missing-part] a: stored as nvfp4 (modelopt), but there is no tensor a.{part}"
+            for part in ("weight_scale", "weight_scale_2")
+        ]
     else:
         assert told == [
             f"error [missing-part] a.weight: {dtype} [4, 8] has no scale beside it: its values cannot be known"
@@ -61,7 +63,8 @@ def test_parts_that_are_wrong_in_themselves() -> None:
         "error [shape] a.weight_scale_2: shape [2]: one number is expected",
         f"error [shape] a: a.pre_quant_scale: {AWQ}",
         "error [shape] c.weight_global_scale: shape [2]: one number is expected",
-        "error [dtype] b.weight_scale: I32, but readers of fp8 (weight_scale) expect F32 or BF16 or F16 or F8_E8M0 or U8",
+        "error [dtype] b.weight_scale: I32, but readers of fp8 (weight_scale) expect F32 or BF16 or F16 or F8_E8M0 or "
+        "U8",
         "error [dtype] b.input_scale: I32, but readers of fp8 (weight_scale) expect BF16 or F16 or F32",
     ]
 
@@ -99,7 +102,10 @@ def test_shapes_that_a_function_checks() -> None:
     assert line.endswith("with scales [0]: fp8 (weight_scale) has codes [out, in]")
 
 
-NARROW = "warning [tensor-parallel] {}: width {} is not 8 whole parts of {}-element blocks: tensor parallelism of 8 will be refused"
+NARROW = (
+    "warning [tensor-parallel] {}: width {} is not 8 whole parts of {}-element blocks: "
+    "tensor parallelism of 8 will be refused"
+)
 
 
 def test_widths_that_cannot_be_cut_into_eight() -> None:

@@ -30,10 +30,18 @@ def values(one: Matrix) -> Array:
     return one.read(0, one.shape[0])
 
 
-@pytest.mark.parametrize(("shape", "chunk", "ranges"), [
-    ((5, 3), 6, [(0, 2), (2, 4), (4, 5)]), ((5, 3), 7, [(0, 2), (2, 4), (4, 5)]), ((2, 3), 1, [(0, 1), (1, 2)]),
-    ((2, 0), 1, [(0, 1), (1, 2)]), ((0, 3), 9, []), ((2, 3), 6, [(0, 2)]), ((2, 0), 2, [(0, 2)]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("shape", "chunk", "ranges"),
+    [
+        ((5, 3), 6, [(0, 2), (2, 4), (4, 5)]),
+        ((5, 3), 7, [(0, 2), (2, 4), (4, 5)]),
+        ((2, 3), 1, [(0, 1), (1, 2)]),
+        ((2, 0), 1, [(0, 1), (1, 2)]),
+        ((0, 3), 9, []),
+        ((2, 3), 6, [(0, 2)]),
+        ((2, 0), 2, [(0, 2)]),
+    ],
+)
 def test_chunks(monkeypatch: pytest.MonkeyPatch, shape: Any, chunk: int, ranges: list[tuple[int, int]]) -> None:
     monkeypatch.setattr("halfbyte.verify.values.CHUNK", chunk)
     one = matrix("w", np.zeros(shape))
@@ -94,10 +102,14 @@ def test_plain_weights(tmp_path: Path) -> None:
     found = read(
         tmp_path,
         {
-            "a.weight": whole, "b.bias": whole, "c.weight": f32(1), "d.weight": np.ones((2, 3, 4), np.float32),
-            "e.weight": np.ones((2, 3), np.int64), "f.weight": np.ones((0, 3), np.float32),
+            "a.weight": whole,
+            "b.bias": whole,
+            "c.weight": f32(1),
+            "d.weight": np.ones((2, 3, 4), np.float32),
+            "e.weight": np.ones((2, 3), np.int64),
+            "f.weight": np.ones((0, 3), np.float32),
         },
-    )  # fmt: skip
+    )
     assert list(found) == ["a"]
     one = found["a"]
     assert (one.shape, one.kind, one.sources, one.encoded, one.multipliers) == (
@@ -160,8 +172,10 @@ def test_matrices_in_blocks(tmp_path: Path) -> None:
     tensors["d.weight_global_scale"] = f32(0)
     found = read(tmp_path, tensors)
     for name, wanted, number in (
-        ("a", decode(a, sa, 16, 0.25), 0.25), ("b", decode(b, sb, 16, 0.125), 0.125), ("c", decode(c, sc, 32), 1.0)
-    ):  # fmt: skip
+        ("a", decode(a, sa, 16, 0.25), 0.25),
+        ("b", decode(b, sb, 16, 0.125), 0.125),
+        ("c", decode(c, sc, 32), 1.0),
+    ):
         one = found[name]
         assert (one.shape, one.plain, one.stored, one.multipliers) == (wanted.shape, None, None, None)
         np.testing.assert_array_equal(values(one), wanted)
@@ -175,8 +189,10 @@ def test_matrices_in_blocks(tmp_path: Path) -> None:
     assert found["d"].encoded is not None
     assert found["d"].encoded(0, 1).tensor_scale == np.inf
     assert [found[name].kind for name in "abc"] == [
-        "nvfp4 (modelopt)", "nvfp4 (compressed-tensors)", "mxfp4 (compressed-tensors)"
-    ]  # fmt: skip
+        "nvfp4 (modelopt)",
+        "nvfp4 (compressed-tensors)",
+        "mxfp4 (compressed-tensors)",
+    ]
 
 
 def test_stacks_in_blocks(tmp_path: Path) -> None:
@@ -212,9 +228,17 @@ def test_integers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("shape", "grid"),
-    [((), (1, 1)), ((1,), (1, 1)), ((6, 1), (6, 1)), ((6,), (6, 1)), ((1, 40), (1, 40)), ((3, 1), (3, 1)), ((6, 3), (6, 3)),
-     ((6, 1, 3, 1), (6, 3))],
-)  # fmt: skip
+    [
+        ((), (1, 1)),
+        ((1,), (1, 1)),
+        ((6, 1), (6, 1)),
+        ((6,), (6, 1)),
+        ((1, 40), (1, 40)),
+        ((3, 1), (3, 1)),
+        ((6, 3), (6, 3)),
+        ((6, 1, 3, 1), (6, 3)),
+    ],
+)
 def test_fp8(tmp_path: Path, shape: tuple[int, ...], grid: tuple[int, int]) -> None:
     """Scales of the tensor, of rows, of columns, and of blocks of 16 whose last are partial."""
     rows = 40 if grid[0] == 3 else 6
