@@ -125,7 +125,7 @@ def test_the_whole_config_of_compressed_tensors(format: str, activations: Activa
     scheme |= {"group_size": 16 if nv else 32, "symmetric": True, "dynamic": False}
     scheme |= dict.fromkeys(("scale_dtype", "zp_dtype"), "torch.float8_e4m3fn" if nv else "torch.uint8")
     inputs = scheme | ({"dynamic": "local", "observer": "static_minmax"} if nv else {"dynamic": True})
-    group = {"targets": ["Linear"], "format": f"{format}-pack-quantized", "weights": scheme}
+    group: dict[str, object] = {"targets": ["Linear"], "format": f"{format}-pack-quantized", "weights": scheme}
     group |= {"input_activations": inputs if activations == "static" else None, "output_activations": None}
     assert get_layout("compressed-tensors").quantization_config(setting(format, activations)) == {
         "quant_method": "compressed-tensors",

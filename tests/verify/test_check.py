@@ -21,7 +21,8 @@ ONES: Tensors = {
     f"{MODULE}.weight_scale_2": np.ones((), np.float32),
     "n": f32(1, 2),
 }
-CONFIG: Config = {"quantization_config": {"quant_method": "modelopt", "quant_algo": "W4A16_NVFP4", "ignore": []}}
+QUANTIZATION: Config = {"quant_method": "modelopt", "quant_algo": "W4A16_NVFP4", "ignore": []}
+CONFIG: Config = {"quantization_config": QUANTIZATION}
 
 
 def write(path: Path, tensors: Tensors, config: Config = CONFIG) -> Path:
@@ -76,9 +77,7 @@ def test_every_check_is_asked(tmp_path: Path) -> None:
         f"{other[:-6]}k_proj.weight": np.ones((4, 4), BF16),
     }
     tensors["lm_head.weight"] = np.ones((4, 4), BF16)
-    config = {
-        "quantization_config": {**CONFIG["quantization_config"], "quant_algo": "FP8", "ignore": ["lm_head", "zz"]}
-    }  # type: ignore[dict-item]
+    config: Config = {"quantization_config": {**QUANTIZATION, "quant_algo": "FP8", "ignore": ["lm_head", "zz"]}}
     report = verify(write(tmp_path / "q", tensors, config), write(tmp_path / "s", SOURCE, {"hidden_size": 3}))
     assert list(dict.fromkeys(problem.rule for problem in report.problems)) == [
         "stray-tensor", "scheme", "cache", "not-excluded", "idle-entry", "scalar", "fused-mix", "config", "no-source"

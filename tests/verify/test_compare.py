@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,8 @@ def run(
     path: Path, ours: Tensors, theirs: Tensors, limit: float = 0.25, **config: Any
 ) -> tuple[Report, list[Progress]]:
     mine, source = opened(path / "mine", ours, config), opened(path / "source", theirs, config)
-    report, steps = Report("mine"), []
+    report = Report("mine")
+    steps: list[Progress] = []
     contents = read_contents(mine)
     broken = {problem.name for problem in structure_problems(contents)}
     compare(mine, contents.without(broken), source, limit, report, steps.append)
@@ -158,8 +160,8 @@ def test_dtypes_that_cannot_be_compared(mine: str, theirs: str) -> None:
 
 def test_places_in_bytes() -> None:
     assert _first_difference(f32(1, 2, 3), f32(1, 2, 3.5)) == 10  # of the third number, the third byte
-    info = type("Info", (), {"bytes": 24, "shape": (2, 3)})
-    tensor: Any = type("Tensor", (), {"info": info})
+    info = SimpleNamespace(bytes=24, shape=(2, 3))
+    tensor: Any = SimpleNamespace(info=info)
     assert [_place(tensor, byte) for byte in (0, 3, 4, 23)] == [
         "element [0, 0]",
         "element [0, 0]",
@@ -191,7 +193,7 @@ def test_biases_of_experts(tmp_path: Path) -> None:
     halves = dict(zip(names, whole.reshape(4, 2), strict=True))
     turns = dict(zip(names, [row[start::2] for row in whole for start in (0, 1)], strict=True))
     for model_type, ours, wrong in (("gpt_oss", turns, "0:4:2"), ("llama4", halves, "0:2:1")):
-        config = {"model_type": model_type, "architectures": []}
+        config: dict[str, Any] = {"model_type": model_type, "architectures": []}
         report, _ = run(tmp_path / model_type, dict(ours), {f"{STACK}_bias": whole}, **config)
         assert (lines(report.problems), report.equal) == ([], 4)
         ours[names[2]] = ours[names[0]]
@@ -201,8 +203,8 @@ def test_biases_of_experts(tmp_path: Path) -> None:
 
 
 def test_scales_of_the_cache_keep_their_value(tmp_path: Path) -> None:
-    before = {f"l.self_attn.{part}_proj.{part}_scale": np.asarray(np.float32(2)) for part in "kv"}
-    after = {"l.self_attn.k_scale": f32(2), "l.self_attn.v_scale": f32(3)}
+    before: Tensors = {f"l.self_attn.{part}_proj.{part}_scale": np.asarray(np.float32(2)) for part in "kv"}
+    after: Tensors = {"l.self_attn.k_scale": f32(2), "l.self_attn.v_scale": f32(3)}
     report, _ = run(tmp_path / "a", after | {"n": f32(1)}, {**before, "n": f32(1)})
     text = "is not what l.self_attn.v_proj.v_scale is in the source"
     assert (lines(report.problems), report.equal) == ([f"error [kept] l.self_attn.v_scale: {text}"], 2)
@@ -220,15 +222,15 @@ def test_another_rounding_is_said_of_all_together(tmp_path: Path, count: int, mo
         ours[f"{number}.weight"] = np.full((16, 16), 0x22, np.uint8)
         ours[f"{number}.weight_scale"] = np.ones((16, 2), E4M3)
         ours[f"{number}.weight_scale_2"] = np.ones((), np.float32)
-    theirs: Tensors = {f"{number}.weight": np.full((16, 32), 0.74, np.float32) for number in range(count)}
-    theirs = {name: values + (np.arange(32, dtype=np.float32) % 2) * np.float32(0.5) for name, values in theirs.items()}
+    values = np.float32(0.74) + (np.arange(32, dtype=np.float32) % 2) * np.float32(0.5) + np.zeros((16, 1), np.float32)
+    theirs: Tensors = {f"{number}.weight": values for number in range(count)}
     text = (
         f"most rows have codes that are not the nearest to the source{more}: the writer rounded in another way "
         "(GPTQ, at random), so damage is found only where it is large"
     )
     assert told(tmp_path / "a", ours, theirs, limit=0.3) == [f"warning [rounding] 0: {text}"]
     good = {name: np.full((16, 16), 0x32, np.uint8) if name.endswith("weight") else x for name, x in ours.items()}
-    exact = {name: np.where(x > 1, f32(1.5), f32(1)) for name, x in theirs.items()}
+    exact: Tensors = {name: np.where(values > 1, f32(1.5), f32(1)) for name in theirs}
     assert told(tmp_path / "b", good, exact) == []
 
 

@@ -113,5 +113,5 @@ def test_distance_and_factor() -> None:
     assert _distance(f32(1), f32(0)) == np.inf
     assert _factor(f32(2, 4), f32(1, 2)) == (0.5, 0.0)
     assert _factor(f32(2, -4), f32(-1, 2)) == (0.0, 1.0)
-    assert _factor(f32(1, 1), f32(1, 3)) == (2.0, pytest.approx(0.2**0.5))
+    assert _factor(f32(1, 1), f32(1, 3)) == pytest.approx((2.0, 0.2**0.5))
     assert _factor(f32(0, 0), f32(1, 3)) == _factor(f32(1, np.inf), f32(1, 3)) == (0.0, np.inf)

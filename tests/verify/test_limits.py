@@ -49,7 +49,7 @@ def test_by_activations() -> None:
 
 def test_what_transformers_cannot_load() -> None:
     """Asked only for layouts that it reads; plain weights count too."""
-    config = {"model_type": "nanochat", "architectures": ["NanoChatForCausalLM"]}
+    config: dict[str, Any] = {"model_type": "nanochat", "architectures": ["NanoChatForCausalLM"]}
     model, module = model_of(config), "model.layers.0.self_attn.o_proj"
     reasons = transformers_limits(model, "nvfp4", [module], [])
     assert len(reasons) == 1
@@ -60,7 +60,7 @@ def test_what_transformers_cannot_load() -> None:
 
 
 def test_plain_weights_that_transformers_would_split() -> None:
-    config = {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"]}
+    config: dict[str, Any] = {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"]}
     headers = (
         compressed("model.layers.0.self_attn.q_proj") | plain(EXPERT) | {"model.layers.0.mlp.bias": ("BF16", (4,))}
     )

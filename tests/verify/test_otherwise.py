@@ -156,6 +156,8 @@ def test_a_row_that_holds_its_source_once(times: float, held: bool) -> None:
     beside = np.array([2, 0, 7, -1], np.float32)  # at right angles
     mine = matrix("w", np.stack([source[0], np.float32(times) * source[1] + beside]))
     assert holds_its_source(1, mine, matrix("w", source)) is held
+    small = matrix("w", np.float32(2.0**-10) * mine.read(0, 2)), matrix("w", np.float32(2.0**-10) * source)
+    assert holds_its_source(1, *small) is held
     assert not holds_its_source(1, mine, matrix("w", 0 * source))
 
 
@@ -212,7 +214,14 @@ def test_blocks_far_from_the_rest_of_their_row(usual: float, told: bool) -> None
 
 @pytest.mark.parametrize(
     ("factor", "least", "off"),
-    [(1.1, 0.09, True), (1.1, 0.11, False), (0.9, 0.09, True), (0.9, 0.11, False), (1.0, 0.0, False)],
+    [
+        (1.1, 0.09, True),
+        (1.1, 0.11, False),
+        (0.9, 0.09, True),
+        (0.9, 0.11, False),
+        (1.5, 0.5, False),
+        (1.0, 0.0, False),
+    ],
 )
 @pytest.mark.parametrize("chunk", [160, 1 << 21])
 def test_the_middle_block_misses_a_factor(

@@ -92,6 +92,8 @@ SURE: dict[str, Any] = {"factor_error": 0.001, "explained": 0.995}
         ({"factors": (1.03, 1.03), **SURE, "by_amax": True}, False),
         ({"factors": (1.5, 1.5), "factor_error": math.inf, "explained": 1.0}, False),
         ({"factors": (1.5, 2.0), "factor_error": 0.1, "explained": 1.0}, True),
+        ({"factors": (1.5, 2.0), "factor_error": 0.125, "explained": 1.0}, True),
+        ({"factors": (1.5, 2.0), "factor_error": 0.126, "explained": 1.0}, False),
     ],
 )
 def test_a_factor_that_explains_the_error(given: dict[str, Any], off: bool) -> None:
@@ -222,6 +224,10 @@ def test_codes_are_placed_with_what_is_nearest() -> None:
     source[0, 35] = 0.25
     (_, second) = lines(damage_problems(measured(1, 3, {0: 2}), mine, matrix("w", source)))
     assert second.endswith("; all are right with scale byte 0x30, not 0x38: one bit differs")
+    source[0, 32:] = 1
+    source[0, 35], source[0, 40:42] = 0.5, 2
+    (_, second) = lines(damage_problems(measured(1, 3, {0: 2}), mine, matrix("w", source)))
+    assert second.endswith("the source is 2; 2 is nearest (1 more in this block)")
 
 
 def test_the_nearest_value() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -124,7 +125,7 @@ OBEYS = TOLD | BY_SIX | BY_FOUR | LEAST
 BREAKS = {SIX: TOLD | BY_FOUR | LEAST, FOUR: TOLD | LEAST | BY_SIX & ~FOUR, LEAST: TOLD | BY_SIX | BY_FOUR}
 
 
-def fed(blocks: int, *rows: list[int]) -> ScaleRules:
+def fed(blocks: int, *rows: Sequence[int]) -> ScaleRules:
     rules = ScaleRules(blocks)
     for start, row in enumerate(rows):
         rules.feed(start, np.array([row], np.uint8))

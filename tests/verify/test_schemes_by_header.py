@@ -182,7 +182,7 @@ def test_groups_of_one_kind_may_be_called_mixed_where_their_formats_differ(
 
 @pytest.mark.parametrize(("status", "said"), [("compressed", None), ("frozen", "'frozen'"), (None, None)])
 def test_the_status(status: object, said: str | None) -> None:
-    config = {"format": NV_PACK, "config_groups": {"g": group(FOUR)}}
+    config: dict[str, Any] = {"format": NV_PACK, "config_groups": {"g": group(FOUR)}}
     expected = [NOT_PACKED.format("'frozen'")] if said else []
     if status is None:
         told = lines(scheme_problems(config, contents(compressed("a")), ()))
@@ -194,7 +194,7 @@ def test_the_status(status: object, said: str | None) -> None:
 def test_damaged_weights_are_no_reason_to_stop() -> None:
     """Shapes that nothing is known of: other checks speak of them."""
     odd: Headers = {"a.weight_packed": ("I32", (16, 16)), "a.weight_scale": ("BF16", ())}
-    config = {"format": INTS, "config_groups": {"g": group({"num_bits": 4})}}
+    config: dict[str, Any] = {"format": INTS, "config_groups": {"g": group({"num_bits": 4})}}
     assert found(odd, **config) == found(odd | {"a.weight_packed": ("I32", (16,))}, **config) == []
     assert found({"a.weight_packed": ("I32", (16, 16))}, **config) == []
     assert found(odd | {"a.weight_scale": ("BF16", (16, 0))}, **config) == []

@@ -83,7 +83,8 @@ class Matrix:
 
     def row(self, number: int) -> F32:
         """One row, decoded."""
-        return self.read(number, number + 1)[0]
+        found: F32 = self.read(number, number + 1)[0]
+        return found
 
     def chunks(self) -> Iterator[tuple[int, int]]:
         """Ranges of rows that bound memory."""
