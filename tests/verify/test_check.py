@@ -77,10 +77,11 @@ def test_every_check_is_asked(tmp_path: Path) -> None:
         f"{other[:-6]}k_proj.weight": np.ones((4, 4), BF16),
     }
     tensors["lm_head.weight"] = np.ones((4, 4), BF16)
+    tensors |= {name.replace(MODULE, "model.embed_tokens"): x for name, x in ONES.items() if name != "n"}
     config: Config = {"quantization_config": {**QUANTIZATION, "quant_algo": "FP8", "ignore": ["lm_head", "zz"]}}
     report = verify(write(tmp_path / "q", tensors, config), write(tmp_path / "s", SOURCE, {"hidden_size": 3}))
     assert list(dict.fromkeys(problem.rule for problem in report.problems)) == [
-        "stray-tensor", "scheme", "cache", "not-excluded", "idle-entry", "scalar", "fused-mix", "config", "no-source"
+        "stray-tensor", "role", "scheme", "cache", "not-excluded", "idle-entry", "scalar", "fused-mix", "config", "no-source"
     ]  # fmt: skip
 
 
