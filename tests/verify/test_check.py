@@ -81,8 +81,17 @@ def test_every_check_is_asked(tmp_path: Path) -> None:
     config: Config = {"quantization_config": {**QUANTIZATION, "quant_algo": "FP8", "ignore": ["lm_head", "zz"]}}
     report = verify(write(tmp_path / "q", tensors, config), write(tmp_path / "s", SOURCE, {"hidden_size": 3}))
     assert list(dict.fromkeys(problem.rule for problem in report.problems)) == [
-        "stray-tensor", "role", "scheme", "cache", "not-excluded", "idle-entry", "scalar", "fused-mix", "config", "no-source"
-    ]  # fmt: skip
+        "stray-tensor",
+        "role",
+        "scheme",
+        "cache",
+        "not-excluded",
+        "idle-entry",
+        "scalar",
+        "fused-mix",
+        "config",
+        "no-source",
+    ]
 
 
 def test_schemes_are_those_of_compressed_tensors(tmp_path: Path) -> None:
