@@ -9,7 +9,7 @@ import pytest
 from halfbyte.errors import CheckpointError
 from halfbyte.layouts import LAYOUTS
 from halfbyte.layouts.compressed_tensors import int4_grid
-from halfbyte.layouts.description import Claim, PartRule, Reader, Storage
+from halfbyte.layouts.description import Claim, PartRule, Reader, Storage, is_transposed
 from halfbyte.layouts.fp8 import block_length, fp8_grid
 from halfbyte.layouts.storage import all_storages, read_config
 
@@ -341,3 +341,12 @@ def test_shapes_that_a_function_checks_have_no_axes() -> None:
         "[]",
         (),
     )
+
+
+@pytest.mark.parametrize(
+    ("shape", "transposed"),
+    [((), False), (("rows",), False), (("rows", "packed"), False), (("packed", "rows"), True), (int4_grid, False)],
+)
+def test_axes_that_are_turned(shape: Any, transposed: bool) -> None:
+    """A vector of one number per row is no matrix."""
+    assert is_transposed(PartRule("codes", "", ("U8",), shape)) is transposed
