@@ -34,7 +34,7 @@ def test_what_no_test_can_notice(tmp_path: Path) -> None:
 class Look:
     size: Literal[1] = field(default=2, repr=False)
     def pairs(self, x: f"{3}" = None) -> Literal[4]:
-        return zip(x, sorted(x, strict=True), strict=True), f"{5}"
+        return zip(x, sorted(x, strict=True), strict=True), f"{5}", x.reshape(-1, 6), x.other(-1)
 if TYPE_CHECKING:
     pass
 """
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
         (1, "True → (False)"),
         (3, "2 → (3)"),
         (5, "True → (False)"),
+        (5, "6 → (7)"),
+        (5, "1 → (2)"),
     ]
 
 

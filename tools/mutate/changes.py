@@ -124,7 +124,9 @@ LOOKS_AND_CHECKS = {"dataclass": ("slots", "repr"), "field": ("repr",), "zip": (
 
 
 def _unnoticeable(tree: ast.AST) -> Iterator[ast.AST]:
-    """What no test can notice: annotations, the parts of f-strings, `if TYPE_CHECKING`, and LOOKS_AND_CHECKS."""
+    """What no test can notice: annotations, the parts of f-strings, `if TYPE_CHECKING`, lengths of -1 that `reshape`
+    finds, and LOOKS_AND_CHECKS.
+    """
     for node in ast.walk(tree):
         match node:
             case ast.AnnAssign(annotation=note) | ast.arg(annotation=note) | ast.FunctionDef(returns=note):
@@ -134,5 +136,7 @@ def _unnoticeable(tree: ast.AST) -> Iterator[ast.AST]:
                 yield node
             case ast.If(test=ast.Name(id="TYPE_CHECKING")):
                 yield node.test
+            case ast.Call(func=ast.Attribute(attr="reshape"), args=lengths):
+                yield from (one for one in lengths if ast.unparse(one) == "-1")  # numpy takes any negative length
             case ast.Call(func=ast.Name(id=name), keywords=given):
                 yield from (one.value for one in given if one.arg in LOOKS_AND_CHECKS.get(name, ()))

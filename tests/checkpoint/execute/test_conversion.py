@@ -89,6 +89,17 @@ def test_events_and_outcome(tmp_path: Path) -> None:
     assert again == []
 
 
+@pytest.mark.parametrize("chunk", [32 << 20, 300, 256, 128, 100])
+def test_every_byte_counts_once(tmp_path: Path, chunk: int) -> None:
+    """Tensors that are copied together, alone or in pieces."""
+    plan = plan_of(small_source(tmp_path / "s", shards=1))
+    events: list[Event] = []
+    run(plan, tmp_path / "d", Resources(workers=1, max_memory=1 << 28, sync=False, chunk=chunk), report=events.append)
+    total = sum(copy.output.bytes for copy in plan.shards[0].copies) + sum(unit.source_bytes for unit in plan.units)
+    (done,) = {event.done for event in events if event.kind == "shard"}
+    assert (done, events[0].total, events[-1].total) == (total, total, total)
+
+
 def test_a_source_that_changes_before_the_last_steps(tmp_path: Path) -> None:
     plan = plan_of(small_source(tmp_path / "s"))
     first = plan.files[0]

@@ -253,3 +253,14 @@ def test_unknown_modules_are_told_apart_by_patterns(tmp_path: Path) -> None:
             f"{listed}{more}. Look at all of it with --dry-run, decide with --include and --keep, or ask the model "
             "itself with --modules-from-model"
         )
+
+
+def test_experts_one_by_one_in_bf16_are_said_where_transformers_wants_a_stack(tmp_path: Path) -> None:
+    tensors: dict[str, Array] = {}
+    for name in ("gate", "up", "down"):
+        tensors[f"{AT}.mlp.experts.0.{name}_proj.weight"] = np.ones((32, 32), ml_dtypes.float8_e4m3fn)
+        tensors[f"{AT}.mlp.experts.0.{name}_proj.weight_scale"] = np.ones((), np.float32)
+    config = {"model_type": "gpt_oss", "quantization_config": {"quant_method": "fp8"}}
+    (note,) = notes_of(tmp_path / "s", tensors, config, to="bf16")
+    listed = ", ".join(f"model.layers.#.mlp.experts.#.{name}_proj" for name in ("gate", "up", "down"))
+    assert note == f"transformers (5.22.2) wants the experts of gpt_oss in one tensor and will not load {listed}"
