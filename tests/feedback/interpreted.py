@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 import halfbyte as hb
-from halfbyte.backends.gpu import feedback as on_gpu
 from halfbyte.backends.gpu import Held, solve_feedback, unserved_feedback
+from halfbyte.backends.gpu import feedback as on_gpu
 from halfbyte.feedback import prepare, request_for
 from halfbyte.testing import assert_same_bits
 from tests.feedback.problems import layer
@@ -26,7 +26,7 @@ def main() -> None:
         factor = prepare(given.second_moment, block, cross_moment=given.cross_moment)
         amax = np.array([np.abs(given.weight).max()], np.float32) if format == "nvfp4" else None
         request = replace(request_for(format, contract), method=factor.feedback.objective, device="cpu")
-        reason = unserved_feedback(request, factor.feedback)
+        reason = unserved_feedback(request)
         if reason is not None:
             raise SystemExit(f"{format} {contract}: {reason}")
         parts = solve_feedback(torch.from_numpy(given.weight), request, factor.feedback, amax)

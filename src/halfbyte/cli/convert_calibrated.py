@@ -31,15 +31,12 @@ class Text:
     windows: int
     length: int
     device: str
+    """cpu, or one GPU: cuda:0."""
 
     def read(self, source: Path) -> Windows:
         is_tokens = self.path.suffix in TOKENS
         text, tokens = (None, self.path) if is_tokens else (self.path, None)
         return read_windows(source, text, tokens, windows=self.windows, length=self.length)
-
-    @property
-    def runs_on(self) -> str:
-        return "cuda" if self.device.startswith("cuda") else "cpu"
 
 
 def prepare(
@@ -97,7 +94,7 @@ def _collect(source: Path, windows: Windows, folder: Path, options: Options, tex
 
     moments = "blocks" if options.method == "hessian" else "diagonal"
     with layers_bar("calibrate") as progress:
-        run(source, windows, folder, Collecting(moments, text.runs_on), progress)
+        run(source, windows, folder, Collecting(moments, text.device), progress)
 
 
 def _smoothed(source: Path, destination: Path, options: Options, dry_run: bool) -> Options:
@@ -137,5 +134,5 @@ def _solved(
     from halfbyte.calibration.sequential import Options as Solving
 
     with layers_bar("gptq") as progress:
-        few = run(make_plan(source, plain), windows, folder, Solving(Gptq(), text.runs_on), progress)
+        few = run(make_plan(source, plain), windows, folder, Solving(Gptq(), text.device), progress)
     return replace(plain, solved=folder), few

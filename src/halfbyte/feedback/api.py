@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from halfbyte.arrays import Array, is_torch, like, to_numpy
+from halfbyte.backends.amax import largest_magnitude
 from halfbyte.backends.feedback import Feedback, solve, solve_on_device
 from halfbyte.backends.protocol import Parts
 from halfbyte.backends.threads import check_threads
@@ -121,7 +122,7 @@ def solve_weight(
     array = to_numpy(weight)
     dtype_name(array.dtype)
     matrix = np.ascontiguousarray(widen(array).reshape(-1, factor.width))
-    largest = np.abs(matrix).max(initial=0)
+    largest = float(largest_magnitude(matrix, threads=request.threads))
     if not np.isfinite(largest):
         raise InputError(f"{name} of shape {shape} holds NaN or Inf, which no feedback can make good; replace them")
     amax = _amax(matrix, request, global_amax, shape, largest)

@@ -1,4 +1,4 @@
-"""Error feedback on a GPU: the scales of a block by the Hessian search, the rest by three kernels of triton/feedback.py.
+"""Error feedback on a GPU: the scales of a block by the Hessian search, the rest by the kernels of triton/feedback.py.
 
 Blocks go in batches of BATCH columns. A block takes in the errors of its batch when its turn comes; the columns behind
 a batch do after the batch. Every element takes its terms in the order of the reference, each operation rounded once: so
@@ -57,14 +57,14 @@ class Held:
 _HELD: weakref.WeakKeyDictionary[Feedback, dict[str, Held]] = weakref.WeakKeyDictionary()
 
 
-def unserved(request: Request, feedback: Feedback | Held) -> Reason | None:
-    """Why a GPU does not serve a request; None if it does."""
+def unserved(request: Request, sweeps: int = 0) -> Reason | None:
+    """Why a GPU does not serve a request with so many sweeps of descent; None if it does."""
     found, rule = choose(request), request.rule
     if isinstance(found, Reason):
         return found
     if isinstance(rule, DecodeRule):
         return Reason("this contract has no quantizer")
-    if feedback.sweeps:
+    if sweeps:
         return Reason("error feedback on a GPU has no descent")
     if request.scaling == "row" or rule.scale_search is not None or getattr(rule, "nearest", None) is not None:
         return Reason("error feedback on a GPU takes one tensor scale and contracts without a search of their own")
