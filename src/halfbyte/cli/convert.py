@@ -241,7 +241,8 @@ def convert(
         text = None
         if calibrate_on is not None:
             text = Text(calibrate_on, windows, length, choose_for_model(device).device)
-        options = prepare(source, destination, options, text, smooth, dry_run, reporter.few)
+        smooth_on = choose_for_model(device).device if smooth else None
+        options = prepare(source, destination, options, text, smooth_on, dry_run, reporter.few)
         plan = make_plan(source, options)
         if cluster is not None:
             chosen, workers = device_of_tasks(device, cluster), workers or 1
