@@ -33,6 +33,13 @@ def subtract_products(
 
 
 @triton.jit
+def column_of(x, columns, j):
+    """Column j of x (rows, N), bit for bit: a sum of floats would lose the sign of a zero."""
+    bits = x.to(tl.int32, bitcast=True)
+    return tl.sum(tl.where(columns[None, :] == j, bits, 0), axis=1).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def bring_block(
     x_ptr, aim_ptr, error_ptr, factor_ptr, whole_ptr, rows, terms, factor_stride, B: tl.constexpr, N: tl.constexpr
 ):  # fmt: skip
@@ -40,33 +47,22 @@ def bring_block(
     rounded: (rows, N).
 
     x, aim: at the block. error: at the first of the `terms` earlier columns. factor: at the row of that column and the
-    column of the block.
+    column of the block. Loops over columns run, and are not unrolled: that would compile for minutes.
     """
     row = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B)
-    exists = row < rows
-    x = ()
-    for k in tl.static_range(N):
-        x = x + (tl.load(x_ptr + k * rows + row, mask=exists, other=0.0),)
+    exists, columns = row < rows, tl.arange(0, N)
+    place = columns[None, :] * rows + row[:, None]
+    x = tl.load(x_ptr + place, mask=exists[:, None], other=0.0)
     for j in range(terms):
         wrong = tl.load(error_ptr + j * rows + row, mask=exists, other=0.0)
-        updated = ()
-        for k in tl.static_range(N):
-            updated = updated + (x[k] - wrong * tl.load(factor_ptr + j * factor_stride + k),)
-        x = updated
+        x = x - wrong[:, None] * tl.load(factor_ptr + j * factor_stride + columns)[None, :]
+    tl.store(x_ptr + place, x, mask=exists[:, None])
     own = factor_ptr + terms * factor_stride
-    for j in tl.static_range(N):
-        tl.store(x_ptr + j * rows + row, x[j], mask=exists)
-    for j in tl.static_range(N):
-        moved = x[j] - tl.load(aim_ptr + j * rows + row, mask=exists, other=0.0)
-        rest = ()
-        for k in tl.static_range(N):
-            if k > j:
-                rest = rest + (x[k] - moved * tl.load(own + j * factor_stride + k),)
-            else:
-                rest = rest + (x[k],)
-        x = rest
-    for k in tl.static_range(N):
-        tl.store(whole_ptr + row * N + k, x[k], mask=exists)
+    for j in range(N):
+        moved = column_of(x, columns, j) - tl.load(aim_ptr + j * rows + row, mask=exists, other=0.0)
+        later = x - moved[:, None] * tl.load(own + j * factor_stride + columns)[None, :]
+        x = tl.where(columns[None, :] > j, later, x)
+    tl.store(whole_ptr + row[:, None] * N + columns[None, :], x, mask=exists[:, None])
 
 
 @triton.jit
@@ -78,31 +74,25 @@ def decide_block(
 ):  # fmt: skip
     """Round the columns of a block in turn; each error is made good by the columns after it."""
     row = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B)
-    exists = row < rows
+    exists, columns = row < rows, tl.arange(0, N)
     byte = tl.load(bytes_ptr + row, mask=exists, other=0).to(tl.int32)
     constant = tl.load(constant_ptr + byte)
     scale = tl.load(scale_ptr + byte)
-    x = ()
-    for i in tl.static_range(N):
-        x = x + (tl.load(x_ptr + i * rows + row, mask=exists, other=0.0),)
+    x = tl.load(x_ptr + columns[None, :] * rows + row[:, None], mask=exists[:, None], other=0.0)
     low = byte
-    for j in tl.static_range(N):
+    for j in range(N):
+        own = column_of(x, columns, j)
         if DIVIDES:
-            y = tl.div_rn(x[j], constant)
+            y = tl.div_rn(own, constant)
         else:
-            y = x[j] * constant
-        code, value = round_element(x[j], y, TIE, SIGN, NAN_CODE, ZERO_INPUT, WRAPS)
+            y = own * constant
+        code, value = round_element(own, y, TIE, SIGN, NAN_CODE, ZERO_INPUT, WRAPS)
         goal = tl.load(aim_ptr + j * rows + row, mask=exists, other=0.0)
         wrong = (value_of_code(code) * scale + 0.0) - goal
         tl.store(error_ptr + j * rows + row, wrong, mask=exists)
-        rest = ()
-        for k in tl.static_range(N):
-            if k > j:
-                rest = rest + (x[k] - wrong * tl.load(factor_ptr + j * factor_stride + k),)
-            else:
-                rest = rest + (x[k],)
-        x = rest
-        if j % 2 == 0:
-            low = code
-        else:
-            tl.store(codes_ptr + row * code_stride + j // 2, (low | (code << 4)).to(tl.uint8), mask=exists)
+        later = x - wrong[:, None] * tl.load(factor_ptr + j * factor_stride + columns)[None, :]
+        x = tl.where(columns[None, :] > j, later, x)
+        odd = j % 2 == 1
+        packed = (low | (code << 4)).to(tl.uint8)
+        tl.store(codes_ptr + row * code_stride + j // 2, packed, mask=exists & odd)
+        low = code
