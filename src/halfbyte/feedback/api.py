@@ -57,7 +57,7 @@ def gptq(
     damping, order, descent: see `hb.Gptq`.
     global_amax, threads: as in `quantize`.
     backend: "auto", "cpu" (compiled) or "reference" (numpy); these two give the same bits. A CUDA tensor is solved on
-        its GPU by "auto" or "gpu"; there the last bits of sums may differ, and with them a few codes.
+        its GPU by "auto" or "gpu", with the same bits if the Factor was made on the CPU.
     device: "cuda" solves on a GPU whatever holds the weight; the result is where the weight is.
     name: how errors call the weight.
     """
