@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -163,7 +164,12 @@ run(plan, folder / "tight", Resources(2, max_memory={limit}, sync=False))
 print(tracemalloc.get_traced_memory()[1])
 """
     done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", code, str(tmp_path)],
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert all_bytes(tmp_path / "tight") == all_bytes(tmp_path / "roomy")
