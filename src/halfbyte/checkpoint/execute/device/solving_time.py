@@ -1,7 +1,7 @@
 """How long a conversion by statistics takes: on so many processors, and on a GPU.
 
-SEARCH and TERM were measured on one core with AVX-512; TURN on an H200, from 14 layers of SmolLM2 in 3.5 s. The others are
-estimates from the speed of such machines.
+SEARCH and TERM were measured on one core with AVX-512; TURN on an H200, from 14 layers of SmolLM2 in 3.5 s. The others
+are estimates from the speed of such machines.
 """
 
 from __future__ import annotations
