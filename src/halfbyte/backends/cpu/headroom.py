@@ -20,16 +20,20 @@ from halfbyte.backends.cpu.ranges import each_in_range
 from halfbyte.backends.cpu.structs import MOST_HEADROOMS, Survey
 from halfbyte.backends.headroom import (
     ALONE,
+    EVERY,
     FRACTION_BITS,
     Candidate,
     Ends,
+    Sample,
     Total,
     best,
     candidate,
     ends,
     exponents,
     headrooms,
+    of_rows,
     only,
+    probe,
     widened,
 )
 from halfbyte.backends.reference import headroom as reference
@@ -56,17 +60,28 @@ def raised_amax(x: npt.NDArray[Any], amax: F32, request: Request, size: int) -> 
     flat = amax.reshape(-1)
     if len(candidates) == 1:
         return only(flat, candidates[0], request)
+    looked = probe(request, size)
+    if looked is not None:
+        found = survey(x, flat, request, looked.candidates, sample=Sample(0, looked.step))
+        if looked.finds(of_rows(found, len(looked.candidates))):
+            candidates = looked.candidates
     chosen = [best(candidates, totals) for totals in survey(x, flat, request, candidates, decides=True)]
     return widened(flat, np.array(chosen))
 
 
 def survey(
-    x: npt.NDArray[Any], amax: F32, request: Request, candidates: tuple[float, ...], decides: bool = False
+    x: npt.NDArray[Any],
+    amax: F32,
+    request: Request,
+    candidates: tuple[float, ...],
+    decides: bool = False,
+    sample: Sample = EVERY,
 ) -> list[tuple[Total, ...]]:
     """For each amax (one, or one per row), T_h of each candidate, up to a number that all of them share.
 
     x: a contiguous matrix of whole blocks, which may be a part of a tensor: the sums of all parts are added.
     decides: x is all that shares the amax. Then only the order of the sums has to be right, which needs fewer searches.
+    sample: the blocks that count. Of a sample the sums are T_h themselves.
     """
     flat = np.ascontiguousarray(amax, np.float32).reshape(-1)
     by_row = request.scaling == "row"
@@ -74,17 +89,20 @@ def survey(
     served = _served(x, request, found, flat)
     totals: list[tuple[Total, ...]] = [()] * flat.size
     if not by_row:
-        compiled = _one_scale(x, request, candidates, found, flat, decides) if served[0] else None
-        totals[0] = _by_reference(x, flat[0], request, candidates) if compiled is None else compiled
+        compiled = _one_scale(x, request, candidates, found, flat, decides, sample) if served[0] else None
+        totals[0] = _by_reference(x, flat[0], request, candidates, sample) if compiled is None else compiled
         return totals
     rows = np.flatnonzero(served)
+    samples = [sample.behind(row * (x.shape[1] // request.format.block)) for row in range(flat.size)]
     if rows.size:
         part = x if rows.size == flat.size else np.ascontiguousarray(x[rows])
         chosen = found if rows.size == flat.size else [candidate(flat[rows], h, request) for h in candidates]
-        for row, total in zip(rows, _many_scales(part, request, candidates, chosen, flat[rows], decides), strict=True):
+        firsts = np.array([samples[row].first for row in rows], np.int64)
+        made = _many_scales(part, request, candidates, chosen, flat[rows], decides, (firsts, sample.step))
+        for row, total in zip(rows, made, strict=True):
             totals[row] = total
     for row in np.flatnonzero([not total for total in totals]):
-        totals[row] = _by_reference(x[row : row + 1], flat[row], request, candidates)
+        totals[row] = _by_reference(x[row : row + 1], flat[row], request, candidates, samples[row])
     return totals
 
 
@@ -105,8 +123,9 @@ def _one_scale(
     found: list[Candidate],
     amax: F32,
     decides: bool,
+    sample: Sample,
 ) -> tuple[Total, ...] | None:
-    own, held = _survey(x, request, candidates, found)
+    own, held = _survey(x, request, candidates, found, sample.step)
     edge = _ends(candidates, found, request)[0]
     if edge is None:
         own.one = own.two = -1
@@ -114,13 +133,13 @@ def _one_scale(
         own.bottom, own.top = float(edge.bottom), float(edge.top)
     own.shift[: len(found)] = _shifts(amax, found, request)[0].tolist()
     library, isa = native()
-    size = int(x.strides[0])
+    size, columns = int(x.strides[0]), x.shape[1] // request.format.block
 
     def run(start: int, stop: int) -> npt.NDArray[np.int64] | None:
         sums = np.zeros((len(found), 2), np.int64)
         failed = library.hb_survey(
-            isa, pointer(x, start * size), ctypes.c_int64(stop - start),
-            ctypes.c_int64(x.shape[1] // request.format.block), ctypes.byref(own), pointer(sums),
+            isa, pointer(x, start * size), ctypes.c_int64(stop - start), ctypes.c_int64(columns),
+            ctypes.c_int64(sample.behind(start * columns).first), ctypes.byref(own), pointer(sums),
         )  # fmt: skip
         return None if failed else sums
 
@@ -161,8 +180,10 @@ def _many_scales(
     found: list[Candidate],
     amax: F32,
     decides: bool,
+    sample: tuple[npt.NDArray[np.int64], int],
 ) -> list[tuple[Total, ...]]:
-    own, held = _survey(x, request, candidates, found)
+    """For each row. sample: the first block of each row that counts, and the step from one to the next."""
+    own, held = _survey(x, request, candidates, found, sample[1])
     own.decides = int(decides)
     edges = np.array(
         [(-1, -1) if edge is None else (edge.bottom, edge.top) for edge in _ends(candidates, found, request)]
@@ -178,7 +199,7 @@ def _many_scales(
             library.hb_survey_rows(
                 isa, pointer(x, start * size), ctypes.c_int64(stop - start),
                 ctypes.c_int64(x.shape[1] // request.format.block), ctypes.c_int64(start), ctypes.byref(own),
-                pointer(edges, start * 8), pointer(shifts, start * 4 * len(found)),
+                pointer(sample[0], start * 8), pointer(edges, start * 8), pointer(shifts, start * 4 * len(found)),
                 pointer(sums, start * 16 * len(found)),
             )
         )  # fmt: skip
@@ -194,11 +215,11 @@ def _many_scales(
 
 
 def _survey(
-    x: npt.NDArray[Any], request: Request, candidates: tuple[float, ...], found: list[Candidate]
+    x: npt.NDArray[Any], request: Request, candidates: tuple[float, ...], found: list[Candidate], step: int
 ) -> tuple[Survey, list[Search]]:
     """The structure for the library, without ends and shifts; and what its pointers need."""
     both = 1.0 in candidates and 2.0 in candidates
-    own = Survey(count=len(found))
+    own = Survey(count=len(found), step=step)
     own.one, own.two = (candidates.index(1.0), candidates.index(2.0)) if both else (-1, -1)
     held = [nvfp4_search(_call(x, request, one)) for one in found]
     for place, search in enumerate(held):
@@ -230,6 +251,6 @@ def _shifts(amax: F32, found: list[Candidate], request: Request) -> npt.NDArray[
 
 
 def _by_reference(
-    x: npt.NDArray[Any], amax: np.float32, request: Request, candidates: tuple[float, ...]
+    x: npt.NDArray[Any], amax: np.float32, request: Request, candidates: tuple[float, ...], sample: Sample
 ) -> tuple[Total, ...]:
-    return reference.survey(split(widen(x), request.format.block), amax, request, candidates)
+    return reference.survey(split(widen(x), request.format.block), amax, request, candidates, sample)

@@ -241,10 +241,10 @@ struct Call {
 
     // Raises the tensor's own amax by the best headroom. Returns false if only the reference can tell.
     // (backends/headroom.py)
-    bool raise(float* amax) const {
-        const bool small = blocks() * recipe.block <= recipe.small;
-        const int count = small ? recipe.small_headrooms : recipe.headrooms;
-        const double* headroom = small ? recipe.small_headroom : recipe.headroom;
+    bool raise(float* amax) {
+        const bool small = blocks() * recipe.block <= recipe.small, looks = !small && recipe.probe_step > 0;
+        const int count = small || looks ? recipe.small_headrooms : recipe.headrooms;
+        const double* headroom = small || looks ? recipe.small_headroom : recipe.headroom;
         if (count == 0 || *amax == 0.0f) return true;
         Numbers own, tried[4];
         float numbers[4][2];
@@ -252,7 +252,7 @@ struct Call {
         Survey survey;
         survey.count = count;
         survey.one = survey.two = -1;
-        survey.decides = 1;
+        survey.decides = survey.step = 1;
         for (int c = 0; c < count; ++c) {
             if (!numbers_of(recipe, (float)(*amax * headroom[c]), &tried[c]) || !in_range(*amax, tried[c]))
                 return false;
@@ -262,22 +262,57 @@ struct Call {
         }
         if (count == 1) return *amax = tried[0].rule.amax, true;
         for (int c = 0; c < count; ++c) survey.search[c] = general_search(&tried[c], 0, numbers[c]);
+        bool left_out[4] = {};
+        if (looks) {
+            Survey sample = survey;
+            sample.step = (int32_t)(blocks() * recipe.block < recipe.large ? recipe.probe_step : recipe.large_step);
+            Sum sums[MOST_HEADROOMS] = {};
+            if (!survey_blocks(isa, x, rows, columns, 0, sample, sums)) return false;
+            if (!finds(survey, sums)) leave_out(&survey, left_out);
+        }
         const bool both = survey.one >= 0 && survey.two >= 0;
-        if (both && is_doubled(own, tried[survey.two])) {
+        const Numbers* twice = nullptr;
+        for (int c = 0; c < count; ++c)
+            if (headroom[c] == 2.0) twice = &tried[c];
+        if (both && twice && is_doubled(own, *twice)) {
             const int k = std::ilogb(own.multiplier);
             survey.bottom = 1.5f * own.multiplier;
             survey.top = std::ldexp(7.0f * (240.0f * std::ldexp(own.multiplier, -k)), k);
         } else survey.one = survey.two = -1;
         Sum sums[MOST_HEADROOMS] = {};
-        if (!survey_blocks(isa, x, rows, columns, survey, sums)) return false;
+        if (!survey_blocks(isa, x, rows, columns, 0, survey, sums)) return false;
         int best = 0;
-        for (int c = 1; c < count; ++c)
+        for (int c = 1; c < survey.count; ++c)
             if (total(sums[c]) < total(sums[best])) best = c;
+        for (int c = 0; c <= best; ++c) best += left_out[c];
         *amax = tried[best].rule.amax;
         return true;
     }
 
     static __int128 total(const Sum& sum) { return ((__int128)sum.rest << 32) + sum.low; }
+
+    // Whether a sample speaks for a headroom besides 1 and 2. (backends/headroom.py: Probe.finds)
+    bool finds(const Survey& survey, const Sum* sums) const {
+        const __int128 usual = std::min(total(sums[survey.one]), total(sums[survey.two]));
+        for (int c = 0; c < survey.count; ++c)
+            if (c != survey.one && c != survey.two && total(sums[c]) * recipe.clearly[1] < usual * recipe.clearly[0])
+                return true;
+        return false;
+    }
+
+    // Leaves 1 and 2 alone as candidates.
+    static void leave_out(Survey* survey, bool* left_out) {
+        int kept = 0;
+        for (int c = 0; c < survey->count; ++c) {
+            left_out[c] = c != survey->one && c != survey->two;
+            if (left_out[c]) continue;
+            survey->search[kept] = survey->search[c];
+            survey->shift[kept++] = survey->shift[c];
+        }
+        survey->count = kept;
+        survey->one = 0;
+        survey->two = 1;
+    }
 
     static bool is_doubled(const Numbers& one, const Numbers& two) {
         const float a = one.rule.factor, b = two.rule.factor, amax = one.rule.amax;

@@ -1,6 +1,7 @@
 // The errors of a tensor under several tensor scales, as exact integers. (backends/headroom.py)
 #include "../searches.h"
 #include <limits>
+#include <numeric>
 #include <vector>
 
 namespace {
@@ -43,52 +44,95 @@ int32_t bits_up_to(float value, int dtype) {
     return (int32_t)low;
 }
 
-// Blocks next to each other, without weights. `skipped`: a candidate to leave out, or -1.
-bool add_all(int isa, const uint8_t* x, int64_t blocks, const Survey& survey, int skipped, Sum* sums) {
-    const GeneralSearch& first = survey.search[0];
-    const int64_t size = first.block * (first.dtype == FP32 ? 4 : 2);
-    std::vector<float>& errors = scratch().errors;
-    errors.resize((size_t)CHUNK);
-    for (int64_t start = 0; start < blocks; start += CHUNK) {
-        const int64_t count = std::min(blocks - start, CHUNK);
-        for (int c = 0; c < survey.count; ++c) {
-            if (c == skipped) continue;
-            searches_of(isa)->errors(x + start * size, size, count, 0, &survey.search[c], errors.data(), 1);
-            if (!add(errors.data(), count, survey.shift[c], sums + c)) return false;
+// The least errors of blocks under one candidate.
+struct Least {
+    int isa = 0;
+    const GeneralSearch* search = nullptr;
+    bool quick = false;  // whether `tables` say what `search` says, for the kernel of NVFP4's usual blocks
+    SearchTables tables;
+
+    void prepare(int of_isa, const GeneralSearch& g) {
+        isa = of_isa;
+        search = &g;
+        quick = g.block == 16 && g.element == EVEN && g.objective != QUADRATIC && !g.by_block && g.last == 126;
+        if (!quick) return;
+        tables.divides = g.divides;
+        tables.first = g.first;
+        tables.zero_byte = 0;
+        tables.prescale = g.prescale[0];
+        tables.unit = g.unit[0];
+        tables.to_scale = 1.0f / (6.0f * tables.unit);
+        const float shift = g.divides ? tables.prescale : 1.0f / tables.prescale;
+        for (int byte = 0; byte < 127; ++byte) {
+            tables.multiplier[byte] = g.constant[byte] * shift;
+            tables.scale[byte] = g.value[byte] * tables.unit;
         }
     }
-    return true;
-}
 
-bool add_weighted(int isa, const uint8_t* x, int64_t rows, int64_t columns, const Survey& survey, Sum* sums) {
-    const GeneralSearch& first = survey.search[0];
-    const int64_t size = first.block * (first.dtype == FP32 ? 4 : 2), step = 64;
-    std::vector<float>& errors = scratch().errors;
-    errors.resize((size_t)step);
-    for (int64_t row = 0; row < rows; row += step)
-        for (int64_t column = 0; column < columns; ++column)
+    // Of at most CHUNK blocks of one column.
+    void operator()(const uint8_t* x, int64_t stride, int64_t blocks, int64_t column, float* errors) const {
+        static thread_local uint8_t bytes[CHUNK];
+        const float* weights = search->objective == WEIGHTED_SQUARES ? search->numbers + column * 16 : nullptr;
+        if (quick) tables_of(isa)->search_errors(x, stride, blocks, search->dtype, &tables, weights, bytes, 1, errors);
+        else searches_of(isa)->errors(x, stride, blocks, column, search, errors, 1);
+    }
+};
+
+// The candidates of a survey, and their sums.
+struct Candidates {
+    const Survey& survey;
+    Least least[MOST_HEADROOMS];
+
+    Candidates(int isa, const Survey& of) : survey(of) {
+        for (int c = 0; c < of.count; ++c) least[c].prepare(isa, of.search[c]);
+    }
+
+    int64_t block_bytes() const { return survey.search[0].block * (survey.search[0].dtype == FP32 ? 4 : 2); }
+
+    // Adds blocks that are `stride` bytes apart, all of one column. `skipped`: a candidate to leave out, or -1.
+    bool add(const uint8_t* x, int64_t stride, int64_t blocks, int64_t column, int skipped, Sum* sums) const {
+        std::vector<float>& errors = scratch().errors;
+        errors.resize((size_t)CHUNK);
+        for (int64_t start = 0; start < blocks; start += CHUNK) {
+            const int64_t count = std::min(blocks - start, CHUNK);
             for (int c = 0; c < survey.count; ++c) {
-                const int64_t count = std::min(rows - row, step);
-                searches_of(isa)->errors(x + (row * columns + column) * size, columns * size, count, column,
-                                         &survey.search[c], errors.data(), 1);
-                if (!add(errors.data(), count, survey.shift[c], sums + c)) return false;
+                if (c == skipped) continue;
+                least[c](x + start * stride, stride, count, column, errors.data());
+                if (!::add(errors.data(), count, survey.shift[c], sums + c)) return false;
             }
-    return true;
-}
+        }
+        return true;
+    }
+
+    // Adds a matrix column by column, because each has its own weights; of a sample, the rows that have a block in it.
+    bool add_columns(const uint8_t* x, int64_t rows, int64_t columns, int64_t first, Sum* sums) const {
+        const int64_t size = block_bytes(), step = survey.step / std::gcd((int64_t)survey.step, columns), some = 64;
+        for (int64_t start = 0; start < rows; start += some * step)
+            for (int64_t column = 0; column < columns; ++column) {
+                int64_t row = 0;
+                while (row < step && ((start + row) * columns + column - first) % survey.step != 0) ++row;
+                if (row == step || start + row >= rows) continue;
+                const int64_t count = std::min((rows - start - row - 1) / step + 1, some);
+                if (!add(x + ((start + row) * columns + column) * size, step * columns * size, count, column, -1, sums))
+                    return false;
+            }
+        return true;
+    }
+};
 
 // The two ends of a tensor, for the headrooms 1 and 2 (in this order).
 struct EndsOf {
     int isa;
     const uint8_t* x;
     int64_t blocks;
-    const Survey& pair;
+    const Candidates& pair;
     Sum sums[2] = {};
 
     // Adds what blocks with an amax up to `bottom`, or beyond `top`, cost. After `step` of them, and then ever larger
     // steps, `done` is asked whether the rest may be left out.
     template <class Done>
     bool add(float bottom, float top, int64_t step, Done done) {
-        const GeneralSearch& first = pair.search[0];
+        const GeneralSearch& first = pair.survey.search[0];
         const int64_t size = first.block * (first.dtype == FP32 ? 4 : 2);
         const int32_t low = bits_up_to(bottom, first.dtype), high = bits_up_to(top, first.dtype);
         Scratch& s = scratch();
@@ -103,7 +147,7 @@ struct EndsOf {
                 s.gathered.resize((size_t)(some * size));
                 for (int64_t i = 0; i < some; ++i)
                     std::memcpy(s.gathered.data() + i * size, here + s.listed[(size_t)(from + i)] * size, (size_t)size);
-                if (!add_all(isa, s.gathered.data(), some, pair, -1, sums)) return false;
+                if (!pair.add(s.gathered.data(), size, some, 0, -1, sums)) return false;
                 if (done()) return true;
                 step = std::min(2 * step, CHUNK);
             }
@@ -120,18 +164,24 @@ struct EndsOf {
 
 }  // namespace
 
-bool survey_blocks(int isa, const void* x, int64_t rows, int64_t columns, const Survey& survey, Sum* sums) {
-    const GeneralSearch& first = survey.search[0];
+bool survey_blocks(int isa, const void* x, int64_t rows, int64_t columns, int64_t first, const Survey& survey,
+                   Sum* sums) {
     const uint8_t* at = (const uint8_t*)x;
     const int64_t blocks = rows * columns;
-    if (first.objective != SQUARES) return add_weighted(isa, at, rows, columns, survey, sums);
-    if (survey.two < 0) return add_all(isa, at, blocks, survey, -1, sums);
-    Survey pair = survey;
-    pair.count = 2;
-    pair.search[0] = survey.search[survey.one];
-    pair.search[1] = survey.search[survey.two];
-    pair.shift[0] = survey.shift[survey.one];
-    pair.shift[1] = survey.shift[survey.two];
+    const Candidates every(isa, survey);
+    const int64_t size = every.block_bytes();
+    if (survey.search[0].objective != SQUARES) return every.add_columns(at, rows, columns, first, sums);
+    if (survey.two < 0 || survey.step > 1) {
+        const int64_t count = first < blocks ? (blocks - first - 1) / survey.step + 1 : 0;
+        return every.add(at + first * size, survey.step * size, count, 0, -1, sums);
+    }
+    Survey both = survey;
+    both.count = 2;
+    both.search[0] = survey.search[survey.one];
+    both.search[1] = survey.search[survey.two];
+    both.shift[0] = survey.shift[survey.one];
+    both.shift[1] = survey.shift[survey.two];
+    const Candidates pair(isa, both);
     EndsOf ends{isa, at, blocks, pair};
     const float none = 0.0f, all = std::numeric_limits<float>::infinity();
     if (survey.decides && survey.count == 2) {
@@ -143,7 +193,7 @@ bool survey_blocks(int isa, const void* x, int64_t rows, int64_t columns, const 
     // Beside 1 and 2 there are others, which every block counts for: then 1 stands for 2 wherever they do not differ.
     if (survey.count > 2) {
         Sum all_blocks[MOST_HEADROOMS] = {};
-        if (!add_all(isa, at, blocks, survey, survey.two, all_blocks)) return false;
+        if (!every.add(at, size, blocks, 0, survey.two, all_blocks)) return false;
         for (int c = 0; c < survey.count; ++c) {
             const Sum& of = all_blocks[c == survey.two ? survey.one : c];
             sums[c].low += of.low;
@@ -165,17 +215,17 @@ extern "C" {
 
 int64_t hb_sizeof_survey() { return sizeof(Survey); }
 
-// Adds to `sums`, one per candidate. Returns 1 if it cannot.
-int hb_survey(int isa, const void* x, int64_t rows, int64_t columns, const Survey* survey, Sum* sums) {
-    return !survey_blocks(isa, x, rows, columns, *survey, sums);
+// Adds to `sums`, one per candidate. `first`: the first block of a sample. Returns 1 if it cannot.
+int hb_survey(int isa, const void* x, int64_t rows, int64_t columns, int64_t first, const Survey* survey, Sum* sums) {
+    return !survey_blocks(isa, x, rows, columns, first, *survey, sums);
 }
 
-// The same for each row with its own tensor scale: `ends`, `shifts` and `sums` have entries for each row, and so have
-// the numbers of the searches, from number `row` on. A negative bottom stands for no ends.
+// The same for each row with its own tensor scale: `firsts`, `ends`, `shifts` and `sums` have entries for each row, and
+// so have the numbers of the searches, from number `row` on. A negative bottom stands for no ends.
 int hb_survey_rows(int isa, const void* x, int64_t rows, int64_t columns, int64_t row, const Survey* survey,
-                   const float* ends, const int32_t* shifts, Sum* sums) {
-    const GeneralSearch& first = survey->search[0];
-    const int64_t step = columns * first.block * (first.dtype == FP32 ? 4 : 2);
+                   const int64_t* firsts, const float* ends, const int32_t* shifts, Sum* sums) {
+    const GeneralSearch& of = survey->search[0];
+    const int64_t step = columns * of.block * (of.dtype == FP32 ? 4 : 2);
     for (int64_t r = 0; r < rows; ++r) {
         const int64_t at = row + r;
         Survey own = *survey;
@@ -189,7 +239,8 @@ int hb_survey_rows(int isa, const void* x, int64_t rows, int64_t columns, int64_
             own.search[c].prescale += at;
             own.search[c].unit += at;
         }
-        if (!survey_blocks(isa, (const uint8_t*)x + r * step, 1, columns, own, sums + r * own.count)) return 1;
+        if (!survey_blocks(isa, (const uint8_t*)x + r * step, 1, columns, firsts[r], own, sums + r * own.count))
+            return 1;
     }
     return 0;
 }
