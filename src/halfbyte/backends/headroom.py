@@ -58,9 +58,9 @@ ALONE = (1.0,)
 DEFAULT = (1.0, 2.0)
 SMALL = 1 << 16
 """Elements of a tensor, or of all tensors that share a scale: up to so many, every headroom of 4over6 is tried too."""
-LARGE = 1 << 20
-STEPS = 7, 31
-"""Of tensors below LARGE elements every 7th block is probed, of others every 31st: primes, which few widths divide."""
+LARGE = 1 << 18
+STEPS = 13, 31
+"""Of tensors below LARGE elements every 13th block is probed, of others every 31st: primes, which few widths divide."""
 CLEARLY = 15, 16
 """A probed headroom is a candidate if it costs less than 15/16 of the best of the others."""
 FRACTION_BITS = 16
@@ -183,8 +183,8 @@ class Ends:
 
 
 @np.errstate(all="ignore")
-def ends(one: Candidate, two: Candidate, request: Request) -> list[Ends | None]:
-    """Which blocks to search under the headrooms 1 and 2, for each amax; None: every block."""
+def each_ends(one: Candidate, two: Candidate, request: Request) -> F32:
+    """(amaxes, 2): bottom and top of the blocks to search under 1 and 2; both -1 where that is every block."""
     weighted = isinstance(request.method, Optimal) and request.method.weights is not None
     factors = one.t.factor.reshape(-1), two.t.factor.reshape(-1)
     doubled = (two.multiplier == 2 * one.multiplier) & (two.amax == 2 * one.amax)
@@ -192,10 +192,14 @@ def ends(one: Candidate, two: Candidate, request: Request) -> list[Ends | None]:
     doubled &= (one.amax >= ORDINARY[0]) & (one.amax <= ORDINARY[1])
     g = one.multiplier
     down = np.frexp(g)[1] - 1
-    top = np.ldexp(np.float32(7) * (np.float32(240) * np.ldexp(g, -down).astype(np.float32)), down).astype(np.float32)
-    bottom = np.float32(1.5) * g
-    fits = doubled & ~np.bool_(weighted)
-    return [Ends(bottom[i], top[i]) if fits[i] else None for i in range(g.size)]
+    top = np.ldexp(np.float32(7) * (np.float32(240) * np.ldexp(g, -down).astype(np.float32)), down)
+    found = np.stack([np.float32(1.5) * g, top], axis=1)
+    return np.where((doubled & ~np.bool_(weighted))[:, None], found, -1).astype(np.float32)
+
+
+def ends(one: Candidate, two: Candidate, request: Request) -> list[Ends | None]:
+    """Which blocks to search under the headrooms 1 and 2, for each amax; None: every block."""
+    return [None if top < 0 else Ends(bottom, top) for bottom, top in each_ends(one, two, request)]
 
 
 def steps_of(error: F32, shift: int) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,10 +29,10 @@ from halfbyte.backends.headroom import (
     Total,
     best,
     candidate,
+    each_ends,
     ends,
     exponents,
     headrooms,
-    of_rows,
     only,
     probe,
     widened,
@@ -61,12 +62,18 @@ def raised_amax(x: npt.NDArray[Any], amax: F32, request: Request, size: int) -> 
     if len(candidates) == 1:
         return only(flat, candidates[0], request)
     looked = probe(request, size)
+    by_row = request.scaling == "row"
     if looked is not None:
-        found = survey(x, flat, request, looked.candidates, sample=Sample(0, looked.step))
-        if looked.finds(of_rows(found, len(looked.candidates))):
+        sample = Sample(0, looked.step)
+        if by_row:
+            total = _row_totals(x, flat, request, looked.candidates, False, sample).total()
+        else:
+            (total,) = survey(x, flat, request, looked.candidates, decides=True, sample=sample)
+        if looked.finds(total):
             candidates = looked.candidates
-    chosen = [best(candidates, totals) for totals in survey(x, flat, request, candidates, decides=True)]
-    return widened(flat, np.array(chosen))
+    if by_row:
+        return widened(flat, _row_totals(x, flat, request, candidates, True, EVERY).best(candidates))
+    return widened(flat, best(candidates, survey(x, flat, request, candidates, decides=True)[0]))
 
 
 def survey(
@@ -81,29 +88,82 @@ def survey(
 
     x: a contiguous matrix of whole blocks, which may be a part of a tensor: the sums of all parts are added.
     decides: x is all that shares the amax. Then only the order of the sums has to be right, which needs fewer searches.
-    sample: the blocks that count. Of a sample the sums are T_h themselves.
+    sample: the blocks that count. Of more candidates than 1 and 2 the least sum is T_h itself.
     """
     flat = np.ascontiguousarray(amax, np.float32).reshape(-1)
-    by_row = request.scaling == "row"
+    if request.scaling == "row":
+        return _row_totals(x, flat, request, candidates, decides, sample).listed()
     found = [candidate(flat, headroom, request) for headroom in candidates]
-    served = _served(x, request, found, flat)
-    totals: list[tuple[Total, ...]] = [()] * flat.size
-    if not by_row:
-        compiled = _one_scale(x, request, candidates, found, flat, decides, sample) if served[0] else None
-        totals[0] = _by_reference(x, flat[0], request, candidates, sample) if compiled is None else compiled
-        return totals
+    served = _served(x, request, found, flat)[0]
+    compiled = _one_scale(x, request, candidates, found, flat, decides, sample) if served else None
+    return [_by_reference(x, flat[0], request, candidates, sample) if compiled is None else compiled]
+
+
+@dataclass(frozen=True)
+class RowTotals:
+    """T_h of every row, which has a scale of its own, for each candidate."""
+
+    totals: npt.NDArray[Any]
+    """(rows, candidates): int64, or Python's integers where they are larger."""
+    left_out: npt.NDArray[np.bool_]
+
+    def best(self, candidates: tuple[float, ...]) -> npt.NDArray[np.float64]:
+        """The headroom of each row, as `best` chooses it."""
+        bound = self.totals.max(initial=0) + 1
+        least = np.where(self.left_out, bound, self.totals).argmin(axis=1)
+        return np.where(self.left_out.all(axis=1), 1.0, np.array(candidates)[least])
+
+    def total(self) -> tuple[Total, ...]:
+        """The sums over rows that leave no headroom out (headroom.of_rows)."""
+        kept = self.totals[~self.left_out.any(axis=1)]
+        return tuple(
+            int(a) + (int(b) << 32) for a, b in zip((kept & _LOW).sum(axis=0), (kept >> 32).sum(axis=0), strict=True)
+        )
+
+    def listed(self) -> list[tuple[Total, ...]]:
+        return [
+            tuple(None if out else int(total) for total, out in zip(totals, outs, strict=True))
+            for totals, outs in zip(self.totals, self.left_out, strict=True)
+        ]
+
+
+_LOW = 0xFFFFFFFF
+
+
+def _row_totals(
+    x: npt.NDArray[Any],
+    amax: F32,
+    request: Request,
+    candidates: tuple[float, ...],
+    decides: bool,
+    sample: Sample,
+) -> RowTotals:
+    found = [candidate(amax, headroom, request) for headroom in candidates]
+    served = _served(x, request, found, amax)
+    columns = x.shape[1] // request.format.block
+    firsts = (sample.first - np.arange(amax.size) * columns) % sample.step
     rows = np.flatnonzero(served)
-    samples = [sample.behind(row * (x.shape[1] // request.format.block)) for row in range(flat.size)]
-    if rows.size:
-        part = x if rows.size == flat.size else np.ascontiguousarray(x[rows])
-        chosen = found if rows.size == flat.size else [candidate(flat[rows], h, request) for h in candidates]
-        firsts = np.array([samples[row].first for row in rows], np.int64)
-        made = _many_scales(part, request, candidates, chosen, flat[rows], decides, (firsts, sample.step))
-        for row, total in zip(rows, made, strict=True):
-            totals[row] = total
-    for row in np.flatnonzero([not total for total in totals]):
-        totals[row] = _by_reference(x[row : row + 1], flat[row], request, candidates, samples[row])
-    return totals
+    sums = None
+    if rows.size == amax.size:
+        sums = _many_scales(x, request, candidates, found, (amax, firsts), sample.step, decides)
+    elif rows.size:
+        some = [candidate(amax[rows], headroom, request) for headroom in candidates]
+        own = amax[rows], firsts[rows]
+        sums = _many_scales(np.ascontiguousarray(x[rows]), request, candidates, some, own, sample.step, decides)
+    if sums is None:
+        rows, sums = rows[:0], np.zeros((0, len(candidates)), np.int64)
+    totals = np.zeros((amax.size, len(candidates)), sums.dtype)
+    totals[rows] = sums
+    left_out = np.zeros(totals.shape, bool)
+    others = np.setdiff1d(np.arange(amax.size), rows)
+    if others.size and np.any(amax[others] > 0):
+        totals = totals.astype(object)
+    for row in others:
+        own = Sample(int(firsts[row]), sample.step)
+        made = _by_reference(x[row : row + 1], amax[row], request, candidates, own)
+        totals[row] = [total or 0 for total in made]
+        left_out[row] = [total is None for total in made]
+    return RowTotals(totals, left_out)
 
 
 def _served(x: npt.NDArray[Any], request: Request, found: list[Candidate], amax: F32) -> npt.NDArray[np.bool_]:
@@ -126,7 +186,7 @@ def _one_scale(
     sample: Sample,
 ) -> tuple[Total, ...] | None:
     own, held = _survey(x, request, candidates, found, sample.step)
-    edge = _ends(candidates, found, request)[0]
+    edge = ends(found[own.one], found[own.two], request)[0] if own.two >= 0 else None
     if edge is None:
         own.one = own.two = -1
     else:
@@ -178,18 +238,18 @@ def _many_scales(
     request: Request,
     candidates: tuple[float, ...],
     found: list[Candidate],
-    amax: F32,
+    of_rows: tuple[F32, npt.NDArray[np.int64]],
+    step: int,
     decides: bool,
-    sample: tuple[npt.NDArray[np.int64], int],
-) -> list[tuple[Total, ...]]:
-    """For each row. sample: the first block of each row that counts, and the step from one to the next."""
-    own, held = _survey(x, request, candidates, found, sample[1])
+) -> npt.NDArray[Any] | None:
+    """(rows, candidates). of_rows: the amax of each row, and its first block that counts, in a sample every `step`."""
+    own, held = _survey(x, request, candidates, found, step)
     own.decides = int(decides)
-    edges = np.array(
-        [(-1, -1) if edge is None else (edge.bottom, edge.top) for edge in _ends(candidates, found, request)]
-    )
-    edges = np.ascontiguousarray(edges, np.float32)
-    shifts = np.ascontiguousarray(_shifts(amax, found, request), np.int32)
+    edges = np.full((x.shape[0], 2), -1, np.float32)
+    if own.two >= 0:
+        edges = np.ascontiguousarray(each_ends(found[own.one], found[own.two], request))
+    firsts = np.ascontiguousarray(of_rows[1], np.int64)
+    shifts = np.ascontiguousarray(_shifts(of_rows[0], found, request), np.int32)
     sums = np.zeros((x.shape[0], len(found), 2), np.int64)
     library, isa = native()
     size = int(x.strides[0])
@@ -199,7 +259,7 @@ def _many_scales(
             library.hb_survey_rows(
                 isa, pointer(x, start * size), ctypes.c_int64(stop - start),
                 ctypes.c_int64(x.shape[1] // request.format.block), ctypes.c_int64(start), ctypes.byref(own),
-                pointer(sample[0], start * 8), pointer(edges, start * 8), pointer(shifts, start * 4 * len(found)),
+                pointer(firsts, start * 8), pointer(edges, start * 8), pointer(shifts, start * 4 * len(found)),
                 pointer(sums, start * 16 * len(found)),
             )
         )  # fmt: skip
@@ -207,11 +267,10 @@ def _many_scales(
     failed = any(over_ranges(run, x.shape[0], size, request.threads))
     del held
     if failed:
-        return [()] * x.shape[0]
-    if sums[..., 1].max(initial=0) < 1 << 30 and sums[..., 0].max(initial=0) < 1 << 61:
-        return list(map(tuple, (sums[..., 0] + (sums[..., 1] << 32)).tolist()))
-    whole = sums[..., 0].astype(object) + sums[..., 1].astype(object) * (1 << 32)
-    return [tuple(map(int, row)) for row in whole]
+        return None
+    if sums[..., 1].max(initial=0) < 1 << 29 and sums[..., 0].max(initial=0) < 1 << 61:
+        return np.asarray(sums[..., 0] + (sums[..., 1] << 32))
+    return np.asarray(sums[..., 0].astype(object) + sums[..., 1].astype(object) * (1 << 32))
 
 
 def _survey(
@@ -236,12 +295,6 @@ def _call(x: npt.NDArray[Any], request: Request, found: Candidate) -> NVFP4Call:
         x=x, request=request, codes=none, scales=none, amax=found.amax, rule=rule, t=found.t,
         multiplier=found.multiplier,
     )  # fmt: skip
-
-
-def _ends(candidates: tuple[float, ...], found: list[Candidate], request: Request) -> list[Ends | None]:
-    if not (1.0 in candidates and 2.0 in candidates):
-        return [None] * found[0].amax.size
-    return ends(found[candidates.index(1.0)], found[candidates.index(2.0)], request)
 
 
 def _shifts(amax: F32, found: list[Candidate], request: Request) -> npt.NDArray[np.int32]:

@@ -10,7 +10,7 @@ const int64_t CHUNK = 4096;  // blocks whose errors are held at once
 
 struct Scratch {
     std::vector<int64_t> listed;
-    std::vector<uint8_t> gathered;
+    std::vector<uint8_t> gathered, joined;
     std::vector<float> errors;
 };
 
@@ -58,7 +58,7 @@ struct Least {
         if (!quick) return;
         tables.divides = g.divides;
         tables.first = g.first;
-        tables.zero_byte = 0;
+        tables.zero_byte = g.zero_byte;
         tables.prescale = g.prescale[0];
         tables.unit = g.unit[0];
         tables.to_scale = 1.0f / (6.0f * tables.unit);
@@ -69,9 +69,11 @@ struct Least {
         }
     }
 
-    // Of at most CHUNK blocks of one column.
-    void operator()(const uint8_t* x, int64_t stride, int64_t blocks, int64_t column, float* errors) const {
-        static thread_local uint8_t bytes[CHUNK];
+    // Of at most CHUNK blocks of one column. `bytes` gets the scales if `quick`.
+    void operator()(const uint8_t* x, int64_t stride, int64_t blocks, int64_t column, uint8_t* bytes,
+                    float* errors) const {
+        static thread_local uint8_t unused[CHUNK];
+        if (!bytes) bytes = unused;
         const float* weights = search->objective == WEIGHTED_SQUARES ? search->numbers + column * 16 : nullptr;
         if (quick) tables_of(isa)->search_errors(x, stride, blocks, search->dtype, &tables, weights, bytes, 1, errors);
         else searches_of(isa)->errors(x, stride, blocks, column, search, errors, 1);
@@ -89,15 +91,18 @@ struct Candidates {
 
     int64_t block_bytes() const { return survey.search[0].block * (survey.search[0].dtype == FP32 ? 4 : 2); }
 
-    // Adds blocks that are `stride` bytes apart, all of one column. `skipped`: a candidate to leave out, or -1.
-    bool add(const uint8_t* x, int64_t stride, int64_t blocks, int64_t column, int skipped, Sum* sums) const {
+    // Adds blocks that are `stride` bytes apart, all of one column. `skipped`: a candidate to leave out, or -1. `bytes`
+    // gets the scales under each candidate, or is null.
+    bool add(const uint8_t* x, int64_t stride, int64_t blocks, int64_t column, int skipped, uint8_t* bytes,
+             Sum* sums) const {
         std::vector<float>& errors = scratch().errors;
         errors.resize((size_t)CHUNK);
         for (int64_t start = 0; start < blocks; start += CHUNK) {
             const int64_t count = std::min(blocks - start, CHUNK);
             for (int c = 0; c < survey.count; ++c) {
                 if (c == skipped) continue;
-                least[c](x + start * stride, stride, count, column, errors.data());
+                uint8_t* own = bytes ? bytes + c * blocks + start : nullptr;
+                least[c](x + start * stride, stride, count, column, own, errors.data());
                 if (!::add(errors.data(), count, survey.shift[c], sums + c)) return false;
             }
         }
@@ -113,33 +118,45 @@ struct Candidates {
                 while (row < step && ((start + row) * columns + column - first) % survey.step != 0) ++row;
                 if (row == step || start + row >= rows) continue;
                 const int64_t count = std::min((rows - start - row - 1) / step + 1, some);
-                if (!add(x + ((start + row) * columns + column) * size, step * columns * size, count, column, -1, sums))
+                if (!add(x + ((start + row) * columns + column) * size, step * columns * size, count, column, -1,
+                         nullptr, sums))
                     return false;
             }
         return true;
     }
 };
 
-// The two ends of a tensor, for the headrooms 1 and 2 (in this order).
+// The two ends of a tensor, for the headrooms 1 and 2 (in this order). Blocks are `stride` bytes apart.
 struct EndsOf {
     int isa;
     const uint8_t* x;
-    int64_t blocks;
+    int64_t stride, blocks;
     const Candidates& pair;
     Sum sums[2] = {};
+
+    // Blocks next to each other.
+    const uint8_t* joined(int64_t start, int64_t count) const {
+        const int64_t size = pair.block_bytes();
+        if (stride == size) return x + start * size;
+        std::vector<uint8_t>& to = scratch().joined;
+        to.resize((size_t)(count * size));
+        for (int64_t i = 0; i < count; ++i)
+            std::memcpy(to.data() + i * size, x + (start + i) * stride, (size_t)size);
+        return to.data();
+    }
 
     // Adds what blocks with an amax up to `bottom`, or beyond `top`, cost. After `step` of them, and then ever larger
     // steps, `done` is asked whether the rest may be left out.
     template <class Done>
     bool add(float bottom, float top, int64_t step, Done done) {
         const GeneralSearch& first = pair.survey.search[0];
-        const int64_t size = first.block * (first.dtype == FP32 ? 4 : 2);
+        const int64_t size = pair.block_bytes();
         const int32_t low = bits_up_to(bottom, first.dtype), high = bits_up_to(top, first.dtype);
         Scratch& s = scratch();
         s.listed.resize((size_t)CHUNK);
         for (int64_t start = 0; start < blocks; start += CHUNK) {
-            const uint8_t* here = x + start * size;
             const int64_t count = std::min(blocks - start, CHUNK);
+            const uint8_t* here = joined(start, count);
             const int64_t found =
                 searches_of(isa)->ends(here, count, first.block, first.dtype, low, high, s.listed.data());
             for (int64_t from = 0, some; from < found; from += some) {
@@ -147,12 +164,24 @@ struct EndsOf {
                 s.gathered.resize((size_t)(some * size));
                 for (int64_t i = 0; i < some; ++i)
                     std::memcpy(s.gathered.data() + i * size, here + s.listed[(size_t)(from + i)] * size, (size_t)size);
-                if (!pair.add(s.gathered.data(), size, some, 0, -1, sums)) return false;
+                if (!pair.add(s.gathered.data(), size, some, 0, -1, nullptr, sums)) return false;
                 if (done()) return true;
                 step = std::min(2 * step, CHUNK);
             }
         }
         return true;
+    }
+
+    // Decides: adds as much as it takes until it is certain which of the two costs less. A block beyond `top` never
+    // costs more under 2. So once 2 is ahead, it stays ahead.
+    bool decide(float bottom, float top) {
+        constexpr int64_t FEW = 16;
+        const float none = 0.0f, all = std::numeric_limits<float>::infinity();
+        return add(bottom, all, CHUNK, [] { return false; }) && add(none, top, FEW, [&] { return second_is_less(); });
+    }
+
+    bool all(float bottom, float top) {
+        return add(bottom, top, CHUNK, [] { return false; });
     }
 
     bool second_is_less() const {
@@ -165,16 +194,14 @@ struct EndsOf {
 }  // namespace
 
 bool survey_blocks(int isa, const void* x, int64_t rows, int64_t columns, int64_t first, const Survey& survey,
-                   Sum* sums) {
-    const uint8_t* at = (const uint8_t*)x;
-    const int64_t blocks = rows * columns;
+                   uint8_t* bytes, Sum* sums) {
     const Candidates every(isa, survey);
-    const int64_t size = every.block_bytes();
-    if (survey.search[0].objective != SQUARES) return every.add_columns(at, rows, columns, first, sums);
-    if (survey.two < 0 || survey.step > 1) {
-        const int64_t count = first < blocks ? (blocks - first - 1) / survey.step + 1 : 0;
-        return every.add(at + first * size, survey.step * size, count, 0, -1, sums);
-    }
+    const int64_t size = every.block_bytes(), stride = survey.step * size, all = rows * columns;
+    if (survey.search[0].objective != SQUARES)
+        return every.add_columns((const uint8_t*)x, rows, columns, first, sums);
+    const int64_t blocks = first < all ? (all - first - 1) / survey.step + 1 : 0;
+    const uint8_t* at = (const uint8_t*)x + first * size;
+    if (survey.two < 0) return every.add(at, stride, blocks, 0, -1, bytes, sums);
     Survey both = survey;
     both.count = 2;
     both.search[0] = survey.search[survey.one];
@@ -182,31 +209,23 @@ bool survey_blocks(int isa, const void* x, int64_t rows, int64_t columns, int64_
     both.shift[0] = survey.shift[survey.one];
     both.shift[1] = survey.shift[survey.two];
     const Candidates pair(isa, both);
-    EndsOf ends{isa, at, blocks, pair};
-    const float none = 0.0f, all = std::numeric_limits<float>::infinity();
-    if (survey.decides && survey.count == 2) {
-        // A block beyond `top` never costs more under 2. So once 2 is ahead, it stays ahead.
-        constexpr int64_t FEW = 16;
-        if (!ends.add(survey.bottom, all, CHUNK, [] { return false; })) return false;
-        if (!ends.add(none, survey.top, FEW, [&] { return ends.second_is_less(); })) return false;
-    } else if (!ends.add(survey.bottom, survey.top, CHUNK, [] { return false; })) return false;
-    // Beside 1 and 2 there are others, which every block counts for: then 1 stands for 2 wherever they do not differ.
-    if (survey.count > 2) {
-        Sum all_blocks[MOST_HEADROOMS] = {};
-        if (!every.add(at, size, blocks, 0, survey.two, all_blocks)) return false;
-        for (int c = 0; c < survey.count; ++c) {
-            const Sum& of = all_blocks[c == survey.two ? survey.one : c];
-            sums[c].low += of.low;
-            sums[c].rest += of.rest;
-        }
-        ends.sums[1].low -= ends.sums[0].low;
-        ends.sums[1].rest -= ends.sums[0].rest;
-        ends.sums[0] = {};
+    EndsOf ends{isa, at, stride, blocks, pair};
+    if (!(survey.decides ? ends.decide(survey.bottom, survey.top) : ends.all(survey.bottom, survey.top))) return false;
+    if (survey.count == 2) {
+        sums[survey.one] = ends.sums[0];
+        sums[survey.two] = ends.sums[1];
+        return true;
     }
-    for (int c = 0; c < 2; ++c) {
-        Sum& of = sums[c == 0 ? survey.one : survey.two];
-        of.low += ends.sums[c].low;
-        of.rest += ends.sums[c].rest;
+    // Beside 1 and 2 there are others, for which every block is searched, and under the better one of 1 and 2. If all
+    // that counts is which candidate is the best, the worse one of the two gets a sum that is larger than the other's.
+    const bool second = survey.decides && ends.second_is_less();
+    const int kept = second ? survey.two : survey.one, left_out = second ? survey.one : survey.two;
+    if (!every.add(at, stride, blocks, 0, left_out, bytes, sums)) return false;
+    sums[left_out] = sums[kept];
+    if (survey.decides) ++sums[left_out].rest;
+    else {  // 1 stands for 2 wherever they do not differ
+        sums[left_out].low += ends.sums[1].low - ends.sums[0].low;
+        sums[left_out].rest += ends.sums[1].rest - ends.sums[0].rest;
     }
     return true;
 }
@@ -217,7 +236,7 @@ int64_t hb_sizeof_survey() { return sizeof(Survey); }
 
 // Adds to `sums`, one per candidate. `first`: the first block of a sample. Returns 1 if it cannot.
 int hb_survey(int isa, const void* x, int64_t rows, int64_t columns, int64_t first, const Survey* survey, Sum* sums) {
-    return !survey_blocks(isa, x, rows, columns, first, *survey, sums);
+    return !survey_blocks(isa, x, rows, columns, first, *survey, nullptr, sums);
 }
 
 // The same for each row with its own tensor scale: `firsts`, `ends`, `shifts` and `sums` have entries for each row, and
@@ -239,7 +258,8 @@ int hb_survey_rows(int isa, const void* x, int64_t rows, int64_t columns, int64_
             own.search[c].prescale += at;
             own.search[c].unit += at;
         }
-        if (!survey_blocks(isa, (const uint8_t*)x + r * step, 1, columns, firsts[r], own, sums + r * own.count))
+        if (!survey_blocks(isa, (const uint8_t*)x + r * step, 1, columns, firsts[r], own, nullptr,
+                           sums + r * own.count))
             return 1;
     }
     return 0;
