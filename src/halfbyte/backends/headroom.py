@@ -35,9 +35,10 @@ The headroom of the contract's 4over6 (448/256) needs a search of every block un
 that. Larger ones, or groups that share a scale, are probed first: T_h over a sample of their blocks, for every
 headroom, and only if 448/256 is clearly better there is it a candidate for the whole.
 
-    sample    every `step`-th block of each tensor, from its first on, row by row
+    sample    every `step`-th block of each tensor, from its first on, row by row; with one scale per row, all blocks of
+              every `step`-th row
     probed    16·T_{448/256} < 15·min(T_1, T_2) over the sample; not if one of them is left out. With one scale per row,
-              the sums of all rows are added, but for rows in which a headroom is left out
+              the sums of its rows are added, but for rows in which a headroom is left out
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ SMALL = 1 << 16
 """Elements of a tensor, or of all tensors that share a scale: up to so many, every headroom of 4over6 is tried too."""
 LARGE = 1 << 18
 STEPS = 13, 31
-"""Of tensors below LARGE elements every 13th block is probed, of others every 31st: primes, which few widths divide."""
+"""Of tensors below LARGE elements every 13th block (or row) is probed, of others every 31st: few widths are multiples of
+these."""
 CLEARLY = 15, 16
 """A probed headroom is a candidate if it costs less than 15/16 of the best of the others."""
 FRACTION_BITS = 16
@@ -96,7 +98,7 @@ class Probe:
     candidates: tuple[float, ...]
     """All that are tried on the sample, and on every block if the sample speaks for it."""
     step: int
-    """Blocks with a number that is a multiple of this are in the sample."""
+    """Blocks (or rows) with a number that is a multiple of this are in the sample."""
 
     def finds(self, totals: tuple[Total, ...]) -> bool:
         """Whether a headroom besides 1 and 2 costs clearly less. `totals`: of the sample, for each candidate."""

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from halfbyte.backends.cpu.call import NVFP4Call
 from halfbyte.backends.cpu.choose import Kernel, choose
-from halfbyte.backends.cpu.general_search import Search, nvfp4_search
+from halfbyte.backends.cpu.general_search import Search, nvfp4_search, row_search
 from halfbyte.backends.cpu.library import native, one_thread, over_ranges, pointer
 from halfbyte.backends.cpu.ranges import each_in_range
 from halfbyte.backends.cpu.structs import MOST_HEADROOMS, Survey
@@ -64,15 +64,16 @@ def raised_amax(x: npt.NDArray[Any], amax: F32, request: Request, size: int) -> 
     looked = probe(request, size)
     by_row = request.scaling == "row"
     if looked is not None:
-        sample = Sample(0, looked.step)
         if by_row:
-            total = _row_totals(x, flat, request, looked.candidates, False, sample).total()
+            some = np.ascontiguousarray(x[:: looked.step])
+            total = _row_totals(some, flat[:: looked.step], request, looked.candidates, False).total()
         else:
+            sample = Sample(0, looked.step)
             (total,) = survey(x, flat, request, looked.candidates, decides=True, sample=sample)
         if looked.finds(total):
             candidates = looked.candidates
     if by_row:
-        return widened(flat, _row_totals(x, flat, request, candidates, True, EVERY).best(candidates))
+        return widened(flat, _row_totals(x, flat, request, candidates, True).best(candidates))
     return widened(flat, best(candidates, survey(x, flat, request, candidates, decides=True)[0]))
 
 
@@ -88,11 +89,11 @@ def survey(
 
     x: a contiguous matrix of whole blocks, which may be a part of a tensor: the sums of all parts are added.
     decides: x is all that shares the amax. Then only the order of the sums has to be right, which needs fewer searches.
-    sample: the blocks that count. Of more candidates than 1 and 2 the least sum is T_h itself.
+    sample: the blocks that count, of a tensor with one scale. Of more candidates than 1 and 2 the least sum is T_h.
     """
     flat = np.ascontiguousarray(amax, np.float32).reshape(-1)
     if request.scaling == "row":
-        return _row_totals(x, flat, request, candidates, decides, sample).listed()
+        return _row_totals(x, flat, request, candidates, decides).listed()
     found = [candidate(flat, headroom, request) for headroom in candidates]
     served = _served(x, request, found, flat)[0]
     compiled = _one_scale(x, request, candidates, found, flat, decides, sample) if served else None
@@ -131,36 +132,25 @@ _LOW = 0xFFFFFFFF
 
 
 def _row_totals(
-    x: npt.NDArray[Any],
-    amax: F32,
-    request: Request,
-    candidates: tuple[float, ...],
-    decides: bool,
-    sample: Sample,
+    x: npt.NDArray[Any], amax: F32, request: Request, candidates: tuple[float, ...], decides: bool
 ) -> RowTotals:
     found = [candidate(amax, headroom, request) for headroom in candidates]
-    served = _served(x, request, found, amax)
-    columns = x.shape[1] // request.format.block
-    firsts = (sample.first - np.arange(amax.size) * columns) % sample.step
-    rows = np.flatnonzero(served)
+    rows = np.flatnonzero(_served(x, request, found, amax))
     sums = None
     if rows.size == amax.size:
-        sums = _many_scales(x, request, candidates, found, (amax, firsts), sample.step, decides)
+        sums = _many_scales(x, request, candidates, found, amax, decides)
     elif rows.size:
         some = [candidate(amax[rows], headroom, request) for headroom in candidates]
-        own = amax[rows], firsts[rows]
-        sums = _many_scales(np.ascontiguousarray(x[rows]), request, candidates, some, own, sample.step, decides)
+        sums = _many_scales(np.ascontiguousarray(x[rows]), request, candidates, some, amax[rows], decides)
     if sums is None:
         rows, sums = rows[:0], np.zeros((0, len(candidates)), np.int64)
-    totals = np.zeros((amax.size, len(candidates)), sums.dtype)
+    others = np.setdiff1d(np.arange(amax.size), rows)
+    whole = others.size and (amax[others] > 0).any()  # sums by the reference may be larger
+    totals = np.zeros((amax.size, len(candidates)), object if whole else sums.dtype)
     totals[rows] = sums
     left_out = np.zeros(totals.shape, bool)
-    others = np.setdiff1d(np.arange(amax.size), rows)
-    if others.size and np.any(amax[others] > 0):
-        totals = totals.astype(object)
     for row in others:
-        own = Sample(int(firsts[row]), sample.step)
-        made = _by_reference(x[row : row + 1], amax[row], request, candidates, own)
+        made = _by_reference(x[row : row + 1], amax[row], request, candidates, EVERY)
         totals[row] = [total or 0 for total in made]
         left_out[row] = [total is None for total in made]
     return RowTotals(totals, left_out)
@@ -238,18 +228,16 @@ def _many_scales(
     request: Request,
     candidates: tuple[float, ...],
     found: list[Candidate],
-    of_rows: tuple[F32, npt.NDArray[np.int64]],
-    step: int,
+    amax: F32,
     decides: bool,
 ) -> npt.NDArray[Any] | None:
-    """(rows, candidates). of_rows: the amax of each row, and its first block that counts, in a sample every `step`."""
-    own, held = _survey(x, request, candidates, found, step)
+    """(rows, candidates)."""
+    own, held = _survey(x, request, candidates, found, 1)
     own.decides = int(decides)
     edges = np.full((x.shape[0], 2), -1, np.float32)
     if own.two >= 0:
         edges = np.ascontiguousarray(each_ends(found[own.one], found[own.two], request))
-    firsts = np.ascontiguousarray(of_rows[1], np.int64)
-    shifts = np.ascontiguousarray(_shifts(of_rows[0], found, request), np.int32)
+    shifts = np.ascontiguousarray(_shifts(amax, found, request), np.int32)
     sums = np.zeros((x.shape[0], len(found), 2), np.int64)
     library, isa = native()
     size = int(x.strides[0])
@@ -259,7 +247,7 @@ def _many_scales(
             library.hb_survey_rows(
                 isa, pointer(x, start * size), ctypes.c_int64(stop - start),
                 ctypes.c_int64(x.shape[1] // request.format.block), ctypes.c_int64(start), ctypes.byref(own),
-                pointer(firsts, start * 8), pointer(edges, start * 8), pointer(shifts, start * 4 * len(found)),
+                pointer(edges, start * 8), pointer(shifts, start * 4 * len(found)),
                 pointer(sums, start * 16 * len(found)),
             )
         )  # fmt: skip
@@ -280,7 +268,8 @@ def _survey(
     both = 1.0 in candidates and 2.0 in candidates
     own = Survey(count=len(found), step=step)
     own.one, own.two = (candidates.index(1.0), candidates.index(2.0)) if both else (-1, -1)
-    held = [nvfp4_search(_call(x, request, one)) for one in found]
+    rows = choose(request) is Kernel.EXACT_ROWS
+    held = [(row_search if rows else nvfp4_search)(_call(x, request, one)) for one in found]
     for place, search in enumerate(held):
         own.search[place] = search.native
     return own, held

@@ -40,14 +40,13 @@ def raised_amax(blocks: F32, amax: F32, request: Request, size: int) -> F32:
     flat = amax.reshape(-1)
     if len(candidates) == 1:
         return only(flat, candidates[0], request)
-    parts = [blocks] if request.scaling != "row" else [row[None] for row in blocks]
+    by_row = request.scaling == "row"
+    parts = [row[None] for row in blocks] if by_row else [blocks]
     looked = probe(request, size)
     if looked is not None:
-        sample, columns = Sample(0, looked.step), blocks.shape[1]
-        found = [
-            survey(part, own, request, looked.candidates, sample.behind(row * columns))
-            for row, (part, own) in enumerate(zip(parts, flat, strict=True))
-        ]
+        step, sample = (looked.step, EVERY) if by_row else (1, Sample(0, looked.step))
+        rows = zip(parts[::step], flat[::step], strict=True)
+        found = [survey(part, own, request, looked.candidates, sample) for part, own in rows]
         if looked.finds(of_rows(found, len(looked.candidates))):
             candidates = looked.candidates
     totals = [survey(part, own, request, candidates) for part, own in zip(parts, flat, strict=True)]

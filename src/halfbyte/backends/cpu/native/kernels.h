@@ -83,5 +83,8 @@ struct Kernels {
     int lanes;
 };
 
+// The tables of a row with its own tensor scale, by TransformerEngine's formulas. (backends/cpu/tables_nvfp4.py)
+void fill_search_tables(float factor, float multiplier, int first, int zero_byte, SearchTables* t);
+
 // The kernels of an instruction set, by its number in backends/cpu/library.py.
 const Kernels* tables_of(int isa);

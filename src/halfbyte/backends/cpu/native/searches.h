@@ -98,7 +98,8 @@ struct Searches {
 
 static const int MOST_HEADROOMS = 8;
 
-// The search under each of several tensor scales, to choose among them. (backends/headroom.py)
+// The search under each of several tensor scales, to choose among them. (backends/headroom.py) Rows by
+// TransformerEngine's formulas have no constants: then `prescale` holds their factors, and `unit` their multipliers.
 struct Survey {
     int32_t count;                  // candidates
     int32_t one, two;               // the places of the headrooms 1 and 2 if only the ends differ; otherwise -1

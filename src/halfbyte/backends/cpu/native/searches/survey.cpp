@@ -54,6 +54,11 @@ struct Least {
     void prepare(int of_isa, const GeneralSearch& g) {
         isa = of_isa;
         search = &g;
+        if (!g.constant) {
+            quick = true;
+            fill_search_tables(g.prescale[0], g.unit[0], g.first, g.zero_byte, &tables);
+            return;
+        }
         quick = g.block == 16 && g.element == EVEN && g.objective != QUADRATIC && !g.by_block && g.last == 126;
         if (!quick) return;
         tables.divides = g.divides;
@@ -80,27 +85,43 @@ struct Least {
     }
 };
 
-// The candidates of a survey, and their sums.
+// Some of the candidates, by their places.
+struct Places {
+    int count = 0, at[MOST_HEADROOMS];
+};
+
+// The candidates of a survey.
 struct Candidates {
     const Survey& survey;
     Least least[MOST_HEADROOMS];
+    Places all;
 
     Candidates(int isa, const Survey& of) : survey(of) {
-        for (int c = 0; c < of.count; ++c) least[c].prepare(isa, of.search[c]);
+        for (int c = 0; c < of.count; ++c) {
+            least[c].prepare(isa, of.search[c]);
+            all.at[all.count++] = c;
+        }
+    }
+
+    Places but(int place) const {
+        Places some;
+        for (int c = 0; c < all.count; ++c)
+            if (c != place) some.at[some.count++] = c;
+        return some;
     }
 
     int64_t block_bytes() const { return survey.search[0].block * (survey.search[0].dtype == FP32 ? 4 : 2); }
 
-    // Adds blocks that are `stride` bytes apart, all of one column. `skipped`: a candidate to leave out, or -1. `bytes`
-    // gets the scales under each candidate, or is null.
-    bool add(const uint8_t* x, int64_t stride, int64_t blocks, int64_t column, int skipped, uint8_t* bytes,
+    // Adds blocks that are `stride` bytes apart, all of one column, under some candidates. `bytes` gets the scales under
+    // each of them, or is null.
+    bool add(const uint8_t* x, int64_t stride, int64_t blocks, int64_t column, const Places& some, uint8_t* bytes,
              Sum* sums) const {
         std::vector<float>& errors = scratch().errors;
         errors.resize((size_t)CHUNK);
         for (int64_t start = 0; start < blocks; start += CHUNK) {
             const int64_t count = std::min(blocks - start, CHUNK);
-            for (int c = 0; c < survey.count; ++c) {
-                if (c == skipped) continue;
+            for (int i = 0; i < some.count; ++i) {
+                const int c = some.at[i];
                 uint8_t* own = bytes ? bytes + c * blocks + start : nullptr;
                 least[c](x + start * stride, stride, count, column, own, errors.data());
                 if (!::add(errors.data(), count, survey.shift[c], sums + c)) return false;
@@ -118,7 +139,7 @@ struct Candidates {
                 while (row < step && ((start + row) * columns + column - first) % survey.step != 0) ++row;
                 if (row == step || start + row >= rows) continue;
                 const int64_t count = std::min((rows - start - row - 1) / step + 1, some);
-                if (!add(x + ((start + row) * columns + column) * size, step * columns * size, count, column, -1,
+                if (!add(x + ((start + row) * columns + column) * size, step * columns * size, count, column, all,
                          nullptr, sums))
                     return false;
             }
@@ -126,17 +147,17 @@ struct Candidates {
     }
 };
 
-// The two ends of a tensor, for the headrooms 1 and 2 (in this order). Blocks are `stride` bytes apart.
+// The two ends of a tensor, for the headrooms 1 and 2. Blocks are `stride` bytes apart.
 struct EndsOf {
     int isa;
     const uint8_t* x;
     int64_t stride, blocks;
-    const Candidates& pair;
-    Sum sums[2] = {};
+    const Candidates& candidates;
+    Sum sums[MOST_HEADROOMS] = {};
 
     // Blocks next to each other.
     const uint8_t* joined(int64_t start, int64_t count) const {
-        const int64_t size = pair.block_bytes();
+        const int64_t size = candidates.block_bytes();
         if (stride == size) return x + start * size;
         std::vector<uint8_t>& to = scratch().joined;
         to.resize((size_t)(count * size));
@@ -149,8 +170,10 @@ struct EndsOf {
     // steps, `done` is asked whether the rest may be left out.
     template <class Done>
     bool add(float bottom, float top, int64_t step, Done done) {
-        const GeneralSearch& first = pair.survey.search[0];
-        const int64_t size = pair.block_bytes();
+        const Survey& survey = candidates.survey;
+        const GeneralSearch& first = survey.search[0];
+        const Places pair = {2, {survey.one, survey.two}};
+        const int64_t size = candidates.block_bytes();
         const int32_t low = bits_up_to(bottom, first.dtype), high = bits_up_to(top, first.dtype);
         Scratch& s = scratch();
         s.listed.resize((size_t)CHUNK);
@@ -164,7 +187,7 @@ struct EndsOf {
                 s.gathered.resize((size_t)(some * size));
                 for (int64_t i = 0; i < some; ++i)
                     std::memcpy(s.gathered.data() + i * size, here + s.listed[(size_t)(from + i)] * size, (size_t)size);
-                if (!pair.add(s.gathered.data(), size, some, 0, -1, nullptr, sums)) return false;
+                if (!candidates.add(s.gathered.data(), size, some, 0, pair, nullptr, sums)) return false;
                 if (done()) return true;
                 step = std::min(2 * step, CHUNK);
             }
@@ -185,9 +208,8 @@ struct EndsOf {
     }
 
     bool second_is_less() const {
-        const __int128 one = ((__int128)sums[0].rest << 32) + sums[0].low;
-        const __int128 two = ((__int128)sums[1].rest << 32) + sums[1].low;
-        return two < one;
+        const Sum &one = sums[candidates.survey.one], &two = sums[candidates.survey.two];
+        return ((__int128)two.rest << 32) + two.low < ((__int128)one.rest << 32) + one.low;
     }
 };
 
@@ -201,31 +223,25 @@ bool survey_blocks(int isa, const void* x, int64_t rows, int64_t columns, int64_
         return every.add_columns((const uint8_t*)x, rows, columns, first, sums);
     const int64_t blocks = first < all ? (all - first - 1) / survey.step + 1 : 0;
     const uint8_t* at = (const uint8_t*)x + first * size;
-    if (survey.two < 0) return every.add(at, stride, blocks, 0, -1, bytes, sums);
-    Survey both = survey;
-    both.count = 2;
-    both.search[0] = survey.search[survey.one];
-    both.search[1] = survey.search[survey.two];
-    both.shift[0] = survey.shift[survey.one];
-    both.shift[1] = survey.shift[survey.two];
-    const Candidates pair(isa, both);
-    EndsOf ends{isa, at, stride, blocks, pair};
+    if (survey.two < 0) return every.add(at, stride, blocks, 0, every.all, bytes, sums);
+    EndsOf ends{isa, at, stride, blocks, every};
     if (!(survey.decides ? ends.decide(survey.bottom, survey.top) : ends.all(survey.bottom, survey.top))) return false;
+    const Sum &one = ends.sums[survey.one], &two = ends.sums[survey.two];
     if (survey.count == 2) {
-        sums[survey.one] = ends.sums[0];
-        sums[survey.two] = ends.sums[1];
+        sums[survey.one] = one;
+        sums[survey.two] = two;
         return true;
     }
     // Beside 1 and 2 there are others, for which every block is searched, and under the better one of 1 and 2. If all
     // that counts is which candidate is the best, the worse one of the two gets a sum that is larger than the other's.
     const bool second = survey.decides && ends.second_is_less();
     const int kept = second ? survey.two : survey.one, left_out = second ? survey.one : survey.two;
-    if (!every.add(at, stride, blocks, 0, left_out, bytes, sums)) return false;
+    if (!every.add(at, stride, blocks, 0, every.but(left_out), bytes, sums)) return false;
     sums[left_out] = sums[kept];
     if (survey.decides) ++sums[left_out].rest;
     else {  // 1 stands for 2 wherever they do not differ
-        sums[left_out].low += ends.sums[1].low - ends.sums[0].low;
-        sums[left_out].rest += ends.sums[1].rest - ends.sums[0].rest;
+        sums[left_out].low += two.low - one.low;
+        sums[left_out].rest += two.rest - one.rest;
     }
     return true;
 }
@@ -239,10 +255,10 @@ int hb_survey(int isa, const void* x, int64_t rows, int64_t columns, int64_t fir
     return !survey_blocks(isa, x, rows, columns, first, *survey, nullptr, sums);
 }
 
-// The same for each row with its own tensor scale: `firsts`, `ends`, `shifts` and `sums` have entries for each row, and
-// so have the numbers of the searches, from number `row` on. A negative bottom stands for no ends.
+// The same for each row with its own tensor scale: `ends`, `shifts` and `sums` have entries for each row, and so have
+// the numbers of the searches, from number `row` on. A negative bottom stands for no ends.
 int hb_survey_rows(int isa, const void* x, int64_t rows, int64_t columns, int64_t row, const Survey* survey,
-                   const int64_t* firsts, const float* ends, const int32_t* shifts, Sum* sums) {
+                   const float* ends, const int32_t* shifts, Sum* sums) {
     const GeneralSearch& of = survey->search[0];
     const int64_t step = columns * of.block * (of.dtype == FP32 ? 4 : 2);
     for (int64_t r = 0; r < rows; ++r) {
@@ -254,11 +270,11 @@ int hb_survey_rows(int isa, const void* x, int64_t rows, int64_t columns, int64_
         for (int c = 0; c < own.count; ++c) {
             own.shift[c] = shifts[r * own.count + c];
             own.search[c].per_row = 0;
-            own.search[c].constant += 256 * at;
+            if (own.search[c].constant) own.search[c].constant += 256 * at;
             own.search[c].prescale += at;
             own.search[c].unit += at;
         }
-        if (!survey_blocks(isa, (const uint8_t*)x + r * step, 1, columns, firsts[r], own, nullptr,
+        if (!survey_blocks(isa, (const uint8_t*)x + r * step, 1, columns, 0, own, nullptr,
                            sums + r * own.count))
             return 1;
     }
