@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import halfbyte as hb
 from halfbyte.backends.cpu.headroom import survey
-from halfbyte.backends.headroom import ALONE, SMALL, best, candidate, ends, headrooms, merged, widened
+from halfbyte.backends.headroom import ALONE, SMALL, Trial, best, candidate, ends, headrooms, merged, widened
 from halfbyte.backends.survey import survey_part
 from halfbyte.contracts.spec import Scaling
 from halfbyte.errors import InputError
@@ -128,10 +128,11 @@ def test_parts_add_up() -> None:
     x = sample("uniform", (96, 1024)).astype(ml_dtypes.bfloat16)
     request = resolve("nvfp4", None, "optimal", dtype="bf16")
     amax, candidates = np.float32(np.abs(x.astype(np.float32)).max()), (1.0, 1.75, 2.0)
-    whole = survey_part(x, request, amax, candidates)
-    for step in (1, 7, 50):
-        parts = [survey_part(x[at : at + step], request, amax, candidates) for at in range(0, 96, step)]
-        assert merged(parts) == whole
+    whole = survey_part(x, request, amax, Trial(candidates))
+    for trial in (Trial(candidates), Trial(candidates, 13)):
+        for step in (1, 7, 50):
+            parts = [survey_part(x[at : at + step], request, amax, trial, at) for at in range(0, 96, step)]
+            assert merged(parts) == survey_part(x, request, amax, trial)
     q = hb.quantize(x, "nvfp4", method=hb.Optimal(headroom=candidates))
     assert_same_bits(stored(q), widened(amax, best(candidates, whole)).reshape(()))
 

@@ -61,8 +61,7 @@ SMALL = 1 << 16
 """Elements of a tensor, or of all tensors that share a scale: up to so many, every headroom of 4over6 is tried too."""
 LARGE = 1 << 18
 STEPS = 13, 31
-"""Of tensors below LARGE elements every 13th block (or row) is probed, of others every 31st: few widths are multiples of
-these."""
+"""The steps of a sample of tensors below LARGE elements, and of others. Few widths are multiples of these."""
 CLEARLY = 15, 16
 """A probed headroom is a candidate if it costs less than 15/16 of the best of the others."""
 FRACTION_BITS = 16
@@ -92,29 +91,31 @@ def headrooms(request: Request, size: int) -> tuple[float, ...]:
 
 
 @dataclass(frozen=True)
-class Probe:
-    """A look at a sample of the blocks, which decides whether further headrooms are candidates."""
+class Trial:
+    """Headrooms that are tried on every block, or on a sample."""
 
     candidates: tuple[float, ...]
-    """All that are tried on the sample, and on every block if the sample speaks for it."""
-    step: int
+    step: int = 1
     """Blocks (or rows) with a number that is a multiple of this are in the sample."""
 
     def finds(self, totals: tuple[Total, ...]) -> bool:
-        """Whether a headroom besides 1 and 2 costs clearly less. `totals`: of the sample, for each candidate."""
+        """Whether a headroom besides 1 and 2 costs clearly less. `totals`: of a sample, for each candidate."""
         pairs = list(zip(self.candidates, totals, strict=True))
         usual = [total for headroom, total in pairs if headroom in DEFAULT and total is not None]
         others = [total for headroom, total in pairs if headroom not in DEFAULT and total is not None]
         return len(usual + others) == len(pairs) and CLEARLY[1] * min(others) < CLEARLY[0] * min(usual)
 
 
-def probe(request: Request, size: int) -> Probe | None:
-    """The probe of a tensor, or a group that shares its scale, of `size` elements; None: `headrooms` are all."""
+def probe(request: Request, size: int) -> Trial | None:
+    """The trial that decides whether further headrooms are candidates for so many elements that share a scale.
+
+    None: `headrooms` are all.
+    """
     method = request.method
     if size <= SMALL or not isinstance(method, Optimal) or method.headroom is not None:
         return None
     every = headrooms(request, 0)
-    return None if every == headrooms(request, size) else Probe(every, STEPS[size >= LARGE])
+    return None if every == headrooms(request, size) else Trial(every, STEPS[size >= LARGE])
 
 
 @dataclass(frozen=True)

@@ -127,7 +127,7 @@ def pieces() -> Iterator[int]:
         wanted = reference_survey(split(widen(x), 16), amax, request, candidates)
         found = [0] * len(candidates)
         for piece in (x[:1], x[1:]):
-            totals = survey_matrix(tensor(piece), request, float(amax), candidates)
+            totals = survey_matrix(tensor(piece), request, float(amax), headroom.Trial(candidates))
             found = [sum + total_of(words) for sum, words in zip(found, totals.tolist(), strict=True)]
         assert [total - found[0] for total in found] == [int(total or 0) - int(wanted[0] or 0) for total in wanted]
         yield 1

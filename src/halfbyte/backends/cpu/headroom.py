@@ -21,6 +21,7 @@ from halfbyte.backends.cpu.ranges import each_in_range
 from halfbyte.backends.cpu.structs import MOST_HEADROOMS, Survey
 from halfbyte.backends.headroom import (
     ALONE,
+    DEFAULT,
     EVERY,
     FRACTION_BITS,
     Candidate,
@@ -37,8 +38,9 @@ from halfbyte.backends.headroom import (
     probe,
     widened,
 )
+from halfbyte.backends.numbering import DTYPE_NUMBERS
 from halfbyte.backends.reference import headroom as reference
-from halfbyte.codec.bits import F32, widen
+from halfbyte.codec.bits import DTYPES, F32, widen
 from halfbyte.codec.blocks import split
 from halfbyte.contracts import NVFP4Rule
 from halfbyte.request import Request
@@ -206,6 +208,32 @@ def _one_scale(
         totals = _by_steps(own, edge, x, over_rows)
     del held
     return totals
+
+
+def edge_of(request: Request, amax: np.float32) -> Ends | None:
+    """The blocks that differ between the headrooms 1 and 2; None: all of them, or the reference has to tell."""
+    own = np.array([amax], np.float32)
+    one, two = (candidate(own, headroom, request) for headroom in DEFAULT)
+    none = np.empty((0, request.format.block), DTYPES[request.dtype])
+    return ends(one, two, request)[0] if _served(none, request, [one, two], own)[0] else None
+
+
+def ends_listed(
+    blocks: npt.NDArray[Any], request: Request, bottom: float, top: float, most: int
+) -> npt.NDArray[np.int64]:
+    """The first `most` blocks (or a few less) whose amax is above `top`, or above 0 and up to `bottom`."""
+    library, isa = native()
+    size, found, step = int(blocks.strides[0]), [np.zeros(0, np.int64)], 1 << 14
+    listed = np.empty(step, np.int64)
+    for start in range(0, len(blocks), step):
+        count = library.hb_list_ends(
+            isa, pointer(blocks, start * size), ctypes.c_int64(min(step, len(blocks) - start)), request.format.block,
+            DTYPE_NUMBERS[request.dtype], ctypes.c_float(bottom), ctypes.c_float(top), pointer(listed),
+        )  # fmt: skip
+        found.append(listed[:count] + start)
+        if sum(map(len, found)) >= most:
+            break
+    return np.concatenate(found)[:most]
 
 
 def _by_steps(

@@ -250,6 +250,12 @@ extern "C" {
 
 int64_t hb_sizeof_survey() { return sizeof(Survey); }
 
+// Lists blocks whose largest magnitude is beyond `top`, or is not 0 and not beyond `bottom`.
+int64_t hb_list_ends(int isa, const void* x, int64_t blocks, int block, int dtype, float bottom, float top,
+                     int64_t* out) {
+    return searches_of(isa)->ends(x, blocks, block, dtype, bits_up_to(bottom, dtype), bits_up_to(top, dtype), out);
+}
+
 // Adds to `sums`, one per candidate. `first`: the first block of a sample. Returns 1 if it cannot.
 int hb_survey(int isa, const void* x, int64_t rows, int64_t columns, int64_t first, const Survey* survey, Sum* sums) {
     return !survey_blocks(isa, x, rows, columns, first, *survey, nullptr, sums);
