@@ -16,7 +16,7 @@ from halfbyte.backends.cpu.structs import DecodeRecipe, Recipe
 from halfbyte.backends.cpu.tables_mx import ELEMENTS as MX_ROUNDINGS
 from halfbyte.backends.cpu.tables_mx import build_mx_tables, element_number, search_tables, zero_block_byte
 from halfbyte.backends.cpu.tables_nvfp4 import sign_number
-from halfbyte.backends.headroom import ALONE, CLEARLY, LARGE, SMALL, STEPS, headrooms, probe
+from halfbyte.backends.headroom import ALONE, CLEARLY, SAMPLED, SMALL, headrooms, probe
 from halfbyte.backends.numbering import (
     DECODES,
     DTYPE_NUMBERS,
@@ -111,7 +111,7 @@ def _nvfp4_recipe(request: Request, rule: NVFP4Rule, kernel: Kernel) -> Recipe |
 
 def _fill_headrooms(request: Request, recipe: Recipe) -> bool:
     """Fill in the candidates for the amax. Returns False if they are more than the structure holds."""
-    recipe.small, recipe.large = SMALL, LARGE
+    recipe.small = SMALL
     large, small = headrooms(request, SMALL + 1), headrooms(request, SMALL)
     if max(len(large), len(small)) > len(recipe.headroom):
         return False
@@ -119,7 +119,7 @@ def _fill_headrooms(request: Request, recipe: Recipe) -> bool:
     recipe.small_headrooms = 0 if small == ALONE else len(small)
     recipe.headroom[: len(large)], recipe.small_headroom[: len(small)] = large, small
     if probe(request, SMALL + 1) is not None:
-        recipe.probe_step, recipe.large_step = STEPS
+        recipe.sampled = SAMPLED
         recipe.clearly[:] = CLEARLY
     return True
 

@@ -138,10 +138,9 @@ class Recipe(ctypes.Structure):
         ("worth_tables", ctypes.c_int32),
         *((name, ctypes.c_float) for name in ("smallest", "for_zero", "largest", "top", "given")),
         *((name, ctypes.c_void_p) for name in ("tables", "values")),
-        *((name, ctypes.c_int64) for name in ("small", "large")),
+        *((name, ctypes.c_int64) for name in ("small", "sampled")),
         *((name, ctypes.c_int32) for name in ("headrooms", "small_headrooms")),
         *((name, ctypes.c_double * 4) for name in ("headroom", "small_headroom")),
-        *((name, ctypes.c_int32) for name in ("probe_step", "large_step")),
         ("clearly", ctypes.c_int64 * 2),
     ]
 

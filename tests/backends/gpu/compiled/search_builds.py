@@ -49,9 +49,11 @@ SURVEY = {
     "SAMPLE": False, "BY_ROW": False, "PROBED": False, "TWO": 1, "LESS": 15, "OF": 16,
 }  # fmt: skip
 ALL_BLOCKS = {**SURVEY, "TILE": 32, "SHORT": False, "COUNT": 3, "SOME": False}
+SAMPLE = {**ALL_BLOCKS, "DECIDES": False, "SAMPLE": True}
+PROBED = {**SURVEY, "COUNT": 3, "TWO": 2, "PROBED": True}
 SURVEYED = {
-    "block_ptr": "*i16", "queue_ptr": "*i16", "totals_ptr": "*i64", "sampled_ptr": "*i64", "done_ptr": "*i32", "headroom_ptr": "*i64",
-    "least_ptr": "*i32", "lowest_ptr": "*i32",
+    "block_ptr": "*i16", "queue_ptr": "*i16", "totals_ptr": "*i64", "sampled_ptr": "*i64", "done_ptr": "*i32",
+    "headroom_ptr": "*i64", "least_ptr": "*i32", "lowest_ptr": "*i32",
 }  # fmt: skip
 
 BUILDS: dict[str, Build] = {
@@ -79,7 +81,7 @@ BUILDS: dict[str, Build] = {
     "candidates": Build(survey_kernels.prepare_candidates, CANDIDATES, 4, SURVEYED),
     "survey": Build(survey_kernels.survey, SURVEY, 1, SURVEYED),
     "survey of all blocks": Build(survey_kernels.survey, ALL_BLOCKS, 1, SURVEYED),
-    "survey of a sample": Build(survey_kernels.survey, {**ALL_BLOCKS, "DECIDES": False, "SAMPLE": True}, 1, SURVEYED),
+    "survey of a sample": Build(survey_kernels.survey, SAMPLE, 1, SURVEYED),
     "survey after a sample": Build(
         survey_kernels.survey, {**SURVEY, "COUNT": 3, "TWO": 2, "PROBED": True}, 1, SURVEYED
     ),

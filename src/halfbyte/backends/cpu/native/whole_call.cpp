@@ -244,7 +244,7 @@ struct Call {
     // Raises the tensor's own amax by the best headroom. Returns false if only the reference can tell.
     // (backends/headroom.py)
     bool raise(float* amax) {
-        const bool small = blocks() * recipe.block <= recipe.small, looks = !small && recipe.probe_step > 0;
+        const bool small = blocks() * recipe.block <= recipe.small, looks = !small && recipe.sampled > 0;
         const int count = small || looks ? recipe.small_headrooms : recipe.headrooms;
         const double* headroom = small || looks ? recipe.small_headroom : recipe.headroom;
         if (count == 0 || *amax == 0.0f) return true;
@@ -271,7 +271,7 @@ struct Call {
         bool left_out[4] = {};
         if (looks) {
             Survey sample = survey;
-            sample.step = (int32_t)(blocks() * recipe.block < recipe.large ? recipe.probe_step : recipe.large_step);
+            sample.step = (int32_t)(blocks() * recipe.block / recipe.sampled | 1);
             Sum sums[MOST_HEADROOMS] = {};
             set_ends(&sample, own, tried, headroom);
             if (!survey_blocks(isa, x, rows, columns, 0, sample, nullptr, sums)) return false;

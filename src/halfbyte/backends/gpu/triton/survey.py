@@ -284,9 +284,9 @@ def survey(
     candidate are written for all groups; otherwise the totals are all that is wanted. With both, and without blocks at
     the bottom, the programs of candidate 1 search under both, and its total counts the blocks found that gain.
 
-    SAMPLE: of each group every `step`-th block counts, from sample_first on; or if BY_ROW, all of every `step`-th group,
-    whose totals are added, but for groups that leave a candidate out. PROBED: candidates besides 1 and TWO are left out
-    unless the sample speaks for one of them; if it does, all blocks are searched under all.
+    SAMPLE: of each group every `step`-th block counts, from sample_first on; or if BY_ROW, all of every `step`-th
+    group, whose totals are added, but for groups that leave a candidate out. PROBED: candidates besides 1 and TWO are
+    left out unless the sample speaks for one of them; if it does, all blocks are searched under all.
     """
     pid = tl.program_id(0).to(tl.int64)
     candidate = tl.program_id(1).to(tl.int64)
