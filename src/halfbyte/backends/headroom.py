@@ -60,7 +60,7 @@ DEFAULT = (1.0, 2.0)
 SMALL = 1 << 16
 """Elements of a tensor, or of all tensors that share a scale: up to so many, every headroom of 4over6 is tried too."""
 SAMPLED = 1 << 14
-"""Elements of a sample, or a few less: 1024 blocks, on which the errors of alike tensors differ by one or two percent."""
+"""Elements of a sample, or a few less: 1024 blocks."""
 CLEARLY = 15, 16
 """A probed headroom is a candidate if it costs less than 15/16 of the best of the others."""
 FRACTION_BITS = 16

@@ -26,6 +26,7 @@ from halfbyte.contracts.arithmetic import first_scale_byte
 from halfbyte.contracts.rounding import round_elements
 from halfbyte.contracts.spec import NVFP4Rule, TensorScale
 from halfbyte.formats import E4M3
+from halfbyte.methods import Optimal
 from halfbyte.request import Request
 
 
@@ -64,6 +65,8 @@ def survey(
     """
     if not np.isfinite(amax) or amax <= 0:
         return tuple(0 if h == candidates[0] else None for h in candidates)
+    if sample.step > 1 and isinstance(request.method, Optimal) and request.method.weights is None:
+        blocks, sample = blocks.reshape(1, -1, blocks.shape[2])[:, sample.first :: sample.step], EVERY
     own = int(exponents(candidate(np.asarray(amax).reshape(1), 1.0, request).multiplier)[0])
     return tuple(_total(blocks, amax, h, own, request, sample) for h in candidates)
 
