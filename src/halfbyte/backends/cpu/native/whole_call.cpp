@@ -280,8 +280,8 @@ struct Call {
         set_ends(&survey, own, tried, headroom);
         Sum sums[MOST_HEADROOMS] = {};
         // A search of every block has found the scales too, if it is the one that `exact` would use.
-        const bool keeps = small && recipe.route == EXACT_BLOCKS && recipe.tie == TIE_EVEN &&
-                           (survey.two < 0 || survey.count > 2);
+        const bool keeps =
+            small && recipe.route == EXACT_BLOCKS && recipe.tie == TIE_EVEN && (survey.two < 0 || survey.count > 2);
         uint8_t* bytes = keeps ? found_bytes(count * blocks()) : nullptr;
         if (!survey_blocks(isa, x, rows, columns, 0, survey, bytes, sums)) return false;
         int best = 0;

@@ -112,8 +112,8 @@ struct Candidates {
 
     int64_t block_bytes() const { return survey.search[0].block * (survey.search[0].dtype == FP32 ? 4 : 2); }
 
-    // Adds blocks that are `stride` bytes apart, all of one column, under some candidates. `bytes` gets the scales under
-    // each of them, or is null.
+    // Adds blocks that are `stride` bytes apart, all of one column, under some candidates. `bytes` gets the scales
+    // under each of them, or is null.
     bool add(const uint8_t* x, int64_t stride, int64_t blocks, int64_t column, const Places& some, uint8_t* bytes,
              Sum* sums) const {
         std::vector<float>& errors = scratch().errors;
@@ -161,8 +161,7 @@ struct EndsOf {
         if (stride == size) return x + start * size;
         std::vector<uint8_t>& to = scratch().joined;
         to.resize((size_t)(count * size));
-        for (int64_t i = 0; i < count; ++i)
-            std::memcpy(to.data() + i * size, x + (start + i) * stride, (size_t)size);
+        for (int64_t i = 0; i < count; ++i) std::memcpy(to.data() + i * size, x + (start + i) * stride, (size_t)size);
         return to.data();
     }
 
@@ -219,8 +218,7 @@ bool survey_blocks(int isa, const void* x, int64_t rows, int64_t columns, int64_
                    uint8_t* bytes, Sum* sums) {
     const Candidates every(isa, survey);
     const int64_t size = every.block_bytes(), stride = survey.step * size, all = rows * columns;
-    if (survey.search[0].objective != SQUARES)
-        return every.add_columns((const uint8_t*)x, rows, columns, first, sums);
+    if (survey.search[0].objective != SQUARES) return every.add_columns((const uint8_t*)x, rows, columns, first, sums);
     const int64_t blocks = first < all ? (all - first - 1) / survey.step + 1 : 0;
     const uint8_t* at = (const uint8_t*)x + first * size;
     if (survey.two < 0) return every.add(at, stride, blocks, 0, every.all, bytes, sums);
@@ -280,8 +278,7 @@ int hb_survey_rows(int isa, const void* x, int64_t rows, int64_t columns, int64_
             own.search[c].prescale += at;
             own.search[c].unit += at;
         }
-        if (!survey_blocks(isa, (const uint8_t*)x + r * step, 1, columns, 0, own, nullptr,
-                           sums + r * own.count))
+        if (!survey_blocks(isa, (const uint8_t*)x + r * step, 1, columns, 0, own, nullptr, sums + r * own.count))
             return 1;
     }
     return 0;
