@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from halfbyte.backends.device_reading import DeviceReader, can_read_to_device
 from halfbyte.backends.gpu import Bound, QuantizingCalls, float32_bits, group_amaxes, survey_matrix
+from halfbyte.backends.headroom import Trial
 from halfbyte.checkpoint.execute.device.protocol import DeviceMemoryError, Encoded, Matrix
 from halfbyte.checkpoint.execute.device.torch_decode import decode
 from halfbyte.checkpoint.execute.engine import Engine
@@ -273,16 +274,16 @@ class CudaStream:
             into.tensor.view(torch.float32).copy_(group_amaxes(_values(matrix), matrix.rows))
 
     def survey(
-        self, matrix: Matrix, amax: np.float32, candidates: tuple[float, ...], scratch: CudaMemory, into: CudaMemory
+        self, matrix: Matrix, amax: np.float32, tried: tuple[Trial, int], scratch: CudaMemory, into: CudaMemory
     ) -> None:
         import torch
 
         def found() -> torch.Tensor:
             request = self._device.request(dtype_name(matrix.dtype))
-            return survey_matrix(_values(matrix), request, float(amax), candidates, scratch.tensor)
+            return survey_matrix(_values(matrix), request, float(amax), *tried, scratch.tensor)
 
         with _RunningOut():
-            totals = self._device.once((dtype_name(matrix.dtype), candidates), found)
+            totals = self._device.once((dtype_name(matrix.dtype), tried[0]), found)
             into.tensor.view(torch.int64).copy_(totals.reshape(-1))
 
     def quantize(self, matrix: Matrix, amax: np.float32 | None, codes: CudaMemory, scales: CudaMemory) -> None:
