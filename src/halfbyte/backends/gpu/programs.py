@@ -33,6 +33,9 @@ MOST = 1024
 STORED = Address(Slot.GIVEN)
 """Decoding: the stored scales."""
 
+WRITTEN_BYTES = 32
+"""Decoding: what a lane writes, a sector of memory. With twice as much the kernel takes twice as long (on an H200)."""
+
 T = TypeVar("T")
 _PROGRAMS: dict[Any, Any] = {}
 _PROGRAMS_OF_METHODS: weakref.WeakKeyDictionary[Method, dict[Any, Any]] = weakref.WeakKeyDictionary()
@@ -81,8 +84,8 @@ def decoding_for(
     key = (decoder, request.format, request.contract, rows, width, stored, dtype, device)
 
     def make() -> Program:
-        block = request.format.block
-        columns = width // block
+        lane = min(request.format.block, WRITTEN_BYTES // (4 if dtype == "fp32" else 2))
+        columns = width // lane
         blocks = rows * columns
         table, group, group_blocks, decode = CODES, ONE_GROUP, blocks, decoder.decode
         if decode is None:
@@ -91,8 +94,8 @@ def decoding_for(
             group_blocks = blocks // stored
             group = group_kind(stored, group_blocks, LANES)
         constants: Constants = {
-            "B": LANES, "N": block, "DTYPE": DTYPE_NUMBERS[dtype], "MAP": FLAT, "GROUP": group, "DECODE": decode,
-            "TOP": decoder.top, "WIDE": decoder.wide, "NEGATIVE_ZERO": decoder.negative_zero, "ASM": assembly(device),
+            "B": LANES, "N": lane, "PIECES": request.format.block // lane, "DTYPE": DTYPE_NUMBERS[dtype], "MAP": FLAT,
+            "GROUP": group, "DECODE": decode, "TOP": decoder.top, "WIDE": decoder.wide, "NEGATIVE_ZERO": decoder.negative_zero, "ASM": assembly(device),
         }  # fmt: skip
         out_quads = width * (4 if dtype == "fp32" else 2) // 16
         arguments = (CODES, SCALES, STORED if stored else CODES, table, X, blocks, columns, out_quads, group_blocks)

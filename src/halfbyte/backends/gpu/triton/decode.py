@@ -100,10 +100,14 @@ def _by_amax(values, stored, N: tl.constexpr, TOP: tl.constexpr, SHORT: tl.const
 @triton.jit(do_not_specialize=["blocks", "columns", "out_quads", "group_blocks"])
 def dequantize(
     codes_ptr, scales_ptr, stored_ptr, table_ptr, out_ptr, blocks, columns, out_quads, group_blocks,
-    B: tl.constexpr, N: tl.constexpr, DTYPE: tl.constexpr, MAP: tl.constexpr, GROUP: tl.constexpr,
+    B: tl.constexpr, N: tl.constexpr, PIECES: tl.constexpr, DTYPE: tl.constexpr, MAP: tl.constexpr, GROUP: tl.constexpr,
     DECODE: tl.constexpr, TOP: tl.constexpr, WIDE: tl.constexpr, NEGATIVE_ZERO: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
-    """Values in the order of the contract's roundings, rounded once more to another dtype."""
+    """Values in the order of the contract's roundings, rounded once more to another dtype.
+
+    A lane decodes N values. A block of the format may be PIECES lanes long, and is as many blocks to this kernel: lanes
+    that write more than 32 bytes each share the sectors of memory with too many others.
+    """
     W: tl.constexpr = N if DTYPE == FP32 else N // 2
     C: tl.constexpr = N // 4 if WIDE else N // 8
     block, first, row, column, group, exists = place(
@@ -112,9 +116,11 @@ def dequantize(
     if C == 2:
         pair = tl.load((codes_ptr + block * 2)[:, None] + tl.arange(0, 2)[None, :], mask=exists[:, None], other=0)
         words = tl.split(pair)
+    elif C == 1:
+        words = (tl.load(codes_ptr + block, mask=exists, other=0),)
     else:
         words = load_words(codes_ptr + block * C, exists, C)
-    byte = tl.load(scales_ptr + block, mask=exists, other=0).to(tl.int32)
+    byte = tl.load(scales_ptr + block // PIECES, mask=exists, other=0).to(tl.int32)
     per_word: tl.constexpr = 4 if WIDE else 8
     if DECODE == DECODE_BY_TABLE:
         factor = tl.load(table_ptr + byte)
