@@ -148,7 +148,7 @@ __device__ __forceinline__ bool decide(const Operand& o, const Tables& t, const 
     const bool within = reach < clipped * clipped * 0.999f;
     const u32 byte = zero ? n.zero_byte : last - winner;
     const Short by = zero ? Short{0.0f, 0.0f} : t.bytes.by[byte & 127];
-    const bool below = v * by.high < (WRAPS ? 6.9999f : 7.9999f);
+    const bool below = v * by.high < SHORT_END;
     const bool decided = best.first < __fmaf_rn(best.second, 1.0f - MARGIN, -LEAST) && below;
     const bool clear = zero || (inside && within && decided);
     if (clear && exists) {

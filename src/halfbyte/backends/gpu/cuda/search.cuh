@@ -38,6 +38,9 @@ __device__ __forceinline__ float general_objective(const u32* words, float const
     return total;
 }
 
+// Below which y the short way gives the contract's codes: at 8 it does not go on, and where codes wrap it ends at 7.
+constexpr float SHORT_END = WRAPS ? 6.9999f : 7.9999f;
+
 // The same, where a byte has a short way to its codes. y has the sign of x, so magnitudes give the same squares.
 __device__ __forceinline__ float short_objective(const u32* words, Short by, float scale, const float* n) {
     float total = 0.0f;
@@ -68,38 +71,41 @@ struct Found {
     float error;
     u32 byte;
 
-    __device__ __forceinline__ void consider(u32 tried, const u32* words, const Bytes& t, const float* n) {
+    // v: the largest magnitude. Where codes do not wrap, values beyond 6 are 6 both ways.
+    __device__ __forceinline__ void consider(u32 tried, const u32* words, const Bytes& t, float v, const float* n) {
         const Short by = t.by[tried];
-        const float found = !WRAPS && by.high == by.high
-                                ? short_objective(words, by, t.scale[tried], n)
-                                : general_objective(words, t.constant[tried], t.scale[tried], n);
+        const bool is_short = WRAPS ? v * by.high < SHORT_END : by.high == by.high;
+        const float found = is_short ? short_objective(words, by, t.scale[tried], n)
+                                     : general_objective(words, t.constant[tried], t.scale[tried], n);
         if (found < error || (found == error && tried < byte)) {  // of two equal errors the smaller scale wins
             error = found;
             byte = tried;
         }
     }
     // Tries the bytes from `tried` down, until clipping the amax alone costs more than the best.
-    __device__ __forceinline__ void go_down(u32 tried, const u32* words, const Bytes& t, float most, const float* n) {
+    __device__ __forceinline__ void go_down(u32 tried, const u32* words, const Bytes& t, float v, float most,
+                                            const float* n) {
 #pragma unroll 1
         for (; tried >= FIRST && tried < 128; --tried) {
             const float d = most - 6.0f * t.scale[tried];
             if (d > 0.0f && d * d * 0.99999f > error) break;
-            if (!excluded(tried, most, n[UNIT])) consider(tried, words, t, n);
+            if (!excluded(tried, most, n[UNIT])) consider(tried, words, t, v, n);
         }
     }
 };
 
 // The search for any block: from the byte nearest to M/6 up until scales are excluded, then down.
-__device__ __forceinline__ u32 search(const u32* words, const Bytes& t, float most, u32 start, const float* n) {
+__device__ __forceinline__ u32 search(const u32* words, const Bytes& t, float v, float most, u32 start,
+                                      const float* n) {
     Found best = {FLOAT32_MAX, 255};
     u32 cover = round_e4m3(most / (n[UNIT] * 6.0f)).byte;
     cover = cover < FIRST ? FIRST : cover;
 #pragma unroll 1
     for (u32 byte = cover; byte <= 126; ++byte) {
-        if (!excluded(byte, most, n[UNIT])) best.consider(byte, words, t, n);
+        if (!excluded(byte, most, n[UNIT])) best.consider(byte, words, t, v, n);
         else if (byte > 15) break;
     }
-    best.go_down(cover - 1, words, t, most, n);
+    best.go_down(cover - 1, words, t, v, most, n);
     return best.byte == 255 ? start : best.byte;  // 255: no error was finite
 }
 
@@ -117,13 +123,13 @@ __device__ __noinline__ void exact_block(const Operand& o, const Segment& s, con
         Found best = {FLOAT32_MAX, 255};
 #pragma unroll 1
         for (u32 left = mask & (SMALLER - 1); left != 0; left &= left - 1)
-            best.consider(last - (__ffs(left) - 1), words, t, n);
-        if (mask & SMALLER) best.go_down(last - CANDIDATES, words, t, most, n);
+            best.consider(last - (__ffs(left) - 1), words, t, v, n);
+        if (mask & SMALLER) best.go_down(last - CANDIDATES, words, t, v, most, n);
         byte = best.byte;
     } else if (v > 0.0f && v <= FLOAT32_MAX && n[SEARCHED] > 0.0f) {
-        byte = search(words, t, most, start.byte, n);
+        byte = search(words, t, v, most, start.byte, n);
     }
-    if (!WRAPS && v * t.by[byte].high < 7.9999f)
+    if (v * t.by[byte].high < SHORT_END)
         o.codes[block] = make_uint2(short_codes(words, t.by[byte]), short_codes(words + WORDS / 2, t.by[byte]));
     else o.codes[block] = codes_of(words, t.constant[byte], byte == 0);
     o.scales[scale_place(o, at, block)] = (unsigned char)byte;
