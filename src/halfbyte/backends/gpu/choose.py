@@ -291,10 +291,9 @@ def _table(family: KernelKind, short: bool, constants: Constants, case: NVFP4Cas
     if family is KernelKind.FOUR_SIX:
         return None if not short else "four_six" if case.dtype == "bf16" else "four_six_estimate"
     signed_by_y = constants["SIGN"] in (SIGNS.index("y < 0"), SIGNS.index("sign bit"))
-    plain_in_fp32 = constants["TIE"] == TIES.index("even") and not constants["ZERO_INPUT"]
     if family is not KernelKind.OPTIMAL or case.asked != "optimal" or constants["FIRST"] > LARGEST_FIRST:
         return None
-    if not (signed_by_y or constants["ZERO_INPUT"]) or (case.dtype == "fp32" and not plain_in_fp32):
+    if not (signed_by_y or constants["ZERO_INPUT"]):
         return None
     return "optimal" if case.dtype == "bf16" else "estimate"
 

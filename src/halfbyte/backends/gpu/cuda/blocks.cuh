@@ -113,37 +113,87 @@ __device__ __forceinline__ void wait_for_kernel_before() {
 #endif
 }
 
+#ifndef BALANCED
+#define BALANCED 0
+#endif
+
+// Turns of a warp over the blocks of a segment, for kernels whose limit is arithmetic. There some warps run ahead, and
+// would leave the others alone at the end. So each takes the next two turns that are left.
+struct Turns {
+    u32 lane, turn, ahead;
+    u32* left;
+
+    __device__ __forceinline__ Turns(u32 lane, u32* left)
+        : lane(lane), turn(threadIdx.x / WARP * 2), ahead(0), left(left) {
+        if (threadIdx.x == 0) *left = THREADS / WARP;
+        __syncthreads();
+        ask();
+    }
+    __device__ __forceinline__ void ask() {
+        if (lane == 0) ahead = atomicAdd(left, 1);
+    }
+    __device__ __forceinline__ void next() {
+        ++turn;
+        if (turn % 2 == 0) {
+            turn = 2 * __shfl_sync(0xFFFFFFFF, ahead, 0);
+            ask();
+        }
+    }
+    // The first block of the warp in this turn.
+    __device__ __forceinline__ i64 first(const Segment& s) const {
+        const u32 round = turn / (THREADS / WARP);
+        return s.begin + (i64)((u64)round * (u32)s.step) + (turn - round * (THREADS / WARP)) * WARP;
+    }
+};
+
 // Calls `decide` for each block of a segment and loads the next block meanwhile. Lanes beyond the last block take part
 // too, so that warps stay together. `prepare` runs after the first loads have started, and `decide` gets its result
 // with every block.
 template <typename Prepare, typename Decide, typename Exact>
 __device__ __forceinline__ void for_all_blocks(const Operand& o, const Segment& s, Queue& queue, Prepare prepare,
                                                Decide decide, Exact exact) {
+#if BALANCED
+    __shared__ u32 left;
+    Turns turns(queue.lane, &left);
+    i64 block = turns.first(s) + queue.lane;
+#else
     i64 block = s.begin + threadIdx.x;
+#endif
     Place at = place_of(o, block < s.end ? block : 0);
+#if !BALANCED
     const Place stride = place_of(o, s.step);
+#endif
     Block next = {};
     if (block < s.end) next = load_block(source(o, s, at));
     const auto limits = prepare();
-    for (i64 first = block - queue.lane; first < s.end; first += s.step) {
+    for (i64 first = block - queue.lane; first < s.end;) {
         const Block b = next;
         const Place here = at;
+        const i64 current = block;
         const bool exists = block < s.end;
+#if BALANCED
+        turns.next();
+        first = turns.first(s);
+        block = first + queue.lane;
+        at = place_of(o, block < s.end ? block : 0);
+#else
+        first += s.step;
+        block += s.step;
         at.row += stride.row;
         at.column += stride.column;
         if (ROWS && at.column >= o.columns) {
             at.column -= o.columns;
             at.row += 1;
         }
-        if (block + s.step < s.end) next = load_block(source(o, s, at));
+#endif
+        if (block < s.end) next = load_block(source(o, s, at));
         u32 mask = 0;
-        const bool unclear = !decide(limits, b, here, block, exists, &mask) && exists;
+        const bool unclear = !decide(limits, b, here, current, exists, &mask) && exists;
         const u32 all = __ballot_sync(0xFFFFFFFF, unclear);
         if (all != 0) {
-            queue.add(unclear, block, mask, all);
+            queue.add(unclear, current, mask, all);
             if (queue.waiting >= WARP) queue.take(exact);
         }
-        block += s.step;
     }
     if (queue.waiting > 0) queue.take(exact);
 }

@@ -39,7 +39,7 @@ __device__ __forceinline__ float general_objective(const u32* words, float const
 }
 
 // Below which y the short way gives the contract's codes: at 8 it does not go on, and where codes wrap it ends at 7.
-constexpr float SHORT_END = WRAPS ? 6.9999f : 7.9999f;
+__device__ __forceinline__ float short_end() { return WRAPS ? 6.9999f : 7.9999f; }
 
 // The same, where a byte has a short way to its codes. y has the sign of x, so magnitudes give the same squares.
 __device__ __forceinline__ float short_objective(const u32* words, Short by, float scale, const float* n) {
@@ -47,7 +47,7 @@ __device__ __forceinline__ float short_objective(const u32* words, Short by, flo
 #pragma unroll 4
     for (int i = 0; i < 16; ++i) {
         const float x = fabsf(element_of(words, i));
-        const float r = round_e2m1(short_quotient(x, by)).value * scale - scaled_of(x, n);
+        const float r = short_element(short_quotient(x, by)).value * scale - scaled_of(x, n);
         total = total + r * r;
     }
     return total;
@@ -74,7 +74,7 @@ struct Found {
     // v: the largest magnitude. Where codes do not wrap, values beyond 6 are 6 both ways.
     __device__ __forceinline__ void consider(u32 tried, const u32* words, const Bytes& t, float v, const float* n) {
         const Short by = t.by[tried];
-        const bool is_short = WRAPS ? v * by.high < SHORT_END : by.high == by.high;
+        const bool is_short = WRAPS ? v * by.high < short_end() : by.high == by.high;
         const float found = is_short ? short_objective(words, by, t.scale[tried], n)
                                      : general_objective(words, t.constant[tried], t.scale[tried], n);
         if (found < error || (found == error && tried < byte)) {  // of two equal errors the smaller scale wins
@@ -129,7 +129,7 @@ __device__ __noinline__ void exact_block(const Operand& o, const Segment& s, con
     } else if (v > 0.0f && v <= FLOAT32_MAX && n[SEARCHED] > 0.0f) {
         byte = search(words, t, v, most, start.byte, n);
     }
-    if (v * t.by[byte].high < SHORT_END)
+    if (v * t.by[byte].high < short_end())
         o.codes[block] = make_uint2(short_codes(words, t.by[byte]), short_codes(words + WORDS / 2, t.by[byte]));
     else o.codes[block] = codes_of(words, t.constant[byte], byte == 0);
     o.scales[scale_place(o, at, block)] = (unsigned char)byte;
