@@ -10,13 +10,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from halfbyte.backends.gpu.choose import ChosenKernel, Decoder
-from halfbyte.backends.gpu.constants import DECODE_BY_TABLE, FLAT, ONE_GROUP, Constants
+from halfbyte.backends.gpu.constants import DECODE_BY_POWER, DECODE_BY_TABLE, FLAT, ONE_GROUP, Constants
 from halfbyte.backends.gpu.cuda.table_kernels import setting
 from halfbyte.backends.gpu.dispatch import Quantization, quantization
 from halfbyte.backends.gpu.driver.commands import Address, Command, Program, Slot, fixed
 from halfbyte.backends.gpu.driver.triton_kernels import triton_kernel
 from halfbyte.backends.gpu.launch import CODES, SCALES, Launch, Matrix, X, group_kind, source_of, weighs_columns
-from halfbyte.backends.gpu.mx_tables import decode_table_on
+from halfbyte.backends.gpu.mx_tables import decode_table_on, decodes_powers
 from halfbyte.backends.gpu.operand import LANES, assembly
 from halfbyte.backends.gpu.survey import Survey
 from halfbyte.backends.numbering import DTYPE_NUMBERS
@@ -88,7 +88,9 @@ def decoding_for(
         columns = width // lane
         blocks = rows * columns
         table, group, group_blocks, decode = CODES, ONE_GROUP, blocks, decoder.decode
-        if decode is None:
+        if decode is None and decodes_powers(request.contract, request.format):
+            decode = DECODE_BY_POWER
+        elif decode is None:
             table, decode = fixed(decode_table_on(request.contract, request.format, str(device))), DECODE_BY_TABLE
         elif stored:
             group_blocks = blocks // stored

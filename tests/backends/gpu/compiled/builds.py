@@ -13,6 +13,7 @@ from halfbyte.backends.gpu.constants import (
     AMAX_EACH,
     AMAX_GIVEN,
     AMAX_OF_PARTS,
+    DECODE_BY_POWER,
     DECODE_BY_TABLE,
     GROUP_OF_BLOCK,
     ROWS,
@@ -125,9 +126,10 @@ BUILDS: dict[str, Build] = {
         decode_kernels.dequantize,
         {**DECODE, "N": 8, "PIECES": 2, "DTYPE": FP32, "DECODE": DECODES.index(expressions.decode_by_multiplier)},
     ),
-    "dequantize mxfp4": Build(decode_kernels.dequantize, {**DECODE, "PIECES": 2, "DECODE": DECODE_BY_TABLE}),
+    "dequantize mxfp4": Build(decode_kernels.dequantize, {**DECODE, "PIECES": 2, "DECODE": DECODE_BY_POWER}),
+    "dequantize by a table": Build(decode_kernels.dequantize, {**DECODE, "PIECES": 2, "DECODE": DECODE_BY_TABLE}),
     "dequantize mxfp8": Build(
-        decode_kernels.dequantize, {**DECODE, "PIECES": 2, "DECODE": DECODE_BY_TABLE, "WIDE": True}
+        decode_kernels.dequantize, {**DECODE, "PIECES": 2, "DECODE": DECODE_BY_POWER, "WIDE": True}
     ),
     "cast": Build(decode_kernels.cast_mxfp4_to_nvfp4, {"B": 128, "HINTS": True}),
 }

@@ -20,6 +20,7 @@ from halfbyte.backends.gpu.triton.numbers import (
     DECODE_BY_AMAX,
     DECODE_BY_DIVISOR,
     DECODE_BY_MULTIPLIER,
+    DECODE_BY_POWER,
     DECODE_BY_RECIPROCAL,
     DECODE_BY_TABLE,
     DECODE_SINGLE_LEVEL,
@@ -124,6 +125,9 @@ def dequantize(
     per_word: tl.constexpr = 4 if WIDE else 8
     if DECODE == DECODE_BY_TABLE:
         factor = tl.load(table_ptr + byte)
+    elif DECODE == DECODE_BY_POWER:  # 2**(byte − 128); the first two are subnormal
+        power = tl.where(byte >= 2, (byte - 1) << 23, 0x200000 << (byte & 1))
+        factor = float_of(tl.where(byte == 255, 0x7FC00000, power))
     else:
         magnitude = tl.where((byte & 127) == 127, float("nan"), decode_e4m3(byte & 127))
         scale = float_of(bits_of(magnitude) | ((byte & 128) << 24))
@@ -143,7 +147,7 @@ def dequantize(
     values = ()
     for i in tl.static_range(N):
         q = _value(words[i // per_word], i % per_word, WIDE, NEGATIVE_ZERO)
-        if DECODE == DECODE_BY_TABLE:  # the table holds halves, so that no entry overflows
+        if DECODE == DECODE_BY_TABLE or DECODE == DECODE_BY_POWER:  # halves, so that none overflows
             values = values + ((q * 2.0) * factor,)
         else:
             values = values + (q * factor,)
