@@ -53,8 +53,6 @@ static inline T __ldg(const T* at) {
 static inline void __syncthreads() {}
 static inline void __syncwarp() {}
 static inline uint32_t __ballot_sync(uint32_t, bool vote) { return vote; }
-static inline uint32_t __shfl_sync(uint32_t, uint32_t x, int) { return x; }
-static inline uint32_t atomicAdd(uint32_t* at, uint32_t x) { return (*at += x) - x; }
 static inline int __popc(uint32_t x) { return __builtin_popcount(x); }
 static inline int __ffs(uint32_t x) { return __builtin_ffs((int)x); }
 static inline float __uint_as_float(uint32_t x) {

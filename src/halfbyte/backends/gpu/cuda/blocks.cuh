@@ -71,18 +71,28 @@ __device__ __forceinline__ i64 scale_place(const Operand& o, const Place& p, i64
 
 // --- blocks that a table does not decide ---
 
-// Each warp has its own queue. Blocks wait until there is one for every lane, so that no lane idles during the exact
-// arithmetic. Each kernel defines what `mask` means.
+// Each warp has its own queues, of blocks whose exact arithmetic takes equally long. Blocks wait until there is one for
+// every lane, so that no lane idles. Each kernel defines what the 24 bits of `mask` mean.
 struct Queue {
     u64* entries;  // 2·WARP entries: fewer than WARP wait when up to WARP more arrive
     u32 lane, waiting;
 
-    __device__ Queue(u64* memory)
-        : entries(memory + threadIdx.x / WARP * (2 * WARP)), lane(threadIdx.x % WARP), waiting(0) {}
+    __device__ Queue(u64* memory, u32 number = 0)
+        : entries(memory + number * blockDim.x * 2 + threadIdx.x / WARP * (2 * WARP)),
+          lane(threadIdx.x % WARP),
+          waiting(0) {}
 
     __device__ __forceinline__ void add(bool joins, i64 block, u32 mask, u32 all) {
-        if (joins) entries[waiting + __popc(all & ((1u << lane) - 1))] = (u64)block << 16 | mask;
+        if (joins) entries[waiting + __popc(all & ((1u << lane) - 1))] = (u64)block << 24 | mask;
         waiting += __popc(all);
+    }
+    // The lanes whose block joins; a full queue is worked on.
+    template <typename Work>
+    __device__ __forceinline__ void offer(bool joins, i64 block, u32 mask, Work work) {
+        const u32 all = __ballot_sync(0xFFFFFFFF, joins);
+        if (all == 0) return;
+        add(joins, block, mask, all);
+        if (waiting >= WARP) take(work);
     }
     // Takes up to WARP blocks and calls work(block, mask) in the lanes that got one.
     template <typename Work>
@@ -93,7 +103,7 @@ struct Queue {
         if (lane < count) {
             const u64 entry = entries[waiting + lane];
             COUNT_EXACT();
-            work((i64)(entry >> 16), (u32)entry & 0xFFFF);
+            work((i64)(entry >> 24), (u32)entry & 0xFFFFFF);
         }
         __syncwarp();
     }
@@ -113,89 +123,37 @@ __device__ __forceinline__ void wait_for_kernel_before() {
 #endif
 }
 
-#ifndef BALANCED
-#define BALANCED 0
-#endif
-
-// Turns of a warp over the blocks of a segment, for kernels whose limit is arithmetic. There some warps run ahead, and
-// would leave the others alone at the end. So each takes the next two turns that are left.
-struct Turns {
-    u32 lane, turn, ahead;
-    u32* left;
-
-    __device__ __forceinline__ Turns(u32 lane, u32* left)
-        : lane(lane), turn(threadIdx.x / WARP * 2), ahead(0), left(left) {
-        if (threadIdx.x == 0) *left = THREADS / WARP;
-        __syncthreads();
-        ask();
-    }
-    __device__ __forceinline__ void ask() {
-        if (lane == 0) ahead = atomicAdd(left, 1);
-    }
-    __device__ __forceinline__ void next() {
-        ++turn;
-        if (turn % 2 == 0) {
-            turn = 2 * __shfl_sync(0xFFFFFFFF, ahead, 0);
-            ask();
-        }
-    }
-    // The first block of the warp in this turn.
-    __device__ __forceinline__ i64 first(const Segment& s) const {
-        const u32 round = turn / (THREADS / WARP);
-        return s.begin + (i64)((u64)round * (u32)s.step) + (turn - round * (THREADS / WARP)) * WARP;
-    }
-};
-
 // Calls `decide` for each block of a segment and loads the next block meanwhile. Lanes beyond the last block take part
 // too, so that warps stay together. `prepare` runs after the first loads have started, and `decide` gets its result
-// with every block.
-template <typename Prepare, typename Decide, typename Exact>
-__device__ __forceinline__ void for_all_blocks(const Operand& o, const Segment& s, Queue& queue, Prepare prepare,
-                                               Decide decide, Exact exact) {
-#if BALANCED
-    __shared__ u32 left;
-    Turns turns(queue.lane, &left);
-    i64 block = turns.first(s) + queue.lane;
-#else
+// with every block. What it does not decide goes to `undecided`.
+template <typename Prepare, typename Decide, typename Undecided>
+__device__ __forceinline__ void for_all_blocks(const Operand& o, const Segment& s, u32 lane, Prepare prepare,
+                                               Decide decide, Undecided undecided) {
     i64 block = s.begin + threadIdx.x;
-#endif
     Place at = place_of(o, block < s.end ? block : 0);
-#if !BALANCED
     const Place stride = place_of(o, s.step);
-#endif
     Block next = {};
     if (block < s.end) next = load_block(source(o, s, at));
     const auto limits = prepare();
-    for (i64 first = block - queue.lane; first < s.end;) {
+    for (i64 first = block - lane; first < s.end; first += s.step) {
         const Block b = next;
         const Place here = at;
-        const i64 current = block;
         const bool exists = block < s.end;
-#if BALANCED
-        turns.next();
-        first = turns.first(s);
-        block = first + queue.lane;
-        at = place_of(o, block < s.end ? block : 0);
-#else
-        first += s.step;
-        block += s.step;
-        at.row += stride.row;
-        at.column += stride.column;
-        if (ROWS && at.column >= o.columns) {
-            at.column -= o.columns;
-            at.row += 1;
+        if (!ROWS) at = {0, block + s.step};
+        else {
+            at.row += stride.row;
+            at.column += stride.column;
+            if (at.column >= o.columns) {
+                at.column -= o.columns;
+                at.row += 1;
+            }
         }
-#endif
-        if (block < s.end) next = load_block(source(o, s, at));
+        if (block + s.step < s.end) next = load_block(source(o, s, at));
         u32 mask = 0;
-        const bool unclear = !decide(limits, b, here, current, exists, &mask) && exists;
-        const u32 all = __ballot_sync(0xFFFFFFFF, unclear);
-        if (all != 0) {
-            queue.add(unclear, current, mask, all);
-            if (queue.waiting >= WARP) queue.take(exact);
-        }
+        const bool unclear = !decide(limits, b, here, block, exists, &mask) && exists;
+        undecided(unclear, block, mask);
+        block += s.step;
     }
-    if (queue.waiting > 0) queue.take(exact);
 }
 
 // Calls `work` for every segment of this thread block.

@@ -198,20 +198,24 @@ __device__ __forceinline__ bool decide(const Operand& o, const Tables& t, const 
         o.codes[block] = make_uint2(short_codes(b.w, by), short_codes(b.w + WORDS / 2, by));
         o.scales[scale_place(o, at, block)] = (unsigned char)byte;
     } else if (inside && best.first < LARGE) {
-        *mask = within ? 0 : SMALLER;
+        *mask = (within ? 0 : SMALLER) | last << LAST_AT;
 #pragma unroll
         for (int k = 0; k < CANDIDATES; ++k) *mask |= e[k] <= reach ? 1u << k : 0;
-        if (WRAPS && !below) *mask = 2 * SMALLER - 1;
+        if (WRAPS && !below) *mask |= 2 * SMALLER - 1;
     }
     return clear;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) quantize_estimate(const __grid_constant__ Operand o) {
     Tables& t = *(Tables*)shared_memory;
-    Queue queue((u64*)(shared_memory + SHARED_BYTES / 16));
+    Undecided queues((u64*)(shared_memory + SHARED_BYTES / 16));
     for_all_segments(o, [&](const Segment& s) {
+        const auto pair = [&](i64 block, u32 mask) {
+            if (!exact_pair(o, s, t.bytes, block, mask)) exact_block(o, s, t.bytes, block, mask);
+        };
+        const auto exact = [&](i64 block, u32 mask) { exact_block(o, s, t.bytes, block, mask); };
         for_all_blocks(
-            o, s, queue,
+            o, s, queues.others.lane,
             [&] {
                 fill_tables(t, s.numbers);
                 return tensor_of(t, s.numbers);
@@ -219,6 +223,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) quantize_estimate(const
             [&](const Tensor& n, const Block& b, const Place& at, i64 block, bool exists, u32* mask) {
                 return decide(o, t, n, b, at, block, exists, mask);
             },
-            [&](i64 block, u32 mask) { exact_block(o, s, t.bytes, block, mask); });
+            [&](bool unclear, i64 block, u32 mask) { queues.offer(unclear, block, mask, pair, exact); });
+        queues.finish(pair, exact);
     });
 }

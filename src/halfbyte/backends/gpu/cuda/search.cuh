@@ -12,6 +12,7 @@ constexpr int CANDIDATES = 9;
 constexpr u32 FIRST_LAST = 20,
               LAST_LAST = 133;            // for L in this range all candidates are normal; above 126 some do not exist
 constexpr u32 SMALLER = 1 << CANDIDATES;  // set beside a mask of candidates: smaller scales can win too
+constexpr u32 LAST_AT = 16;               // where L is, behind such a mask
 constexpr u32 NO_AMAX = 0xFFFFFFFF;
 
 // What depends on the scale's byte.
@@ -109,8 +110,8 @@ __device__ __forceinline__ u32 search(const u32* words, const Bytes& t, float v,
     return best.byte == 255 ? start : best.byte;  // 255: no error was finite
 }
 
-// A block that estimates did not decide. `mask` has a bit for each candidate that can win, and SMALLER if smaller
-// scales can. 0 means all scales.
+// A block that estimates did not decide. `mask` has a bit for each candidate that can win, SMALLER if smaller scales
+// can, and L. 0 means all scales.
 __device__ __noinline__ void exact_block(const Operand& o, const Segment& s, const Bytes& t, i64 block, u32 mask) {
     const Place at = place_of(o, block);
     const u32* words = (const u32*)source(o, s, at);
@@ -119,7 +120,7 @@ __device__ __noinline__ void exact_block(const Operand& o, const Segment& s, con
     const Scale start = scale_byte(pre_scale(v, n));
     u32 byte = start.byte;
     if (mask != 0) {
-        const u32 last = last_of(most, n[UNIT]);
+        const u32 last = mask >> LAST_AT;
         Found best = {FLOAT32_MAX, 255};
 #pragma unroll 1
         for (u32 left = mask & (SMALLER - 1); left != 0; left &= left - 1)
@@ -134,6 +135,62 @@ __device__ __noinline__ void exact_block(const Operand& o, const Segment& s, con
     else o.codes[block] = codes_of(words, t.constant[byte], byte == 0);
     o.scales[scale_place(o, at, block)] = (unsigned char)byte;
 }
+
+// A block with two candidates. If both have a short way, one pass over the elements compares them; the result tells. x'
+// is exact here (`describes`, and L is in range), so it can be subtracted in one operation with the product by which it
+// is scaled.
+__device__ __noinline__ bool exact_pair(const Operand& o, const Segment& s, const Bytes& t, i64 block, u32 mask) {
+    const Place at = place_of(o, block);
+    const Block b = load_block(source(o, s, at));
+    const float* n = s.numbers;
+    const float v = largest_value(b.w), minus = -(n[PRESCALE] * n[PRESCALE_AGAIN]);
+    const u32 both = mask & (SMALLER - 1), last = mask >> LAST_AT;
+    const u32 first = last - (__ffs(both) - 1), second = last - (__ffs(both & (both - 1)) - 1);
+    const Short by_first = t.by[first], by_second = t.by[second];
+    if (!(v * by_first.high < short_end() && v * by_second.high < short_end())) return false;
+    const float scale_first = t.scale[first], scale_second = t.scale[second];
+    float error_first = 0.0f, error_second = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+        const float x = fabsf(element_of(b.w, i));
+        const float one = __fmaf_rn(x, minus, short_element(short_quotient(x, by_first)).value * scale_first);
+        const float other = __fmaf_rn(x, minus, short_element(short_quotient(x, by_second)).value * scale_second);
+        error_first = error_first + one * one;
+        error_second = error_second + other * other;
+    }
+    const bool takes_first = error_first < error_second;  // of two equal errors the smaller scale wins
+    const Short by = takes_first ? by_first : by_second;
+    o.codes[block] = make_uint2(short_codes(b.w, by), short_codes(b.w + WORDS / 2, by));
+    o.scales[scale_place(o, at, block)] = (unsigned char)(takes_first ? first : second);
+    return true;
+}
+
+// The queues of both kinds of blocks. Pairs are worth a queue of their own where there are many.
+constexpr bool HAS_PAIRS = DTYPE == FP16;
+
+struct Undecided {
+    Queue pairs, others;
+
+    __device__ Undecided(u64* memory) : pairs(memory, HAS_PAIRS), others(memory) {}
+
+    template <typename Pair, typename Exact>
+    __device__ __forceinline__ void offer(bool unclear, i64 block, u32 mask, Pair pair, Exact exact) {
+        if (!HAS_PAIRS) {
+            others.offer(unclear, block, mask, exact);
+            return;
+        }
+        if (__ballot_sync(0xFFFFFFFF, unclear) == 0) return;
+        const u32 most = mask & (2 * SMALLER - 1), second = most & (most - 1);
+        const bool is_pair = second != 0 && (second & (second - 1)) == 0 && most < SMALLER;
+        pairs.offer(unclear && is_pair, block, mask, pair);
+        others.offer(unclear && !is_pair, block, mask, exact);
+    }
+    template <typename Pair, typename Exact>
+    __device__ __forceinline__ void finish(Pair pair, Exact exact) {
+        if (HAS_PAIRS && pairs.waiting > 0) pairs.take(pair);
+        if (others.waiting > 0) others.take(exact);
+    }
+};
 
 // --- constants per byte ---
 
