@@ -33,9 +33,6 @@ MOST = 1024
 STORED = Address(Slot.GIVEN)
 """Decoding: the stored scales."""
 
-WRITTEN_BYTES = 32
-"""Decoding: what a lane writes, a sector of memory. With twice as much the kernel takes twice as long (on an H200)."""
-
 T = TypeVar("T")
 _PROGRAMS: dict[Any, Any] = {}
 _PROGRAMS_OF_METHODS: weakref.WeakKeyDictionary[Method, dict[Any, Any]] = weakref.WeakKeyDictionary()
@@ -77,6 +74,12 @@ def survey_for(
     return _kept(cache, ("survey", kernel, x, headroom, device), make)
 
 
+def _written_bytes(decoder: Decoder, dtype: str) -> int:
+    """Decoding: what a lane writes. MXFP4 on an H200: 64 bytes 136 µs, 32 bytes 79 µs, 16 bytes 68 µs. Of the others 32
+    are fastest."""
+    return 16 if decoder.decode is None and not decoder.wide and dtype != "fp32" else 32
+
+
 def decoding_for(
     decoder: Decoder, request: Request, rows: int, width: int, stored: int, dtype: str, device: torch.device
 ) -> Program:
@@ -84,7 +87,7 @@ def decoding_for(
     key = (decoder, request.format, request.contract, rows, width, stored, dtype, device)
 
     def make() -> Program:
-        lane = min(request.format.block, WRITTEN_BYTES // (4 if dtype == "fp32" else 2))
+        lane = min(request.format.block, _written_bytes(decoder, dtype) // (4 if dtype == "fp32" else 2))
         columns = width // lane
         blocks = rows * columns
         table, group, group_blocks, decode = CODES, ONE_GROUP, blocks, decoder.decode

@@ -126,7 +126,7 @@ BUILDS: dict[str, Build] = {
         decode_kernels.dequantize,
         {**DECODE, "N": 8, "PIECES": 2, "DTYPE": FP32, "DECODE": DECODES.index(expressions.decode_by_multiplier)},
     ),
-    "dequantize mxfp4": Build(decode_kernels.dequantize, {**DECODE, "PIECES": 2, "DECODE": DECODE_BY_POWER}),
+    "dequantize mxfp4": Build(decode_kernels.dequantize, {**DECODE, "N": 8, "PIECES": 4, "DECODE": DECODE_BY_POWER}),
     "dequantize by a table": Build(decode_kernels.dequantize, {**DECODE, "PIECES": 2, "DECODE": DECODE_BY_TABLE}),
     "dequantize mxfp8": Build(
         decode_kernels.dequantize, {**DECODE, "PIECES": 2, "DECODE": DECODE_BY_POWER, "WIDE": True}
