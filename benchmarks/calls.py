@@ -293,7 +293,8 @@ def main() -> int:
     print(f"{torch.cuda.get_device_name()}; {', '.join(f'{name} {version}' for name, version in versions.items())}; "
           f"halfbyte {hb.__version__}, {os.cpu_count()} cores")  # fmt: skip
     rows: list[Row] = []
-    for measure in (*(functools.partial(measure_shape, *shape) for shape in SHAPES), measure_sync):
+    measures: list[Callable[[], list[Row]]] = [functools.partial(measure_shape, *shape) for shape in SHAPES]
+    for measure in (*measures, measure_sync):
         found = measure()
         print_rows(found)
         rows += found

@@ -98,6 +98,9 @@ static inline uint32_t fused_halves(uint32_t a, uint32_t b, uint32_t c) {
 static inline uint32_t times_halves(uint32_t a, uint32_t b) {
     return each_half([=](int at) { return half_at(a, at) * half_at(b, at); });
 }
+static inline uint32_t minus_halves(uint32_t a, uint32_t b) {
+    return each_half([=](int at) { return half_at(a, at) - half_at(b, at); });
+}
 static inline uint32_t smaller_numbers(uint32_t a, uint32_t b) {
     return each_half([=](int at) { return fmin(half_at(a, at), half_at(b, at)); });
 }

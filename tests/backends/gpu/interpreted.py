@@ -68,10 +68,10 @@ def decoded_bytes(format: str, contract: hb.contracts.Contract) -> int:
     """Every scale byte under many codes, decoded to each dtype: by powers of two, or by a table (gguf has no NaN)."""
     spec, generator = hb.get_format(format), np.random.default_rng(1)
     codes = generator.integers(0, 256, (8, 1024 // spec.codes_per_byte)).astype(np.uint8)
-    parts = (codes, np.arange(256, dtype=np.uint8).reshape(8, 32))
+    scales = np.arange(256, dtype=np.uint8).reshape(8, 32)
     given, here = (
-        hb.QuantizedTensor(spec, (8, 1024), *held, None, None, contract, hb.Amax())
-        for held in (parts, tuple(like(part, HERE) for part in parts))
+        hb.QuantizedTensor(spec, (8, 1024), packed, bytes_, None, None, contract, hb.Amax())
+        for packed, bytes_ in ((codes, scales), (like(codes, HERE), like(scales, HERE)))
     )
     for dtype in ("bfloat16", "float16", "float32"):
         decoded = hb.dequantize(here, dtype, backend="gpu")

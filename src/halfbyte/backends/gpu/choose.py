@@ -35,7 +35,7 @@ from halfbyte.backends.gpu.slots import (
     qwantize_reason,
     static_reason,
 )
-from halfbyte.backends.numbering import DECODES, DTYPE_NUMBERS, MX_SCALES, SIGNS, TIES, number_of
+from halfbyte.backends.numbering import DECODES, DTYPE_NUMBERS, MX_SCALES, SIGNS, number_of
 from halfbyte.backends.protocol import Reason
 from halfbyte.contracts import Contract, MXRule, NVFP4Rule, expressions, reductions
 from halfbyte.contracts.arithmetic import first_scale_byte, four_six_error
@@ -295,7 +295,7 @@ def _table(family: KernelKind, short: bool, constants: Constants, case: NVFP4Cas
         return None
     if not (signed_by_y or constants["ZERO_INPUT"]):
         return None
-    return "optimal" if case.dtype == "bf16" else "estimate"
+    return {"bf16": "optimal", "fp16": "estimate_halves", "fp32": "estimate"}[case.dtype]
 
 
 # --- MX ---

@@ -100,7 +100,8 @@ def decoding_for(
             group = group_kind(stored, group_blocks, LANES)
         constants: Constants = {
             "B": LANES, "N": lane, "PIECES": request.format.block // lane, "DTYPE": DTYPE_NUMBERS[dtype], "MAP": FLAT,
-            "GROUP": group, "DECODE": decode, "TOP": decoder.top, "WIDE": decoder.wide, "NEGATIVE_ZERO": decoder.negative_zero, "ASM": assembly(device),
+            "GROUP": group, "DECODE": decode, "TOP": decoder.top, "WIDE": decoder.wide,
+            "NEGATIVE_ZERO": decoder.negative_zero, "ASM": assembly(device),
         }  # fmt: skip
         out_quads = width * (4 if dtype == "fp32" else 2) // 16
         arguments = (CODES, SCALES, STORED if stored else CODES, table, X, blocks, columns, out_quads, group_blocks)

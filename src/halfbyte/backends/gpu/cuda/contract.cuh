@@ -139,9 +139,9 @@ struct Short {
     float high, low;
 };
 
-// How ties go down: for 16-bit dtypes by a y that is too small. Numbers of float32 are too close together for that: what
-// is rounded, in one operation with the step that it is added to, is y·(1 − 2^-24). It is below y's tie if y is the tie,
-// and above if y is the next number.
+// How ties go down: for 16-bit dtypes by a y that is too small. Numbers of float32 are too close together for that:
+// what is rounded, in one operation with the step that it is added to, is y·(1 − 2^-24). It is below y's tie if y is
+// the tie, and above if y is the next number.
 __device__ __forceinline__ bool lowers_quotient() { return TIE == DOWN && DTYPE != FP32; }
 __device__ __forceinline__ bool lowers_sum() { return TIE == DOWN && DTYPE == FP32; }
 
@@ -166,7 +166,8 @@ __device__ __forceinline__ Element short_element(float y) {
 __device__ __forceinline__ Short short_of(float constant) {
     if (short_is_exact()) return {constant, 0.0f};
     const float reciprocal = divides() ? 1.0f / constant : constant;
-    if (lowers_quotient()) return {reciprocal * (DTYPE == BF16 ? 0.99975586f : 0.99987793f), 0.0f};  // 1 − 2^-12, 1 − 2^-13
+    if (lowers_quotient())
+        return {reciprocal * (DTYPE == BF16 ? 0.99975586f : 0.99987793f), 0.0f};  // 1 − 2^-12, 1 − 2^-13
     if (!divides()) return {reciprocal, 0.0f};
     return {reciprocal, __fmaf_rn(-reciprocal, constant, 1.0f) * reciprocal};
 }

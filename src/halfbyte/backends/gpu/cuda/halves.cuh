@@ -28,6 +28,12 @@ __device__ __forceinline__ u32 times_halves(u32 a, u32 b) {
     return out;
 }
 
+__device__ __forceinline__ u32 minus_halves(u32 a, u32 b) {
+    u32 out;
+    asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(out) : "r"(a), "r"(b));
+    return out;
+}
+
 // a·b + c, rounded once.
 __device__ __forceinline__ u32 fused_halves(u32 a, u32 b, u32 c) {
     u32 out;
@@ -41,9 +47,6 @@ __device__ __forceinline__ u32 smaller_numbers(u32 a, u32 b) {
     return out;
 }
 #endif
-
-// Two units of a multiprocessor share fused operations; of differences, one has all.
-__device__ __forceinline__ u32 minus_halves(u32 a, u32 b) { return fused_halves(b, 0xBC00BC00, a); }
 
 // A float as two equal float16 numbers.
 __device__ __forceinline__ u32 halves_of(float x) { return fp16_of_float(x) * 0x10001; }

@@ -215,8 +215,7 @@ __device__ __forceinline__ bool decide(const Operand& o, const Head& t, Zero bla
     const bool within = reach >> 4 < info.y >> 16;
     const u32 byte = zero ? blank.byte : last - (winner == 8 ? 8 : winner & 7);
     const Short by = zero ? Short{0.0f, 0.0f} : t.bytes.by[byte & 127];
-    const bool clear =
-        zero || (inside && within && best.second >= reach && float_of_bf16(v) * by.high < short_end());
+    const bool clear = zero || (inside && within && best.second >= reach && float_of_bf16(v) * by.high < short_end());
     if (clear && exists) {
         o.codes[block] = make_uint2(short_codes(b.w, by), short_codes(b.w + 4, by));
         o.scales[scale_place(o, at, block)] = (unsigned char)byte;

@@ -75,7 +75,8 @@ class TableKernel:
 TABLE_KERNELS = {
     "four_six": TableKernel("four_six.cu", "build_four_six", "quantize_four_six", 66304, 0, 26, 640, 3 << 18),
     "optimal": TableKernel("optimal.cu", "build_optimal", "quantize_optimal", 87056, 83968, 58, 128, 1 << 18),
-    "estimate": TableKernel("estimate.cu", None, "quantize_estimate", 3344, 0, 0, 0, 1 << 16, 640, 2),
+    "estimate": TableKernel("estimate.cu", None, "quantize_estimate", 3344, 0, 0, 0, 1 << 16, 512),
+    "estimate_halves": TableKernel("estimate.cu", None, "quantize_estimate", 3344, 0, 0, 0, 1 << 16, 640, 2),
     "four_six_estimate": TableKernel(
         "four_six_estimate.cu", None, "quantize_four_six_estimate", 1024, 0, 0, 0, 1 << 16, 512
     ),

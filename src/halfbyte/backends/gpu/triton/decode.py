@@ -147,7 +147,7 @@ def dequantize(
     values = ()
     for i in tl.static_range(N):
         q = _value(words[i // per_word], i % per_word, WIDE, NEGATIVE_ZERO)
-        if DECODE == DECODE_BY_TABLE or DECODE == DECODE_BY_POWER:  # halves, so that none overflows
+        if (DECODE == DECODE_BY_TABLE) | (DECODE == DECODE_BY_POWER):  # halves, so that none overflows
             values = values + ((q * 2.0) * factor,)
         else:
             values = values + (q * factor,)
