@@ -11,6 +11,7 @@ rounds. Bits: the first and last rows against the numpy reference. --cpu: the ta
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import statistics
@@ -275,7 +276,7 @@ def print_rows(rows: list[Row]) -> None:
             against = "" if torch_us is None else f"{row.wall_us / torch_us:.2f}"
             kernels = "" if row.kernels_us is None else f"{row.kernels_us:.1f}"
             share = "" if row.kernels_us is None else f"{row.wall_us / row.kernels_us:.2f}"
-            print(f"{row.name:<46}{row.wall_us:>10.1f}{against:>9}{kernels:>13}{share:>11}  {row.bits}")
+            print(f"{row.name:<46}{row.wall_us:>10.1f}{against:>9}{kernels:>13}{share:>11}  {row.bits}", flush=True)
 
 
 def main() -> int:
@@ -291,8 +292,12 @@ def main() -> int:
     versions = {"torch": torch.__version__, "CUDA": torch.version.cuda, "Python": sys.version.split()[0]}
     print(f"{torch.cuda.get_device_name()}; {', '.join(f'{name} {version}' for name, version in versions.items())}; "
           f"halfbyte {hb.__version__}, {os.cpu_count()} cores")  # fmt: skip
-    rows = [row for shape in SHAPES for row in measure_shape(*shape)] + measure_sync()
-    print_rows(rows)
+    rows: list[Row] = []
+    measures: list[Callable[[], list[Row]]] = [functools.partial(measure_shape, *shape) for shape in SHAPES]
+    for measure in (*measures, measure_sync):
+        found = measure()
+        print_rows(found)
+        rows += found
     starts = measure_start()
     print("\ncold start, seconds after importing torch and opening CUDA")
     for name, seconds in starts:

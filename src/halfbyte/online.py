@@ -65,7 +65,7 @@ def quantize_named(params: Iterable[Named] | Mapping[str, Array], rules: Rules, 
         )
     pairs = _named(params)
     names, arrays = zip(*pairs, strict=True) if pairs else ((), ())
-    shapes = [x.shape for x in arrays]
+    shapes = list(map(operator.attrgetter("shape"), arrays))
     if 3 in map(len, shapes):
         model = model_of(config.as_json)
         pairs = [pair for given in pairs for pair in _unstack(given, model)]
@@ -73,7 +73,7 @@ def quantize_named(params: Iterable[Named] | Mapping[str, Array], rules: Rules, 
         shapes = [x.shape for x in arrays]
     sync = decided(names, shapes, rules, config)
     fresh = [arrays[at] for at in sync.fresh]
-    devices = {x.device for x in fresh}
+    devices = set(map(operator.attrgetter("device"), fresh))
     if fresh and all(getattr(device, "type", device) == "cuda" for device in devices):  # numpy's devices are words
         return _on_card(pairs, list(arrays), fresh, sync)
     for at in sync.fresh:
@@ -160,7 +160,7 @@ def _on_card(pairs: list[Named], tensors: list[torch.Tensor], fresh: list[torch.
     """The results, without waiting for the device. Everything here happens once per tensor: it must be short."""
     import torch
 
-    dtypes, devices = {x.dtype for x in fresh}, {x.device for x in fresh}
+    dtypes, devices = (set(map(operator.attrgetter(name), fresh)) for name in ("dtype", "device"))
     for dtype in dtypes:
         if str(dtype).removeprefix("torch.") not in DTYPE_NAMES:
             dtype_name(dtype)  # raises

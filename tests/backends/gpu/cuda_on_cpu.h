@@ -78,6 +78,32 @@ static inline uint32_t fp16_of_float(float x) {
     memcpy(&bits, &y, 2);
     return bits;
 }
+// Pairs of half precision numbers in a word. Sums and products of the kernels' numbers are exact in double precision,
+// so they are rounded once.
+template <typename Operation>
+static inline uint32_t each_half(Operation operation) {
+    uint32_t out = 0;
+    for (int shift = 0; shift < 32; shift += 16) {
+        const _Float16 y = (_Float16)operation(shift);
+        uint16_t bits;
+        memcpy(&bits, &y, 2);
+        out |= (uint32_t)bits << shift;
+    }
+    return out;
+}
+static inline double half_at(uint32_t word, int shift) { return float_of_fp16(word >> shift & 0xFFFF); }
+static inline uint32_t fused_halves(uint32_t a, uint32_t b, uint32_t c) {
+    return each_half([=](int at) { return half_at(a, at) * half_at(b, at) + half_at(c, at); });
+}
+static inline uint32_t times_halves(uint32_t a, uint32_t b) {
+    return each_half([=](int at) { return half_at(a, at) * half_at(b, at); });
+}
+static inline uint32_t minus_halves(uint32_t a, uint32_t b) {
+    return each_half([=](int at) { return half_at(a, at) - half_at(b, at); });
+}
+static inline uint32_t smaller_numbers(uint32_t a, uint32_t b) {
+    return each_half([=](int at) { return fmin(half_at(a, at), half_at(b, at)); });
+}
 // The card's is off by one unit in the last place here and there; so is this one, always.
 static inline float about_reciprocal(float x) { return __uint_as_float(__float_as_uint(1.0f / x) + 1); }
 static inline float larger_magnitude(float x, float y) {

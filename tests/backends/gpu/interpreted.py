@@ -58,8 +58,24 @@ def compare(x: Matrix, format: str, contract: hb.contracts.Contract, method: hb.
         assert (mine is None) == (wanted is None), part
         if wanted is not None:
             assert_same_bits(mine, wanted, any_nan=True)
-    decoded = hb.dequantize(got, "bfloat16", backend="gpu")
-    assert_same_bits(decoded, hb.dequantize(expected, "bfloat16", backend="reference"), any_nan=True)
+    for dtype in ("bfloat16", "float32"):
+        decoded = hb.dequantize(got, dtype, backend="gpu")
+        assert_same_bits(decoded, hb.dequantize(expected, dtype, backend="reference"), any_nan=True)
+    return 1
+
+
+def decoded_bytes(format: str, contract: hb.contracts.Contract) -> int:
+    """Every scale byte under many codes, decoded to each dtype: by powers of two, or by a table (gguf has no NaN)."""
+    spec, generator = hb.get_format(format), np.random.default_rng(1)
+    codes = generator.integers(0, 256, (8, 1024 // spec.codes_per_byte)).astype(np.uint8)
+    scales = np.arange(256, dtype=np.uint8).reshape(8, 32)
+    given, here = (
+        hb.QuantizedTensor(spec, (8, 1024), packed, bytes_, None, None, contract, hb.Amax())
+        for packed, bytes_ in ((codes, scales), (like(codes, HERE), like(scales, HERE)))
+    )
+    for dtype in ("bfloat16", "float16", "float32"):
+        decoded = hb.dequantize(here, dtype, backend="gpu")
+        assert_same_bits(decoded, hb.dequantize(given, dtype, backend="reference"), any_nan=True)
     return 1
 
 
@@ -70,6 +86,9 @@ def comparisons() -> Iterator[int]:
     for index, contract in enumerate(MX):
         for number, name in enumerate(("wide", "bits")):
             yield compare(small(name, ("bf16", "fp32", "fp16")[(index + number) % 3]), "mxfp4", contract)
+    yield decoded_bytes("mxfp4", contracts.ocp())
+    yield decoded_bytes("mxfp4", contracts.gguf())
+    yield decoded_bytes("mxfp8", contracts.ocp())
     yield compare(small("wide", "bf16"), "mxfp8", contracts.ocp())
     yield compare(small("nonfinite", "fp32"), "mxfp8", contracts.torchao(mode="mx"))
     te = contracts.transformer_engine()

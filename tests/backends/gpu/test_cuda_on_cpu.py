@@ -28,6 +28,8 @@ OPTIMAL = hb.Optimal(headroom=1)
 METHODS: list[Method] = [*FOUR_SIX, OPTIMAL]
 NVFP4 = hb.get_format("nvfp4")
 DTYPES = {"bf16": ml_dtypes.bfloat16, "fp16": np.float16, "fp32": np.float32}
+SHARE = {"bf16": 0.03, "fp16": 0.13, "fp32": 0.03}
+"""The search: blocks of ordinary data that are left to exact arithmetic."""
 NEAR_TIES = (1024, 2048)
 """Enough numbers that some blocks' errors lie closer together than tables and estimates are exact."""
 
@@ -110,16 +112,13 @@ def test_every_input_equals_the_reference(method: Method, dtype: str) -> None:
 @pytest.mark.parametrize("contract", CONTRACTS, ids=repr)
 def test_the_search_under_every_contract(contract: Contract, dtype: str) -> None:
     """Odd inputs, and matrices whose blocks the estimates decide for the most part."""
-    if choose_table(contract, dtype) is None:
-        assert (contract.name, dtype) == ("qwantize", "fp32")  # ties that go down need a 16-bit dtype
-        return
     for name in whole_blocks():
         compare(np.array(make_input(name, dtype)), OPTIMAL, backend="cpu", contract=contract)
     for seed, kind in enumerate(["normal", "heavy tails", "few values", "sparse"]):
         x = draw(kind, (64, 256), seed, dtype)
         share = compare(x, OPTIMAL, backend="cpu", contract=contract)
         expects_estimates = kind == "normal" and contract != contracts.vllm(global_scale=3e30)
-        assert share < (0.05 if expects_estimates else 1.1)
+        assert share < (SHARE[dtype] if expects_estimates else 1.1)
 
 
 def choose_table(contract: Contract, dtype: str) -> str | None:
@@ -164,7 +163,7 @@ def test_every_significand_of_the_amax(method: Method, dtype: str) -> None:
 @pytest.mark.parametrize("kind", ["normal", "heavy tails"])
 def test_nearly_all_blocks_are_decided(kind: str, dtype: str) -> None:
     x = draw(kind, (512, 1024), dtype=dtype)
-    assert compare(x, OPTIMAL, backend="cpu") < 0.03
+    assert compare(x, OPTIMAL, backend="cpu") < SHARE[dtype]
     assert max(compare(x, method, backend="cpu") for method in FOUR_SIX) < 0.005
 
 

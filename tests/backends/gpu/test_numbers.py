@@ -28,7 +28,7 @@ BRANCHES: dict[tuple[str, str], tuple[list[object], tuple[str, ...]]] = {
     ("scales.py", "MULTIPLIER"): (numbering.MULTIPLIERS, ("one_level",)),
     ("scales.py", "PRE"): (numbering.PRE_SCALES, ()),
     ("scales.py", "ELEMENT"): (numbering.ELEMENTS, ()),
-    ("decode.py", "DECODE"): (numbering.DECODES, ("decode_by_table",)),
+    ("decode.py", "DECODE"): (numbering.DECODES, ("decode_by_table", "decode_by_power")),
     ("four_six.py", "KIND"): (numbering.ERRORS, ()),
     ("four_six.py", "METRIC"): (list(numbering.METRICS), ()),
     ("four_six.py", "ORDER"): (numbering.SUMS, ()),

@@ -35,7 +35,7 @@ from halfbyte.backends.gpu.slots import (
     qwantize_reason,
     static_reason,
 )
-from halfbyte.backends.numbering import DECODES, DTYPE_NUMBERS, MX_SCALES, SIGNS, TIES, number_of
+from halfbyte.backends.numbering import DECODES, DTYPE_NUMBERS, MX_SCALES, SIGNS, number_of
 from halfbyte.backends.protocol import Reason
 from halfbyte.contracts import Contract, MXRule, NVFP4Rule, expressions, reductions
 from halfbyte.contracts.arithmetic import first_scale_byte, four_six_error
@@ -291,12 +291,11 @@ def _table(family: KernelKind, short: bool, constants: Constants, case: NVFP4Cas
     if family is KernelKind.FOUR_SIX:
         return None if not short else "four_six" if case.dtype == "bf16" else "four_six_estimate"
     signed_by_y = constants["SIGN"] in (SIGNS.index("y < 0"), SIGNS.index("sign bit"))
-    plain_in_fp32 = constants["TIE"] == TIES.index("even") and not constants["ZERO_INPUT"]
     if family is not KernelKind.OPTIMAL or case.asked != "optimal" or constants["FIRST"] > LARGEST_FIRST:
         return None
-    if not (signed_by_y or constants["ZERO_INPUT"]) or (case.dtype == "fp32" and not plain_in_fp32):
+    if not (signed_by_y or constants["ZERO_INPUT"]):
         return None
-    return "optimal" if case.dtype == "bf16" else "estimate"
+    return {"bf16": "optimal", "fp16": "estimate_halves", "fp32": "estimate"}[case.dtype]
 
 
 # --- MX ---

@@ -80,6 +80,9 @@ ONE_LEVEL = len(MULTIPLIERS)
 DECODE_BY_TABLE = len(DECODES)
 """The number of a decoding formula whose place a table of the scale bytes takes."""
 
+DECODE_BY_POWER = DECODE_BY_TABLE + 1
+"""The same, where the table holds powers of two and NaN last: then nothing is looked up."""
+
 NOT_STORED = -1
 NOTHING = -1
 """For an option that a contract does not use."""

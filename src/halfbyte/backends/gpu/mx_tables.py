@@ -92,6 +92,18 @@ def mx_decode_table(contract: Contract, format: BlockFormat) -> F32:
     return np.ascontiguousarray(rule.decode(np.full(256, 0.5, np.float32), byte))
 
 
+def half_powers() -> F32:
+    """The decoding table of E8M0: 2**(byte − 128), the last byte NaN."""
+    exponents = np.arange(256) - 128
+    return np.where(exponents == 127, np.float32(np.nan), np.ldexp(np.float32(1), exponents)).astype(np.float32)
+
+
+@functools.lru_cache(maxsize=64)
+def decodes_powers(contract: Contract, format: BlockFormat) -> bool:
+    """Whether that is the table of a contract. One NaN is as good as another."""
+    return np.array_equal(mx_decode_table(contract, format), half_powers(), equal_nan=True)
+
+
 # --- on a device ---
 
 

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from halfbyte.backends.gpu.choose import ChosenKernel, Decoder
-from halfbyte.backends.gpu.constants import DECODE_BY_TABLE, FLAT, ONE_GROUP, Constants
+from halfbyte.backends.gpu.constants import DECODE_BY_POWER, DECODE_BY_TABLE, FLAT, ONE_GROUP, Constants
 from halfbyte.backends.gpu.cuda.table_kernels import setting
 from halfbyte.backends.gpu.dispatch import Quantization, quantization
 from halfbyte.backends.gpu.driver.commands import Address, Command, Program, Slot, fixed
 from halfbyte.backends.gpu.driver.triton_kernels import triton_kernel
 from halfbyte.backends.gpu.launch import CODES, SCALES, Launch, Matrix, X, group_kind, source_of, weighs_columns
-from halfbyte.backends.gpu.mx_tables import decode_table_on
+from halfbyte.backends.gpu.mx_tables import decode_table_on, decodes_powers
 from halfbyte.backends.gpu.operand import LANES, assembly
 from halfbyte.backends.gpu.survey import Survey
 from halfbyte.backends.headroom import Trial
@@ -76,6 +76,12 @@ def survey_for(kernel: ChosenKernel, request: Request, x: Matrix, trial: Trial, 
     return _kept(cache, ("survey", kernel, x, trial, device), make)
 
 
+def _written_bytes(decoder: Decoder, dtype: str) -> int:
+    """Decoding: what a lane writes. MXFP4 on an H200: 64 bytes 136 µs, 32 bytes 79 µs, 16 bytes 68 µs. Of the others 32
+    are fastest."""
+    return 16 if decoder.decode is None and not decoder.wide and dtype != "fp32" else 32
+
+
 def decoding_for(
     decoder: Decoder, request: Request, rows: int, width: int, stored: int, dtype: str, device: torch.device
 ) -> Program:
@@ -83,18 +89,21 @@ def decoding_for(
     key = (decoder, request.format, request.contract, rows, width, stored, dtype, device)
 
     def make() -> Program:
-        block = request.format.block
-        columns = width // block
+        lane = min(request.format.block, _written_bytes(decoder, dtype) // (4 if dtype == "fp32" else 2))
+        columns = width // lane
         blocks = rows * columns
         table, group, group_blocks, decode = CODES, ONE_GROUP, blocks, decoder.decode
-        if decode is None:
+        if decode is None and decodes_powers(request.contract, request.format):
+            decode = DECODE_BY_POWER
+        elif decode is None:
             table, decode = fixed(decode_table_on(request.contract, request.format, str(device))), DECODE_BY_TABLE
         elif stored:
             group_blocks = blocks // stored
             group = group_kind(stored, group_blocks, LANES)
         constants: Constants = {
-            "B": LANES, "N": block, "DTYPE": DTYPE_NUMBERS[dtype], "MAP": FLAT, "GROUP": group, "DECODE": decode,
-            "TOP": decoder.top, "WIDE": decoder.wide, "NEGATIVE_ZERO": decoder.negative_zero, "ASM": assembly(device),
+            "B": LANES, "N": lane, "PIECES": request.format.block // lane, "DTYPE": DTYPE_NUMBERS[dtype], "MAP": FLAT,
+            "GROUP": group, "DECODE": decode, "TOP": decoder.top, "WIDE": decoder.wide,
+            "NEGATIVE_ZERO": decoder.negative_zero, "ASM": assembly(device),
         }  # fmt: skip
         out_quads = width * (4 if dtype == "fp32" else 2) // 16
         arguments = (CODES, SCALES, STORED if stored else CODES, table, X, blocks, columns, out_quads, group_blocks)

@@ -13,6 +13,7 @@ from halfbyte.backends.gpu.constants import (
     AMAX_EACH,
     AMAX_GIVEN,
     AMAX_OF_PARTS,
+    DECODE_BY_POWER,
     DECODE_BY_TABLE,
     GROUP_OF_BLOCK,
     ROWS,
@@ -57,7 +58,7 @@ MX = {
     "ASM": 1, **ROUNDING,
 }  # fmt: skip
 DECODE = {
-    "B": 128, "N": 16, "DTYPE": 0, "MAP": 0, "GROUP": 0, "DECODE": 0, "TOP": 2688.0, "WIDE": False,
+    "B": 128, "N": 16, "PIECES": 1, "DTYPE": 0, "MAP": 0, "GROUP": 0, "DECODE": 0, "TOP": 2688.0, "WIDE": False,
     "NEGATIVE_ZERO": True, "ASM": 1,
 }  # fmt: skip
 PREPARE = {
@@ -123,10 +124,13 @@ BUILDS: dict[str, Build] = {
     "dequantize": Build(decode_kernels.dequantize, DECODE),
     "dequantize float32": Build(
         decode_kernels.dequantize,
-        {**DECODE, "DTYPE": FP32, "DECODE": DECODES.index(expressions.decode_by_multiplier)},
+        {**DECODE, "N": 8, "PIECES": 2, "DTYPE": FP32, "DECODE": DECODES.index(expressions.decode_by_multiplier)},
     ),
-    "dequantize mxfp4": Build(decode_kernels.dequantize, {**DECODE, "N": 32, "DECODE": DECODE_BY_TABLE}),
-    "dequantize mxfp8": Build(decode_kernels.dequantize, {**DECODE, "N": 32, "DECODE": DECODE_BY_TABLE, "WIDE": True}),
+    "dequantize mxfp4": Build(decode_kernels.dequantize, {**DECODE, "N": 8, "PIECES": 4, "DECODE": DECODE_BY_POWER}),
+    "dequantize by a table": Build(decode_kernels.dequantize, {**DECODE, "PIECES": 2, "DECODE": DECODE_BY_TABLE}),
+    "dequantize mxfp8": Build(
+        decode_kernels.dequantize, {**DECODE, "PIECES": 2, "DECODE": DECODE_BY_POWER, "WIDE": True}
+    ),
     "cast": Build(decode_kernels.cast_mxfp4_to_nvfp4, {"B": 128, "HINTS": True}),
 }
 

@@ -113,6 +113,7 @@ def test_sources_belong_to_the_package() -> None:
         "blocks.cuh",
         "contract.cuh",
         "four_six.cuh",
+        "halves.cuh",
         "numbers.cuh",
         "search.cuh",
         "values.cuh",
@@ -121,7 +122,7 @@ def test_sources_belong_to_the_package() -> None:
 
 
 def test_what_the_cuda_kernels_serve() -> None:
-    """The search under every contract, except those with a search of their own; 4over6 by TransformerEngine's."""
+    """The search under every contract; 4over6 by TransformerEngine's."""
     served, left = set(), set()
     for case in every_case():
         if case.format != "nvfp4" or case.method not in ("optimal", "mae 448", "mse 256") or case.block != 16:
@@ -133,22 +134,20 @@ def test_what_the_cuda_kernels_serve() -> None:
             key = (case.contract.name, case.method == "optimal", dtype)
             if kernel.table is not None:
                 assert request.tile == (1, 16)
-                assert kernel.table == KERNEL_OF[case.method == "optimal", dtype == "bf16"]
+                assert kernel.table == KERNEL_OF[case.method == "optimal"][dtype]
                 served.add(key)
             elif request.tile == (1, 16):
                 left.add(key)
     own_formulas = {("fouroversix", False, dtype) for dtype in ("bf16", "fp16", "fp32")}
-    assert left == {("qwantize", True, "fp32"), *own_formulas}
+    assert left == own_formulas
     assert not left & served
 
 
 KERNEL_OF = {
-    (True, True): "optimal",
-    (True, False): "estimate",
-    (False, True): "four_six",
-    (False, False): "four_six_estimate",
+    True: {"bf16": "optimal", "fp16": "estimate_halves", "fp32": "estimate"},
+    False: {"bf16": "four_six", "fp16": "four_six_estimate", "fp32": "four_six_estimate"},
 }
-"""By whether it is the search, and whether the dtype is bfloat16."""
+"""By whether it is the search, and by dtype."""
 
 
 def test_without_a_compiler_triton_serves_and_says_so_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

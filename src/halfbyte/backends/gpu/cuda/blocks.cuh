@@ -71,18 +71,28 @@ __device__ __forceinline__ i64 scale_place(const Operand& o, const Place& p, i64
 
 // --- blocks that a table does not decide ---
 
-// Each warp has its own queue. Blocks wait until there is one for every lane, so that no lane idles during the exact
-// arithmetic. Each kernel defines what `mask` means.
+// Each warp has its own queues, of blocks whose exact arithmetic takes equally long. Blocks wait until there is one for
+// every lane, so that no lane idles. Each kernel defines what the 24 bits of `mask` mean.
 struct Queue {
     u64* entries;  // 2·WARP entries: fewer than WARP wait when up to WARP more arrive
     u32 lane, waiting;
 
-    __device__ Queue(u64* memory)
-        : entries(memory + threadIdx.x / WARP * (2 * WARP)), lane(threadIdx.x % WARP), waiting(0) {}
+    __device__ Queue(u64* memory, u32 number = 0)
+        : entries(memory + number * blockDim.x * 2 + threadIdx.x / WARP * (2 * WARP)),
+          lane(threadIdx.x % WARP),
+          waiting(0) {}
 
     __device__ __forceinline__ void add(bool joins, i64 block, u32 mask, u32 all) {
-        if (joins) entries[waiting + __popc(all & ((1u << lane) - 1))] = (u64)block << 16 | mask;
+        if (joins) entries[waiting + __popc(all & ((1u << lane) - 1))] = (u64)block << 24 | mask;
         waiting += __popc(all);
+    }
+    // The lanes whose block joins; a full queue is worked on.
+    template <typename Work>
+    __device__ __forceinline__ void offer(bool joins, i64 block, u32 mask, Work work) {
+        const u32 all = __ballot_sync(0xFFFFFFFF, joins);
+        if (all == 0) return;
+        add(joins, block, mask, all);
+        if (waiting >= WARP) take(work);
     }
     // Takes up to WARP blocks and calls work(block, mask) in the lanes that got one.
     template <typename Work>
@@ -93,7 +103,7 @@ struct Queue {
         if (lane < count) {
             const u64 entry = entries[waiting + lane];
             COUNT_EXACT();
-            work((i64)(entry >> 16), (u32)entry & 0xFFFF);
+            work((i64)(entry >> 24), (u32)entry & 0xFFFFFF);
         }
         __syncwarp();
     }
@@ -115,37 +125,35 @@ __device__ __forceinline__ void wait_for_kernel_before() {
 
 // Calls `decide` for each block of a segment and loads the next block meanwhile. Lanes beyond the last block take part
 // too, so that warps stay together. `prepare` runs after the first loads have started, and `decide` gets its result
-// with every block.
-template <typename Prepare, typename Decide, typename Exact>
-__device__ __forceinline__ void for_all_blocks(const Operand& o, const Segment& s, Queue& queue, Prepare prepare,
-                                               Decide decide, Exact exact) {
+// with every block. What it does not decide goes to `undecided`.
+template <typename Prepare, typename Decide, typename Undecided>
+__device__ __forceinline__ void for_all_blocks(const Operand& o, const Segment& s, u32 lane, Prepare prepare,
+                                               Decide decide, Undecided undecided) {
     i64 block = s.begin + threadIdx.x;
     Place at = place_of(o, block < s.end ? block : 0);
     const Place stride = place_of(o, s.step);
     Block next = {};
     if (block < s.end) next = load_block(source(o, s, at));
     const auto limits = prepare();
-    for (i64 first = block - queue.lane; first < s.end; first += s.step) {
+    for (i64 first = block - lane; first < s.end; first += s.step) {
         const Block b = next;
         const Place here = at;
         const bool exists = block < s.end;
-        at.row += stride.row;
-        at.column += stride.column;
-        if (ROWS && at.column >= o.columns) {
-            at.column -= o.columns;
-            at.row += 1;
+        if (!ROWS) at = {0, block + s.step};
+        else {
+            at.row += stride.row;
+            at.column += stride.column;
+            if (at.column >= o.columns) {
+                at.column -= o.columns;
+                at.row += 1;
+            }
         }
         if (block + s.step < s.end) next = load_block(source(o, s, at));
         u32 mask = 0;
         const bool unclear = !decide(limits, b, here, block, exists, &mask) && exists;
-        const u32 all = __ballot_sync(0xFFFFFFFF, unclear);
-        if (all != 0) {
-            queue.add(unclear, block, mask, all);
-            if (queue.waiting >= WARP) queue.take(exact);
-        }
+        undecided(unclear, block, mask);
         block += s.step;
     }
-    if (queue.waiting > 0) queue.take(exact);
 }
 
 // Calls `work` for every segment of this thread block.

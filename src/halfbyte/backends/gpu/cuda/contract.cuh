@@ -134,29 +134,49 @@ __device__ __forceinline__ uint2 codes_of(const u32* words, float constant, bool
 
 // y is off by a little, or too small by a little, but no number of the dtype lies where that would change its code:
 // `short_fits` asks at every threshold. What multiplies is the contract's own y where that is a product and ties go to
-// even. NaN in place of `high` says that a byte has no such pair.
+// even, or the dtype is float32. NaN in place of `high` says that a byte has no such pair.
 struct Short {
     float high, low;
 };
 
+// How ties go down: for 16-bit dtypes by a y that is too small. Numbers of float32 are too close together for that:
+// what is rounded, in one operation with the step that it is added to, is y·(1 − 2^-24). It is below y's tie if y is
+// the tie, and above if y is the next number.
+__device__ __forceinline__ bool lowers_quotient() { return TIE == DOWN && DTYPE != FP32; }
+__device__ __forceinline__ bool lowers_sum() { return TIE == DOWN && DTYPE == FP32; }
+
 __device__ __forceinline__ bool short_is_exact() { return !divides() && TIE == EVEN; }
 
 __device__ __forceinline__ float short_quotient(float x, Short by) {
-    return divides() && TIE == EVEN ? __fmaf_rn(x, by.high, x * by.low) : x * by.high;
+    return divides() && !lowers_quotient() ? __fmaf_rn(x, by.high, x * by.low) : x * by.high;
+}
+
+// y moved to where its last place is the step. `step` is step_of(y).
+__device__ __forceinline__ float short_moved(float y, float step) {
+    return lowers_sum() ? __fmaf_rn(y, 0.99999994f, step * 524288.0f) : __fmaf_rn(step, 524288.0f, y);
+}
+
+// Code and value of a y of at least 0. As round_e2m1, but for ties.
+__device__ __forceinline__ Element short_element(float y) {
+    const float inside = y > 6.0f ? 6.0f : y, step = step_of(inside), moved = short_moved(inside, step);
+    const u32 raw = __float_as_uint(moved);
+    return {(raw + (raw >> 22) - 298) & 7, __fmaf_rn(step, -524288.0f, moved)};
 }
 
 __device__ __forceinline__ Short short_of(float constant) {
     if (short_is_exact()) return {constant, 0.0f};
     const float reciprocal = divides() ? 1.0f / constant : constant;
-    if (TIE == DOWN) return {reciprocal * (DTYPE == BF16 ? 0.99975586f : 0.99987793f), 0.0f};  // 1 − 2^-12, 1 − 2^-13
+    if (lowers_quotient())
+        return {reciprocal * (DTYPE == BF16 ? 0.99975586f : 0.99987793f), 0.0f};  // 1 − 2^-12, 1 − 2^-13
+    if (!divides()) return {reciprocal, 0.0f};
     return {reciprocal, __fmaf_rn(-reciprocal, constant, 1.0f) * reciprocal};
 }
 
 // Whether both ways give the same code around threshold number `which` of seven. Both are monotone in x. Number 7 asks
-// where y stops being zero, because signs are taken from y.
+// where y stops being zero, where signs are taken from y.
 __device__ __forceinline__ bool short_fits(Short by, float constant, u32 which) {
     const float thresholds[8] = {0.25f, 0.75f, 1.25f, 1.75f, 2.5f, 3.5f, 5.0f, 0.0f};
-    if (which == 7 && DTYPE != FP32) return true;
+    if (which == 7 && (DTYPE != FP32 || ZERO_INPUT)) return true;
     float middle = divides() ? thresholds[which] * constant : thresholds[which] / constant;
     if (which == 7) middle = __uint_as_float((u32)(constant < 65536.0f ? constant * 0.5f : 32768.0f));
     if (!(middle < (DTYPE == FP16 ? 65000.0f : 3e38f))) return false;
@@ -164,7 +184,7 @@ __device__ __forceinline__ bool short_fits(Short by, float constant, u32 which) 
     for (u32 step = 0; step < 5; ++step) {
         if (center + step < 2) continue;
         const float x = value_of_bits(center + step - 2), y = quotient(x, constant, false), z = short_quotient(x, by);
-        if (which == 7 ? (y == 0.0f) != (z == 0.0f) : code_of(x, y) != round_e2m1(z).code) return false;
+        if (which == 7 ? (y == 0.0f) != (z == 0.0f) : code_of(x, y) != short_element(z).code) return false;
     }
     return true;
 }
@@ -178,7 +198,8 @@ __device__ __forceinline__ u32 short_codes(const u32* w, Short by) {
     for (int i = 0; i < 8; ++i) {
         y[i] = short_quotient(element_of(w, i), by);
         const float magnitude = fabsf(y[i]);
-        raw[i] = raw_code_of(__fmaf_rn(step_of(magnitude), 524288.0f, magnitude));
+        raw[i] = raw_code_of(short_moved(magnitude, step_of(magnitude)));
+        if (ZERO_INPUT) y[i] = element_of(w, i);  // its sign counts
     }
     const bool keeps_zeros = SIGN == SIGN_BIT && !ZERO_INPUT;
     const u32 packed = pack_raw(raw), codes = packed - (packed >> 3 & 0x11111111);

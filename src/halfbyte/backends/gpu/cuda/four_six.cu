@@ -226,8 +226,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) quantize_four_six(const
     Tables& t = *(Tables*)shared_memory;
     Queue queue((u64*)(shared_memory + SHARED_BYTES / 16));
     for_all_segments(o, [&](const Segment& s) {
+        const auto exact = [&](i64 block, u32) { exact_block(o, s, block); };
         for_all_blocks(
-            o, s, queue,
+            o, s, queue.lane,
             [&] {
                 copy_tables(s.tables);
                 return t.limits;
@@ -235,6 +236,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) quantize_four_six(const
             [&](const Limits& limits, const Block& b, const Place& at, i64 block, bool exists, u32*) {
                 return decide(o, t, limits, b, at, block, exists);
             },
-            [&](i64 block, u32) { exact_block(o, s, block); });
+            [&](bool unclear, i64 block, u32 mask) { queue.offer(unclear, block, mask, exact); });
+        if (queue.waiting > 0) queue.take(exact);
     });
 }

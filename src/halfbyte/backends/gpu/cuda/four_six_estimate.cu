@@ -111,8 +111,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) quantize_four_six_estim
     Byte* bytes = (Byte*)shared_memory;
     Queue queue((u64*)(shared_memory + SHARED_BYTES / 16));
     for_all_segments(o, [&](const Segment& s) {
+        const auto exact = [&](i64 block, u32) { exact_block(o, s, block); };
         for_all_blocks(
-            o, s, queue,
+            o, s, queue.lane,
             [&] {
                 const float* n = s.numbers;
                 fill_bytes(bytes, n);
@@ -122,6 +123,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) quantize_four_six_estim
             [&](const Tensor& n, const Block& b, const Place& at, i64 block, bool exists, u32*) {
                 return decide(o, bytes, n, b, at, block, exists);
             },
-            [&](i64 block, u32) { exact_block(o, s, block); });
+            [&](bool unclear, i64 block, u32 mask) { queue.offer(unclear, block, mask, exact); });
+        if (queue.waiting > 0) queue.take(exact);
     });
 }

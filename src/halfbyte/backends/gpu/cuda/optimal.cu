@@ -215,13 +215,12 @@ __device__ __forceinline__ bool decide(const Operand& o, const Head& t, Zero bla
     const bool within = reach >> 4 < info.y >> 16;
     const u32 byte = zero ? blank.byte : last - (winner == 8 ? 8 : winner & 7);
     const Short by = zero ? Short{0.0f, 0.0f} : t.bytes.by[byte & 127];
-    const bool clear =
-        zero || (inside && within && best.second >= reach && float_of_bf16(v) * by.high < (WRAPS ? 6.9999f : 7.9999f));
+    const bool clear = zero || (inside && within && best.second >= reach && float_of_bf16(v) * by.high < short_end());
     if (clear && exists) {
         o.codes[block] = make_uint2(short_codes(b.w, by), short_codes(b.w + 4, by));
         o.scales[scale_place(o, at, block)] = (unsigned char)byte;
     } else if (inside && reach >> 4 < SATURATED + 500) {
-        *mask = within ? 0 : SMALLER;
+        *mask = (within ? 0 : SMALLER) | last << LAST_AT;
 #pragma unroll
         for (int k = 0; k < CANDIDATES; ++k) *mask |= p[k] < reach + 16 ? 1u << k : 0;
     }
@@ -230,10 +229,14 @@ __device__ __forceinline__ bool decide(const Operand& o, const Head& t, Zero bla
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) quantize_optimal(const __grid_constant__ Operand o) {
     const Head& t = *(const Head*)(shared_memory + HEAD_AT);
-    Queue queue((u64*)(shared_memory + SHARED_BYTES / 16));
+    Undecided queues((u64*)(shared_memory + SHARED_BYTES / 16));
     for_all_segments(o, [&](const Segment& s) {
+        const auto pair = [&](i64 block, u32 mask) {
+            if (!exact_pair(o, s, t.bytes, block, mask)) exact_block(o, s, t.bytes, block, mask);
+        };
+        const auto exact = [&](i64 block, u32 mask) { exact_block(o, s, t.bytes, block, mask); };
         for_all_blocks(
-            o, s, queue,
+            o, s, queues.others.lane,
             [&] {
                 copy_rows((const Tables*)s.tables);
                 return Zero{t.bytes.zero, t.bytes.zero_byte};
@@ -241,6 +244,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) quantize_optimal(const 
             [&](Zero zero, const Block& b, const Place& at, i64 block, bool exists, u32* mask) {
                 return decide(o, t, zero, b, at, block, exists, mask);
             },
-            [&](i64 block, u32 mask) { exact_block(o, s, t.bytes, block, mask); });
+            [&](bool unclear, i64 block, u32 mask) { queues.offer(unclear, block, mask, pair, exact); });
+        queues.finish(pair, exact);
     });
 }

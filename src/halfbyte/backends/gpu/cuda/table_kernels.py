@@ -42,7 +42,7 @@ MOST_GROUPS = 1024
 """The tables of this many groups take less than 100 MB."""
 
 QUEUE_BYTES = 16
-"""Shared memory per thread besides the tables: two places in its warp's queue."""
+"""Shared memory per thread besides the tables: two places in its warp's queue, or in each of them."""
 
 
 @dataclass(frozen=True)
@@ -61,19 +61,22 @@ class TableKernel:
     smallest: int
     """Blocks from which on the tables save more than building them costs (measured on an H200)."""
     threads: int = 1024
+    queues: int = 1
+    """Of a warp."""
 
     def shared_bytes(self, copies: int) -> int:
         return self.table_bytes + (copies - 1) * self.copied_bytes
 
     def launched_bytes(self, copies: int) -> int:
         """Shared memory with the warps' queues."""
-        return self.shared_bytes(copies) + self.threads * QUEUE_BYTES
+        return self.shared_bytes(copies) + self.threads * QUEUE_BYTES * self.queues
 
 
 TABLE_KERNELS = {
     "four_six": TableKernel("four_six.cu", "build_four_six", "quantize_four_six", 66304, 0, 26, 640, 3 << 18),
     "optimal": TableKernel("optimal.cu", "build_optimal", "quantize_optimal", 87056, 83968, 58, 128, 1 << 18),
-    "estimate": TableKernel("estimate.cu", None, "quantize_estimate", 3344, 0, 0, 0, 1 << 16, 640),
+    "estimate": TableKernel("estimate.cu", None, "quantize_estimate", 3344, 0, 0, 0, 1 << 16, 512),
+    "estimate_halves": TableKernel("estimate.cu", None, "quantize_estimate", 3344, 0, 0, 0, 1 << 16, 640, 2),
     "four_six_estimate": TableKernel(
         "four_six_estimate.cu", None, "quantize_four_six_estimate", 1024, 0, 0, 0, 1 << 16, 512
     ),

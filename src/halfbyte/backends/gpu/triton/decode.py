@@ -20,6 +20,7 @@ from halfbyte.backends.gpu.triton.numbers import (
     DECODE_BY_AMAX,
     DECODE_BY_DIVISOR,
     DECODE_BY_MULTIPLIER,
+    DECODE_BY_POWER,
     DECODE_BY_RECIPROCAL,
     DECODE_BY_TABLE,
     DECODE_SINGLE_LEVEL,
@@ -100,10 +101,14 @@ def _by_amax(values, stored, N: tl.constexpr, TOP: tl.constexpr, SHORT: tl.const
 @triton.jit(do_not_specialize=["blocks", "columns", "out_quads", "group_blocks"])
 def dequantize(
     codes_ptr, scales_ptr, stored_ptr, table_ptr, out_ptr, blocks, columns, out_quads, group_blocks,
-    B: tl.constexpr, N: tl.constexpr, DTYPE: tl.constexpr, MAP: tl.constexpr, GROUP: tl.constexpr,
+    B: tl.constexpr, N: tl.constexpr, PIECES: tl.constexpr, DTYPE: tl.constexpr, MAP: tl.constexpr, GROUP: tl.constexpr,
     DECODE: tl.constexpr, TOP: tl.constexpr, WIDE: tl.constexpr, NEGATIVE_ZERO: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
-    """Values in the order of the contract's roundings, rounded once more to another dtype."""
+    """Values in the order of the contract's roundings, rounded once more to another dtype.
+
+    A lane decodes N values. A block of the format may be PIECES lanes long, and is as many blocks to this kernel: lanes
+    that write more than 32 bytes each share the sectors of memory with too many others.
+    """
     W: tl.constexpr = N if DTYPE == FP32 else N // 2
     C: tl.constexpr = N // 4 if WIDE else N // 8
     block, first, row, column, group, exists = place(
@@ -112,12 +117,17 @@ def dequantize(
     if C == 2:
         pair = tl.load((codes_ptr + block * 2)[:, None] + tl.arange(0, 2)[None, :], mask=exists[:, None], other=0)
         words = tl.split(pair)
+    elif C == 1:
+        words = (tl.load(codes_ptr + block, mask=exists, other=0),)
     else:
         words = load_words(codes_ptr + block * C, exists, C)
-    byte = tl.load(scales_ptr + block, mask=exists, other=0).to(tl.int32)
+    byte = tl.load(scales_ptr + block // PIECES, mask=exists, other=0).to(tl.int32)
     per_word: tl.constexpr = 4 if WIDE else 8
     if DECODE == DECODE_BY_TABLE:
         factor = tl.load(table_ptr + byte)
+    elif DECODE == DECODE_BY_POWER:  # 2**(byte − 128); the first two are subnormal
+        power = tl.where(byte >= 2, (byte - 1) << 23, 0x200000 << (byte & 1))
+        factor = float_of(tl.where(byte == 255, 0x7FC00000, power))
     else:
         magnitude = tl.where((byte & 127) == 127, float("nan"), decode_e4m3(byte & 127))
         scale = float_of(bits_of(magnitude) | ((byte & 128) << 24))
@@ -137,7 +147,7 @@ def dequantize(
     values = ()
     for i in tl.static_range(N):
         q = _value(words[i // per_word], i % per_word, WIDE, NEGATIVE_ZERO)
-        if DECODE == DECODE_BY_TABLE:  # the table holds halves, so that no entry overflows
+        if (DECODE == DECODE_BY_TABLE) | (DECODE == DECODE_BY_POWER):  # halves, so that none overflows
             values = values + ((q * 2.0) * factor,)
         else:
             values = values + (q * factor,)

@@ -122,6 +122,7 @@ DECODE_BY_DIVISOR = _by_name(numbering.DECODES, "decode_by_divisor")
 DECODE_BY_RECIPROCAL = _by_name(numbering.DECODES, "decode_by_reciprocal")
 DECODE_SINGLE_LEVEL = _by_name(numbering.DECODES, "decode_single_level")
 DECODE_BY_TABLE = tl.constexpr(constants.DECODE_BY_TABLE)
+DECODE_BY_POWER = tl.constexpr(constants.DECODE_BY_POWER)
 
 # --- 4over6 ---
 
