@@ -17,6 +17,8 @@ FUSED = {
     "survey": 96,  # two loops over scales, three for each element
     "survey float32 in rows": 96,
     "survey of all blocks": 64,  # two where the sign is rounded along
+    "survey of a sample": 64,
+    "survey after a sample": 96,
     "survey weighted": 64,
     "mxfp4 optimal": 336,  # three scales, five per element; two per code, and four where scale by scale is tried
     "mxfp4 optimal float32": 576,  # 32 elements; squares are added by themselves
