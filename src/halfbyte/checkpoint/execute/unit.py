@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from halfbyte.backends.encoding import Encoder
 from halfbyte.backends.headroom import ALONE, Total, best, merged, widened
 from halfbyte.casting.optimal import Choice, write
 from halfbyte.casting.rows import Rows
@@ -21,6 +22,7 @@ from halfbyte.casting.window import Exponents, join
 from halfbyte.checkpoint.execute.bad_values import BadModules
 from halfbyte.checkpoint.execute.calibrated import Calibrator, SolvedCodes
 from halfbyte.checkpoint.execute.cast import MXFP4_BLOCK, choose_scale, stored_scales
+from halfbyte.checkpoint.execute.encoded import EncodingInput, encode_piece, encoder_for
 from halfbyte.checkpoint.execute.engine import Engine, TensorScales
 from halfbyte.checkpoint.execute.pieces import SLACK, Piece, Sizes, largest_piece, pieces_of
 from halfbyte.checkpoint.execute.smoothed import rescaled, smoothed, values_dtype
@@ -298,6 +300,8 @@ class UnitWork:
         if writer.spoiled and (group is not None or unit.action != "quantize"):
             return
         mark = arena.mark()
+        if self._encode(unit, piece, raw, group, writer, arena):
+            return
         if raw is None:
             raw = self.read(unit, piece, arena)
         if unit.action in ("decode", "gather", "rescale"):
@@ -310,20 +314,49 @@ class UnitWork:
             self._put_blocks(writer, unit, piece, blocks, group)
         arena.release(mark)
 
+    def encoder(self, unit: Unit) -> Encoder | None:
+        """What takes whole pieces of a unit from the source to the shard in one call, if anything does."""
+        return None if self.codes is not None else encoder_for(self.engine, unit)
+
+    def _encode(
+        self,
+        unit: Unit,
+        piece: Piece,
+        raw: npt.NDArray[Any] | None,
+        group: Group | None,
+        writer: ShardWriter,
+        arena: Arena,
+    ) -> bool:
+        """Quantize, hash and write a piece in one call, if that is possible. Without `raw` it is read on the way."""
+        encoder = self.encoder(unit)
+        if encoder is None or arena.left < encoder.room:
+            return False
+        amax = None if group is None else float(group.amax)
+        if not encode_piece(encoder, self.files, unit, piece, EncodingInput(raw, amax), writer, arena):
+            return False
+        self._put_scalars(writer, unit, piece, group)
+        return True
+
     def _put_blocks(
         self, writer: ShardWriter, unit: Unit, piece: Piece, blocks: tuple[U8, U8], group: Group | None
     ) -> None:
-        """Write the packed codes and scale bytes of a piece; the first piece brings the tensor's scalars along."""
-        parts = []
-        for output in unit.outputs:
-            match output.part.role:
-                case "codes":
-                    parts.append(self._place(unit, output, blocks[0], piece))
-                case "scales":
-                    parts.append(self._place(unit, output, blocks[1], piece))
-                case _ if piece.number == 0:
-                    parts.append((output, self._scalar(unit, output, unit.sources[piece.source], group), 0))
-        writer.put_all(parts)
+        """Write the packed codes and scale bytes of a piece, and with the first one the tensor's scalars."""
+        parts = {"codes": blocks[0], "scales": blocks[1]}
+        writer.put_all(
+            [
+                self._place(unit, output, parts[output.part.role], piece)
+                for output in unit.outputs
+                if output.part.role in parts
+            ]
+        )
+        self._put_scalars(writer, unit, piece, group)
+
+    def _put_scalars(self, writer: ShardWriter, unit: Unit, piece: Piece, group: Group | None) -> None:
+        """The tensor's scalars, with its first piece."""
+        if piece.number == 0:
+            for output in unit.outputs:
+                if output.part.role not in ("codes", "scales"):
+                    writer.put_scalar(output, self._scalar(unit, output, unit.sources[piece.source], group))
 
     def _blocks(
         self,
