@@ -86,6 +86,10 @@ class Encoder:
         self.room = int(self._library.hb_encoding_room(ctypes.c_void_p(call.address), ctypes.c_int64(leaf)))
         """Bytes of scratch memory that a call takes."""
 
+    def width(self, role: str, columns: int) -> int:
+        """Bytes of codes, or of scales, per row."""
+        return columns // (self._call.codes_per_byte if role == "codes" else self._call.block)
+
     def encode(
         self,
         rows: EncodingSource,
@@ -112,9 +116,8 @@ class Encoder:
         if ended == Ended.ENCODED:
             base = pointer(scratch).value or 0
             starts = [tail - base for tail in call.tails]
-            tails = [
-                scratch[at : at + part.bytes % self.leaf] for at, part in zip(starts, (codes, scales), strict=True)
-            ]
+            sizes = [part.bytes % self.leaf for part in (codes, scales)]
+            tails = [scratch[at : at + size] for at, size in zip(starts, sizes, strict=True)]
         parts = [Hashed(each, tail) for each, tail in zip(digests, tails, strict=True)]
         return EncodingResult(ended, call.done, call.error, *parts)
 
