@@ -29,6 +29,12 @@ def can_read() -> bool:
     return load_library() is not None and sys.platform != "win32"
 
 
+def is_cached_here(file: int) -> bool:
+    """Whether an open file is cheap to read again at once: whether a file system of this machine caches it."""
+    library = load_library()
+    return library is not None and bool(library.hb_is_cached_here(file))
+
+
 def read_largest_magnitude(
     file: int, offset: int, into: npt.NDArray[Any], size: int | None = None
 ) -> tuple[np.float32, int]:

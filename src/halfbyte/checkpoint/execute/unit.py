@@ -6,9 +6,7 @@ A worker owns an arena; nothing here keeps memory between pieces but what the ca
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,59 +14,28 @@ import numpy.typing as npt
 
 from halfbyte.backends.encoding import Encoder
 from halfbyte.backends.headroom import ALONE, Total, best, merged, widened
-from halfbyte.casting.optimal import Choice, write
+from halfbyte.casting.optimal import write
 from halfbyte.casting.rows import Rows
-from halfbyte.casting.window import Exponents, join
 from halfbyte.checkpoint.execute.bad_values import BadModules
 from halfbyte.checkpoint.execute.calibrated import Calibrator, SolvedCodes
 from halfbyte.checkpoint.execute.cast import MXFP4_BLOCK, choose_scale, stored_scales
 from halfbyte.checkpoint.execute.encoded import EncodingInput, encode_piece, encoder_for
-from halfbyte.checkpoint.execute.engine import Engine, TensorScales
+from halfbyte.checkpoint.execute.engine import Engine
+from halfbyte.checkpoint.execute.group import Group
 from halfbyte.checkpoint.execute.pieces import SLACK, Piece, Sizes, largest_piece, pieces_of
 from halfbyte.checkpoint.execute.smoothed import rescaled, smoothed, values_dtype
-from halfbyte.checkpoint.execute.writer import ShardWriter, Stopped
+from halfbyte.checkpoint.execute.writer import ShardWriter
 from halfbyte.checkpoint.io.bfloat16 import bf16
 from halfbyte.checkpoint.io.buffers import Arena
 from halfbyte.checkpoint.io.decode import Scales, decode_fp4, decode_rows, fp8_amax, read_block_scales, read_scales
 from halfbyte.checkpoint.io.files import Files
-from halfbyte.checkpoint.io.views import SourceMatrix, View, read_rows, read_rows_amax
+from halfbyte.checkpoint.io.views import SourceMatrix, View, find_amax, read_rows, read_rows_amax
 from halfbyte.checkpoint.plan.types import Output, Unit
 from halfbyte.codec.bits import U8
 from halfbyte.errors import CheckpointError
 
 Key = tuple[str, int]
 """A module and the number of a piece of it."""
-
-
-@dataclass
-class Group:
-    """Units that share a tensor scale, and the scale once it is known."""
-
-    modules: tuple[str, ...]
-    ready: threading.Event = field(default_factory=threading.Event)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    claimed: bool = False
-    pending: int = 0
-    """Pieces whose amax is still to come."""
-    amax: np.float32 = np.float32(0)
-    exponents: Exponents | None = None
-    """MXFP4: those of the blocks that are not zero."""
-    choice: Choice | None = None
-    """MXFP4: the global scale that the cast chose."""
-    scales: TensorScales | None = None
-    bad: bool = False
-    """Some member has values that no scale fits: none of the units is written."""
-
-    def add(self, amax: np.float32, exponents: Exponents | None = None) -> None:
-        """Take in what one piece found. NaN stays NaN."""
-        with self.lock:
-            self.amax = np.maximum(self.amax, amax)
-            self.exponents = join([self.exponents, exponents])
-
-    def wait(self, stop: threading.Event) -> None:
-        while not self.ready.wait(0.2):
-            if stop.is_set():
-                raise Stopped
 
 
 class UnitWork:
@@ -79,6 +46,7 @@ class UnitWork:
         self.codes = codes
         """Where codes come from, if not from the engine alone."""
         self.bad = BadModules()
+        self.reads_twice = False
         self.on_cpu = 0
         """Pieces that were computed on the CPU because no other device had memory for them."""
         self._scales: dict[tuple[str, int], Scales] = {}
@@ -109,17 +77,18 @@ class UnitWork:
         mine = {unit.module for unit in units}
         cut = {unit.module: list(pieces_of(unit, chunk)) for unit in (*units, *members)}
         held_bytes = sum(unit.source_bytes + SLACK for unit in units)
-        keeps = bool(members) and held_bytes + max(largest_piece(unit, chunk) for unit in members) <= arena.left
+        keeps = (
+            bool(members)
+            and not self.reads_twice
+            and held_bytes + max(largest_piece(unit, chunk) for unit in members) <= arena.left
+        )
         held = {}
         if group is not None and members:
             for unit in members:
                 for piece in cut[unit.module]:
-                    mark = arena.mark()
-                    raw = self.survey(unit, piece, group, arena)
-                    if keeps and unit.module in mine:
+                    raw = self.survey(unit, piece, group, arena, keeps and unit.module in mine)
+                    if raw is not None:
                         held[unit.module, piece.number] = raw
-                    else:
-                        arena.release(mark)
             self.settle(members, group, chunk, arena, held)
         elif group is not None:
             group.wait(writer.stop)
@@ -127,6 +96,15 @@ class UnitWork:
             for piece in reversed(cut[unit.module]):
                 self.write(unit, piece, held.get((unit.module, piece.number)), group, writer, arena)
             self.forget(unit)
+
+    def _reads_twice(self, members: Sequence[Unit]) -> bool:
+        """Whether both passes read, through a small buffer that stays in the cache, instead of holding the bytes."""
+        size = sum(source.rows * source.columns for unit in members for source in unit.sources)
+        if any(self.encoder(unit) is None for unit in members) or self.engine.headrooms(size) != ALONE:
+            return False
+        return all(
+            self.files.is_cached_here(file) for unit in members for source in unit.sources for file in source.files
+        )
 
     def scales_for(self, unit: Unit, index: int) -> Scales:
         """The small tensors of a source, read once; forgotten with `forget`."""
@@ -143,15 +121,23 @@ class UnitWork:
     def read(self, unit: Unit, piece: Piece, arena: Arena) -> npt.NDArray[Any]:
         return read_rows(self.files, unit.sources[piece.source].weight, piece.start, piece.stop, arena)
 
-    def survey(self, unit: Unit, piece: Piece, group: Group, arena: Arena) -> npt.NDArray[Any]:
-        """First pass: read a piece and add to the scale that its group shares. The bytes stay in the arena."""
+    def survey(
+        self, unit: Unit, piece: Piece, group: Group, arena: Arena, keep: bool = False
+    ) -> npt.NDArray[Any] | None:
+        """First pass: read a piece and add to the scale that its group shares. `keep`: its bytes stay in the arena."""
+        mark = arena.mark()
         source = unit.sources[piece.source]
         if source.kind == "float" and source.weight.contiguous and unit.factors is None:
+            if not keep:
+                amax = find_amax(self.files, source.weight, piece.start, piece.stop, arena)
+                if np.isfinite(amax):
+                    group.add(amax)
+                    return None
             raw, amax = read_rows_amax(self.files, source.weight, piece.start, piece.stop, arena)
             self._take_in(unit, piece, group, amax, raw, arena)
-            return raw
+            return self._kept(raw, keep, mark, arena)
         raw = self.read(unit, piece, arena)
-        mark = arena.mark()
+        behind = arena.mark()
         if unit.action == "cast":
             rows = self._rows(unit, piece, raw, arena)
             if rows.scales.size and int(rows.scales.max()) == 255:
@@ -161,10 +147,16 @@ class UnitWork:
                 group.add(np.float32(0), rows.exponents)
         else:
             amax = self._amax(unit, piece, raw, arena)
-            arena.release(mark)
+            arena.release(behind)
             self._take_in(unit, piece, group, amax, raw, arena)
+        arena.release(behind)
+        return self._kept(raw, keep, mark, arena)
+
+    def _kept(self, raw: npt.NDArray[Any], keep: bool, mark: int, arena: Arena) -> npt.NDArray[Any] | None:
+        if keep:
+            return raw
         arena.release(mark)
-        return raw
+        return None
 
     def _take_in(
         self, unit: Unit, piece: Piece, group: Group, amax: np.float32, raw: npt.NDArray[Any], arena: Arena

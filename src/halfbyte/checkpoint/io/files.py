@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from halfbyte.backends.amax import can_read, largest_magnitude, read_largest_magnitude
+from halfbyte.backends.amax import can_read, is_cached_here, largest_magnitude, read_largest_magnitude
 from halfbyte.codec.bits import U8
 from halfbyte.errors import CheckpointError
 
@@ -24,6 +24,7 @@ class Files:
     def __init__(self, paths: Mapping[str, str]) -> None:
         self._paths = paths
         self._descriptors: dict[str, int] = {}
+        self._cached: dict[str, bool] = {}
         self._lock = threading.Lock()
 
     def read(self, file: str, offset: int, into: U8) -> None:
@@ -62,6 +63,12 @@ class Files:
         if error:
             raise CheckpointError(f"{self._paths[file]} cannot be read after byte {at}: {os.strerror(error)}")
         raise _cut(file, at)
+
+    def is_cached_here(self, file: str) -> bool:
+        """Whether to read bytes again, soon after they were read, takes no more than to copy them."""
+        if file not in self._cached:
+            self._cached[file] = is_cached_here(self.descriptor(file))
+        return self._cached[file]
 
     def descriptor(self, file: str) -> int:
         """Of a file that is open for reading."""

@@ -7,6 +7,9 @@
 #include <cerrno>
 #include <unistd.h>
 #endif
+#if defined(__linux__)
+#include <sys/vfs.h>
+#endif
 
 extern "C" {
 
@@ -40,6 +43,27 @@ int64_t hb_read_amax(int isa, int file, int64_t offset, uint8_t* into, int64_t r
     (void)isa, (void)file, (void)offset, (void)into, (void)room, (void)bytes, (void)dtype, (void)size;
 #endif
     return done;
+}
+
+// Whether a file lies in a file system of this machine that keeps what was read in the page cache: to read it again at
+// once is then a copy of memory. Others (networks, FUSE) may fetch the bytes anew.
+int hb_is_cached_here(int file) {
+#if defined(__linux__)
+    struct statfs found;
+    if (fstatfs(file, &found)) return 0;
+    switch ((uint32_t)found.f_type) {
+        case 0x01021994u:  // tmpfs
+        case 0x0000EF53u:  // ext2, ext3, ext4
+        case 0x58465342u:  // XFS
+        case 0x9123683Eu:  // Btrfs
+        case 0xF2F52010u:  // F2FS
+        case 0x794C7630u:  // overlayfs
+            return 1;
+    }
+#else
+    (void)file;
+#endif
+    return 0;
 }
 
 // Writes parts of a file one after the other. Returns the system's number for an error, or 0.
