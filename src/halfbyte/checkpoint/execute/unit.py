@@ -23,13 +23,14 @@ from halfbyte.checkpoint.execute.encoded import EncodingInput, encode_piece, enc
 from halfbyte.checkpoint.execute.engine import Engine
 from halfbyte.checkpoint.execute.group import Group
 from halfbyte.checkpoint.execute.pieces import SLACK, Piece, Sizes, largest_piece, pieces_of
+from halfbyte.checkpoint.execute.scalars import scalar_of
 from halfbyte.checkpoint.execute.smoothed import rescaled, smoothed, values_dtype
 from halfbyte.checkpoint.execute.writer import ShardWriter
 from halfbyte.checkpoint.io.bfloat16 import bf16
 from halfbyte.checkpoint.io.buffers import Arena
 from halfbyte.checkpoint.io.decode import Scales, decode_fp4, decode_rows, fp8_amax, read_block_scales, read_scales
 from halfbyte.checkpoint.io.files import Files
-from halfbyte.checkpoint.io.views import SourceMatrix, View, find_amax, read_rows, read_rows_amax
+from halfbyte.checkpoint.io.views import find_amax, read_rows, read_rows_amax
 from halfbyte.checkpoint.plan.types import Output, Unit
 from halfbyte.codec.bits import U8
 from halfbyte.errors import CheckpointError
@@ -46,7 +47,6 @@ class UnitWork:
         self.codes = codes
         """Where codes come from, if not from the engine alone."""
         self.bad = BadModules()
-        self.reads_twice = False
         self.on_cpu = 0
         """Pieces that were computed on the CPU because no other device had memory for them."""
         self._scales: dict[tuple[str, int], Scales] = {}
@@ -79,7 +79,7 @@ class UnitWork:
         held_bytes = sum(unit.source_bytes + SLACK for unit in units)
         keeps = (
             bool(members)
-            and not self.reads_twice
+            and not self._reads_twice(members)
             and held_bytes + max(largest_piece(unit, chunk) for unit in members) <= arena.left
         )
         held = {}
@@ -348,7 +348,8 @@ class UnitWork:
         if piece.number == 0:
             for output in unit.outputs:
                 if output.part.role not in ("codes", "scales"):
-                    writer.put_scalar(output, self._scalar(unit, output, unit.sources[piece.source], group))
+                    scales = None if group is None else group.scales
+                    writer.put_scalar(output, scalar_of(self.files, unit, output, unit.sources[piece.source], scales))
 
     def _blocks(
         self,
@@ -384,29 +385,6 @@ class UnitWork:
         """Room for packed codes and scale bytes."""
         width, blocks = self.engine.widths(columns)
         return arena.take(rows * width).reshape(rows, width), arena.take(rows * blocks).reshape(rows, blocks)
-
-    def _scalar(self, unit: Unit, output: Output, source: SourceMatrix, group: Group | None) -> npt.NDArray[np.float32]:
-        """A tensor scale or an input scale, in the direction that the layout stores."""
-        role = output.part.role
-        one = np.float32(1)
-        if role in ("input_multiplier", "input_divisor"):
-            divides = role == "input_divisor"
-            if unit.input_scale is not None:
-                value = np.float32(unit.input_scale)
-                return np.array([one / value if divides else value], np.float32)
-            word = self._stored_word(source.input_scale, unit.module)
-        else:
-            divides = role == "divisor"
-            if group is not None and group.scales is not None:
-                return np.array([group.scales.divisor if divides else group.scales.multiplier], np.float32)
-            word = self._stored_word(source.global_scale, unit.module)
-        return np.array([word if source.divides == divides else one / word], np.float32)
-
-    def _stored_word(self, view: View | None, module: str) -> np.float32:
-        """A scalar as the source stores it."""
-        if view is None:
-            raise CheckpointError(f"{module} has no stored scale where one is needed")
-        return np.float32(read_rows(self.files, view, 0, 1, Arena(256)).astype(np.float32)[0, 0])
 
     def _place(
         self, unit: Unit, output: Output, data: npt.NDArray[Any], piece: Piece
