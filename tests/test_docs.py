@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from docs import generate
+from examples import demo
 from halfbyte.conform import load_vectors, run_vectors
 
 ROOT = Path(__file__).parent.parent
@@ -38,6 +39,25 @@ def test_readme_counts_are_what_a_run_gives() -> None:
         for peer in report.peers
     }
     assert shown == counts
+
+
+SHOWN = {
+    "transformer_engine, amax": ("nvfp4", "transformer_engine", "amax"),
+    "transformer_engine, four_six (MAE, 448)": ("nvfp4", "transformer_engine", "four_six:mae:448"),
+    "modelopt, four_six (MSE, 256)": ("nvfp4", "modelopt", "four_six:mse:256"),
+    "modelopt, sweep of all scales": ("nvfp4", "modelopt", "sweep"),
+    "transformer_engine, optimal": ("nvfp4", "transformer_engine", "optimal"),
+    "MXFP4, ocp": ("mxfp4", "ocp", "amax"),
+    "MXFP8, ocp": ("mxfp8", "ocp", "amax"),
+}
+
+
+def test_readme_errors_are_those_of_the_demo() -> None:
+    text = (ROOT / "README.md").read_text()
+    rows = re.findall(r"^\| [\d.]+ \| (\S.*?) \| ([\d.]+) % \|$", text, flags=re.MULTILINE)
+    tensors = {"gaussian weight": demo.make_tensors()["gaussian weight"]}
+    measured = {name: demo.measure(tensors, *call)[1][0] for name, call in SHOWN.items()}
+    assert dict(rows) == {name: f"{100 * error:.2f}" for name, error in measured.items()}
 
 
 def test_readme_map_names_real_places() -> None:

@@ -76,3 +76,36 @@ def test_errors() -> None:
         hb.fake_quant(x, "nvfp4", out=hb.quantize(x, "nvfp4"))
     with pytest.raises(TypeError, match="colour"):
         hb.fake_quant(x, "nvfp4", colour=1)
+
+
+@pytest.mark.parametrize("options", [{}, {"axis": 0}, {"method": "optimal", "contract": "modelopt"}])
+def test_float64_stays_float64(options: dict[str, Any]) -> None:
+    """Also under torch.compile, where a value cannot be looked at."""
+    x = torch.randn(64, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    wanted: Any = hb.fake_quant(x.float(), "nvfp4", **options)
+    leaf = x.clone().requires_grad_()
+    got: Any = hb.fake_quant(leaf, "nvfp4", **options)
+    got.sum().backward()
+    assert leaf.grad is not None
+    assert (leaf.grad.dtype, bool((leaf.grad == 1).all())) == (torch.float64, True)
+    compiled = torch.compile(lambda a: hb.fake_quant(a, "nvfp4", **options), backend="eager", fullgraph=True)
+    in_numpy: Any = hb.fake_quant(x.numpy(), "nvfp4", **options)
+    results: tuple[Any, ...] = (got.detach(), compiled(x), torch.from_numpy(in_numpy))
+    for values in results:
+        assert values.dtype == torch.float64
+        assert_same_bits(values.float(), wanted)
+    with pytest.raises(hb.InputError, match="which float32 cannot hold"):
+        hb.fake_quant(x * 1e60, "nvfp4")
+
+
+@pytest.mark.parametrize("amax", [None, 7.0, [3.0, 7.0]], ids=str)
+def test_experts_compiled_without_a_graph_break(amax: Any) -> None:
+    torch._dynamo.reset()
+    x = torch.from_numpy(gaussian(64, 32)).reshape(2, 32, 32)
+    options: dict[str, Any] = {"method": "optimal", "scaling": "expert", "global_amax": amax}
+    compiled = torch.compile(lambda a: hb.fake_quant(a, "nvfp4", **options), backend="aot_eager", fullgraph=True)
+    leaf = x.clone().requires_grad_()
+    values: Any = compiled(leaf)
+    assert_same_bits(values.detach(), hb.fake_quant(x, "nvfp4", **options))
+    values.sum().backward()
+    assert bool((leaf.grad == 1).all())  # type: ignore[union-attr]

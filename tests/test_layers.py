@@ -63,7 +63,10 @@ LAYERS = [
 """From left to right. A module imports only from its left or its own package."""
 
 NARROW = {
-    "halfbyte": {*LAYERS[: LAYERS.index("halfbyte")], "checkpoint", "layouts", "online", "testing"},  # as attributes
+    "halfbyte": {
+        *LAYERS[: LAYERS.index("halfbyte")],
+        *("calibration", "checkpoint", "layouts", "online", "statistics", "testing", "verify"),  # as attributes
+    },
     "models": {"errors", "child"},
     "load_check": {"errors", "child", "models", "checkpoint"},
     "layouts": {"errors", "formats", "codec", "arrays", "tensor_parts", "types", "models"},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -70,3 +72,34 @@ def test_out_is_checked_and_returned() -> None:
     assert np.asarray(hb.dequantize(first, out=room)).shape == (0, 64)
     with pytest.raises(hb.InputError, match="but the result is float32"):
         hb.dequantize(first, out=np.empty((1, 64), np.float32))
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+@pytest.mark.parametrize("leading", [(0,), (2, 0)])
+def test_casts(kind: str, leading: tuple[int, ...]) -> None:
+    import torch
+
+    x: Any = np.zeros((*leading, 64), np.float32)
+    x = torch.from_numpy(x) if kind == "torch" else x
+    for algorithm in ("optimal", "hybrid", "verbatim", "requantize"):
+        for contract in (None, "modelopt", "compressed_tensors"):
+            made, report = hb.cast(hb.quantize(x, "mxfp4"), "nvfp4", algorithm, contract=contract)
+            assert (made.shape, report.label, report.blocks, report.mse) == ((*leading, 64), "bit-exact", 0, 0.0)
+            assert (type(made.codes), made.dequantize().shape) == (type(x), x.shape)
+    back, report = hb.cast(hb.quantize(x, "nvfp4"), "mxfp4")
+    assert (back.format.name, back.shape, report.label) == ("mxfp4", (*leading, 64), "bit-exact")
+    values, report = hb.cast(hb.quantize(x, "mxfp8"), "bfloat16")
+    assert (values.shape, report.label) == (x.shape, "value-exact")
+    into = hb.quantize(x, "nvfp4", "modelopt")
+    made, _ = hb.cast(hb.quantize(x, "mxfp4"), "nvfp4", out=into)
+    assert made.codes is into.codes
+    with pytest.raises(hb.InputError, match="out holds nvfp4 of shape"):
+        hb.cast(hb.quantize(x, "mxfp4"), "nvfp4", out=hb.quantize(x[..., :32], "nvfp4"))
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 64), (2, 0, 64), (0, 0, 64)])
+def test_experts(shape: tuple[int, ...]) -> None:
+    for method in (None, "optimal"):
+        q = hb.quantize(np.zeros(shape, np.float32), "nvfp4", "modelopt", method, scaling="expert")
+        assert (q.shape, np.asarray(q.stored_scale).shape) == (shape, shape[:1])
+        assert np.asarray(q.dequantize()).shape == shape

@@ -117,6 +117,38 @@ def test_bfloat16_of_other_libraries(kind: Any) -> None:
     assert q == hb.quantize(narrow, "nvfp4")
 
 
+def test_bfloat16_by_dlpack_where_array_fails() -> None:
+    """mlx arrays have `__array__`, which fails for bfloat16."""
+
+    class Mlx(Foreign):
+        def __array__(self, *given: Any, **options: Any) -> Any:
+            raise RuntimeError("'bfloat16' is not a valid PEP 3118 buffer format string")
+
+    narrow = torch.from_numpy(X).bfloat16()
+    assert hb.quantize(Mlx(narrow), "nvfp4") == hb.quantize(narrow, "nvfp4")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("of", [Foreign, ByArray, np.asarray, torch.from_numpy])
+def test_functions_of_weights_take_what_quantize_takes(of: Any) -> None:
+    wide = X.astype(np.float64)
+    moments = np.eye(X.shape[1])
+    assert hb.gptq(of(wide), moments, "nvfp4") == hb.gptq(X, moments, "nvfp4")
+    found, wanted = hb.search_global_scale(of(wide), steps=2), hb.search_global_scale(X, steps=2)
+    assert (found.global_amax, found.quantized) == (wanted.global_amax, wanted.quantized)
+
+
+def test_a_cast_takes_dtypes() -> None:
+    import ml_dtypes
+
+    q = hb.quantize(X, "mxfp4")
+    dtypes: tuple[Any, ...] = (torch.bfloat16, ml_dtypes.bfloat16, np.dtype(ml_dtypes.bfloat16))
+    for dtype in dtypes:
+        assert_same_bits(hb.cast(q, dtype)[0], hb.cast(q, "bfloat16")[0])
+    half: Any = torch.float16
+    with pytest.raises(hb.UnknownNameError, match=r"unknown target of a cast torch\.float16"):
+        hb.cast(q, half)
+
+
 def test_an_array_that_does_not_convert() -> None:
     class Broken:
         def __array__(self, *given: Any, **options: Any) -> Any:
@@ -185,7 +217,7 @@ def test_the_walk_names_every_public_function() -> None:
 
 
 def test_modules_are_found_by_attribute() -> None:
-    for name in ("online", "layouts", "checkpoint", "gpu", "testing", "contracts"):
+    for name in ("online", "layouts", "checkpoint", "verify", "gpu", "testing", "contracts"):
         assert getattr(hb, name).__name__ == f"halfbyte.{name}"
     assert hb.layouts.gguf is gguf
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):

@@ -186,6 +186,20 @@ def test_a_font_from_elsewhere_fails(tmp_path: Path) -> None:
     assert list(check_site.problems(folder)) == ["a.css: loads https://fonts.example/f.woff2"]
 
 
+def test_choices_of_a_parameter_are_a_list_within() -> None:
+    first, second = '    "a": first,\n    in two lines', '    "b", "b:1" or `hb.B(1)`: second\n    `hb.c`: third'
+    text = f'x: one of these\n{first}\n{second}\ny: "d" here'
+    assert docstrings.as_markdown(text, ["x", "y"]).lstrip().splitlines() == [
+        "- `x`: one of these",
+        "",
+        '    - "a": first,',
+        "    in two lines",
+        '    - "b", "b:1" or `hb.B(1)`: second',
+        "    - `hb.c`: third",
+        '- `y`: "d" here',
+    ]
+
+
 def test_docstrings_become_lists_and_code() -> None:
     text = "Do it.\n\nx: the\n    tensor\ny, z: others\nAfter; see docs/cast.md.\n\n>>> f(1)\n2"
     assert docstrings.as_markdown(text, ["x", "y", "z"]).split("\n\n") == [

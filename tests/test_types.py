@@ -279,3 +279,17 @@ def test_all_parts_are_of_one_kind() -> None:
             )
             assert type(q.stored_scale) is type(q.codes)
             assert float(np.asarray(q.global_scale)) == 0.5
+
+
+# --- numbers per row, in any shape of as many ---
+
+
+@pytest.mark.parametrize("shape", [(6,), (2, 3), (6, 1), (2, 3, 1)])
+def test_numbers_per_row_may_have_another_shape(shape: tuple[int, ...]) -> None:
+    x = T.reshape(2, 3, 64)
+    q = hb.quantize(x, "nvfp4", scaling="row")
+    stored = q.stored_scale.reshape(shape)  # type: ignore[union-attr]
+    again = hb.QuantizedTensor("nvfp4", q.shape, q.codes, q.scales, stored_scale=stored, contract=q.contract)
+    assert again == q
+    for index in (0, slice(1, 2), (1, 2), (slice(None), 1)):
+        assert_same_bits(again[index].dequantize(), q.dequantize()[index])

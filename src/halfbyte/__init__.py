@@ -8,12 +8,15 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from halfbyte import calibration as calibration
     from halfbyte import checkpoint as checkpoint
     from halfbyte import contracts
     from halfbyte import gpu as gpu
     from halfbyte import layouts as layouts
     from halfbyte import online as online
+    from halfbyte import statistics as statistics
     from halfbyte import testing as testing
+    from halfbyte import verify as verify
     from halfbyte.casting import CastReport, cast
     from halfbyte.errors import HalfbyteError, InputError, UnknownNameError, UnsupportedError
     from halfbyte.feedback import gptq
@@ -73,8 +76,8 @@ HOMES = {
 """The module of each public name. It is loaded when the name is first used, so that importing halfbyte costs little."""
 
 MODULES = (
-    "arrays", "backends", "checkpoint", "codec", "contracts", "gpu", "layouts", "on_device", "online", "request",
-    "testing", *HOMES,
+    "arrays", "backends", "calibration", "checkpoint", "codec", "contracts", "gpu", "layouts", "on_device", "online",
+    "request", "statistics", "testing", "torch_ops", "verify", *HOMES,
 )  # fmt: skip
 """Modules that are attributes of the package without an import of their own."""
 

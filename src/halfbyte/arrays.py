@@ -49,14 +49,52 @@ def to_numpy(x: Array) -> npt.NDArray[Any]:
         return x
     import torch
 
-    if x.layout != torch.strided:
-        raise InputError(f"expected a dense torch tensor, got layout {x.layout}; call .to_dense() first")
-    tensor = x.detach().cpu().resolve_neg()
-    if tensor.dtype == torch.bfloat16:
-        return tensor.view(torch.int16).numpy().view(BFLOAT16)
-    if tensor.dtype in (torch.float8_e4m3fn, torch.float8_e8m0fnu):
-        return tensor.view(torch.uint8).numpy()
-    return tensor.numpy()
+    check_dense(x)
+    try:
+        tensor = x.detach().cpu().resolve_neg()
+        if tensor.dtype == torch.bfloat16:
+            return tensor.view(torch.int16).numpy().view(BFLOAT16)
+        if tensor.dtype in (torch.float8_e4m3fn, torch.float8_e8m0fnu):
+            return tensor.view(torch.uint8).numpy()
+        return tensor.numpy()
+    except (RuntimeError, TypeError) as error:
+        raise InputError(
+            f"a tensor of type {type(x).__name__} and dtype {x.dtype} gives no numpy array: {error}; give a plain "
+            "torch.Tensor of float32, float16 or bfloat16"
+        ) from error
+
+
+def check_dense(x: torch.Tensor) -> None:
+    """Raise if a tensor has no plain memory to read: sparse or nested ones, and those on the meta device."""
+    if x.is_nested or str(x.layout) != "torch.strided":
+        kind = "nested tensor" if x.is_nested else f"layout {x.layout}"
+        way = "give its parts one by one" if x.is_nested else "call .to_dense() first"
+        raise InputError(f"expected a dense torch tensor, got {kind}; {way}")
+    if x.is_meta:
+        raise InputError(
+            f"a tensor of shape {tuple(x.shape)} on the meta device holds no numbers; load its values first"
+        )
+
+
+def is_dtype(x: object) -> bool:
+    """Whether x is a dtype of torch. If torch was never imported, nothing can be one."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(x, torch.dtype)
+
+
+def device_of(name: object, what: str) -> torch.device:
+    """A device by its name or index. Raises for what is none, and for a GPU that is not there."""
+    import torch
+
+    if not isinstance(name, str | int | torch.device) or isinstance(name, bool):
+        raise InputError(f"{what} takes a device such as 'cpu' or 'cuda:0', not {name!r}")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise InputError(f"{what}: {name!r} is no device; torch has 'cpu', 'cuda', 'cuda:0' and others") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise InputError(f"{what}: torch finds no CUDA device here, so nothing can go to {str(device)!r}; take 'cpu'")
+    return device
 
 
 def like(array: npt.NDArray[Any], original: object) -> Array:
@@ -108,6 +146,7 @@ def output_dtype(dtype: object) -> np.dtype[np.generic]:
             name = np.dtype(cast("Any", dtype)).name
         except TypeError:
             name = str(dtype)
+        name = "None" if dtype is None else name
     if name not in DTYPE_NAMES:
         raise unknown_name("output dtype", name, DTYPE_NAMES)
     return DTYPES[DTYPE_NAMES[name]]

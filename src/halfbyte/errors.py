@@ -30,6 +30,10 @@ class InputError(HalfbyteError, ValueError):
     """The tensor itself breaks a rule: its dtype, its shape, or an amax that cannot be one."""
 
 
+class RowIndexError(InputError, IndexError):
+    """A row that a tensor does not have. It is an IndexError too, so that loops over rows end."""
+
+
 class CheckpointError(HalfbyteError):
     """A checkpoint that cannot be read, planned, written or continued. The message says which file or tensor."""
 

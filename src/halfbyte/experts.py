@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -30,18 +31,15 @@ def by_expert(
     out: QuantizedTensor | None,
 ) -> QuantizedTensor:
     """Quantize each matrix of a 3-D tensor alone, into common arrays. `stored_scale` has shape (experts,)."""
-    if needs_conversion(x):
+    if needs_conversion(x) and not is_torch(x):
         x = to_operand(x)
     shape = tuple(x.shape)
-    if len(shape) != 3 or 0 in shape:
-        raise InputError(
-            f"scaling='expert' takes a tensor of shape (experts, rows, columns) that is not empty, not {shape}"
-        )
-    if not get_format(format, block).has_global:
-        raise UnsupportedError(f"{get_format(format, block).name} has no global scale; leave scaling='expert' out")
-    if out is not None and (not isinstance(out, QuantizedTensor) or out.shape != shape):
-        raise InputError(f"out does not hold shape {shape}, that of the result")
-    amaxes = _amaxes(global_amax, shape[0])
+    wanted = check_experts(shape, format, block)
+    if out is not None and not (isinstance(out, QuantizedTensor) and out.shape == shape and out.format == wanted):
+        raise InputError(f"out does not hold {wanted.name} of shape {shape}, which the result is")
+    amaxes = amax_of_each(global_amax, shape[0])
+    if not shape[0]:
+        return _of_no_experts(quantize(x, format, contract, method, block, tile, "tensor", None, backend, threads, out))
 
     def one(index: int, into: QuantizedTensor | None) -> QuantizedTensor:
         options: dict[str, Any] = {"block": block, "tile": tile, "scaling": "tensor", "global_amax": amaxes[index]}
@@ -61,6 +59,12 @@ def by_expert(
         first.format, shape, whole.codes, whole.scales, multiplier if stored is not None else first.global_scale,
         stored, first.contract, first.method,
     )  # fmt: skip
+
+
+def _of_no_experts(q: QuantizedTensor) -> QuantizedTensor:
+    """A tensor without experts has no scales either."""
+    stored: Any = q.stored_scale
+    return q if stored is None else replace(q, stored_scale=stored.reshape(1)[:0])
 
 
 def _into(
@@ -93,10 +97,24 @@ def _stacked(numbers: list[Any]) -> Array:
     return np.array([np.float32(to_numpy(np.asarray(number)).reshape(-1)[0]) for number in numbers], np.float32)
 
 
-def _amaxes(given: Any, experts: int) -> list[Any]:
+def check_experts(shape: tuple[int, ...], format: str | BlockFormat, block: int | None) -> BlockFormat:
+    """Raise if a tensor cannot have one scale per expert; else its format."""
+    if len(shape) != 3:
+        raise InputError(f"scaling='expert' takes a tensor of shape (experts, rows, columns), not {shape}")
+    wanted = get_format(format, block)
+    if not wanted.has_global:
+        raise UnsupportedError(f"{wanted.name} has no global scale; leave scaling='expert' out")
+    return wanted
+
+
+def amax_of_each(given: Any, experts: int) -> list[Any]:
     """The amax of each expert: None, one for all, or one each."""
     if given is None or (not getattr(given, "shape", ()) and not isinstance(given, list | tuple)):
         return [given] * experts
+    if len(getattr(given, "shape", (1,))) != 1:
+        raise InputError(
+            f"global_amax has shape {tuple(given.shape)}, but scaling='expert' needs one number per expert"
+        )
     if len(given) != experts:
         raise InputError(f"global_amax has {len(given)} values, but scaling='expert' needs one, or {experts}")
-    return [one if is_torch(one) else float(one) for one in given]
+    return [float(one) if isinstance(one, int | float | np.generic) else one for one in given]

@@ -56,14 +56,14 @@ def _overflow(shape: tuple[int, ...], largest: float) -> str:
 
 
 def _imported(x: Any) -> Array:
-    """An array of another library: through DLPack, or through `__array__` for dtypes that DLPack or numpy lacks."""
+    """An array of another library: through `__array__`, or through DLPack where that is missing or fails."""
     if hasattr(x, "__dlpack_device__") and int(x.__dlpack_device__()[0]) == 2:  # CUDA
         import torch
 
         tensor: torch.Tensor = torch.utils.dlpack.from_dlpack(x)
         return tensor
     try:
-        made = np.asarray(x) if hasattr(x, "__array__") else _from_dlpack(x)
+        made = _from_array(x) if hasattr(x, "__array__") else _from_dlpack(x)
     except (TypeError, ValueError, BufferError, RuntimeError) as error:
         raise InputError(
             f"a {type(x).__module__}.{type(x).__name__} does not become a numpy array: {error}; convert it to float32 "
@@ -72,6 +72,20 @@ def _imported(x: Any) -> Array:
     if made.dtype == object:
         raise InputError(f"expected a numpy array or a torch tensor, got {type(x).__name__}")
     return made
+
+
+def _from_array(x: Any) -> Array:
+    """Through `__array__`. mlx has none for bfloat16, but DLPack for all dtypes."""
+    try:
+        return np.asarray(x)
+    except (TypeError, ValueError, RuntimeError):
+        if not hasattr(x, "__dlpack__"):
+            raise
+        try:
+            return _from_dlpack(x)
+        except (TypeError, ValueError, BufferError, RuntimeError):
+            pass
+        raise
 
 
 def _from_dlpack(x: Any) -> Array:
@@ -88,7 +102,11 @@ def _from_dlpack(x: Any) -> Array:
 
 def move_axis(x: Any, axis: int) -> Array:
     """x with one axis moved to the end: a view."""
-    array: Any = _imported(x) if not is_torch(x) and needs_conversion(x) and not isinstance(x, np.ndarray) else x
+    array: Any = x
+    if not (is_torch(x) or isinstance(x, np.ndarray)):
+        if not needs_conversion(x):
+            raise InputError(f"expected a numpy array or a torch tensor, got {type(x).__name__}")
+        array = _imported(x)
     rank = len(array.shape)
     if not hasattr(axis, "__index__") or not -rank <= axis < rank:
         raise InputError(f"axis {axis!r} is not an axis of shape {tuple(array.shape)}")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from halfbyte.arrays import DTYPE_NAMES, Array, is_torch, like, to_numpy
+from halfbyte.arrays import DTYPE_NAMES, Array, check_dense, is_torch, like, to_numpy
 from halfbyte.backends.headroom import ALONE, best, merged, widened
 from halfbyte.checkpoint.execute.engine import Engine
 from halfbyte.checkpoint.execute.repair import LARGEST_PRODUCT, SMALLEST_AMAX
@@ -58,6 +58,11 @@ def quantize_named(params: Iterable[Named] | Mapping[str, Array], rules: Rules, 
     layers.0.mlp.up_proj.weight_scale (32, 4)
     layers.0.mlp.up_proj.weight_scale_2 ()
     """
+    if not (isinstance(rules, Rules) and isinstance(config, Config)):
+        raise InputError(
+            "quantize_named takes the pairs, Rules(…) of halfbyte.checkpoint and Config(…) of halfbyte.online, not "
+            f"{type(rules).__name__} and {type(config).__name__}"
+        )
     pairs = _named(params)
     names, arrays = zip(*pairs, strict=True) if pairs else ((), ())
     shapes = [x.shape for x in arrays]
@@ -235,6 +240,8 @@ def _from_amax(module: str, x: torch.Tensor, amax: torch.Tensor | None, sync: Sy
 
 def to_dtype(x: Array) -> object:
     """The numpy dtype that a tensor would have."""
+    if is_torch(x):
+        check_dense(x)
     return to_numpy(x[:0]).dtype
 
 

@@ -28,6 +28,10 @@ class Config:
     """The trainer's own name of this group (Megatron's, say): patterns match it as well, and its layer number counts
     where the names handed over have none."""
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.options, Options):
+            raise InputError(f"options of Config are Options(…) of halfbyte.checkpoint, not {self.options!r}")
+
     @property
     def as_json(self) -> dict[str, object]:
         """The same in the words of a config.json."""

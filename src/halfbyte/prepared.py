@@ -13,14 +13,13 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from halfbyte import backends
-from halfbyte.arrays import DTYPE_NAMES, Array, is_torch, output_dtype, to_numpy
+from halfbyte.arrays import DTYPE_NAMES, Array, check_dense, is_torch, output_dtype, to_numpy
 from halfbyte.backends import WholeCall, WholeDecode
 from halfbyte.backends.protocol import Backend
 from halfbyte.backends.threads import check_threads
 from halfbyte.codec.bits import dtype_name
 from halfbyte.contracts import CONTRACTS
 from halfbyte.contracts.spec import Rule
-from halfbyte.errors import InputError
 from halfbyte.foreign_arrays import NeedsConversion, needs_conversion
 from halfbyte.formats import FORMATS
 from halfbyte.methods import METHODS, Amax, FourSix, Method, Optimal, Sweep
@@ -76,7 +75,7 @@ def prepare(
     named_method = METHODS.get(method) or sys.intern(method) if type(method) is str else method
     operand: object = None
     if is_torch(x):
-        operand = (x.dtype, x.layout, x.is_cpu or x.device.type)
+        operand = (x.dtype, x.layout, "nested" if x.is_nested else x.is_cpu or x.device.type)
     elif isinstance(x, np.ndarray):
         operand = x.dtype
     options = None
@@ -152,7 +151,6 @@ def _dtype_of(x: Array) -> str:
         raise NeedsConversion
     if not is_torch(x):
         return dtype_name(to_numpy(x).dtype)
-    if str(x.layout) != "torch.strided":
-        raise InputError(f"expected a dense torch tensor, got layout {x.layout}; call .to_dense() first")
+    check_dense(x)
     name = DTYPE_NAMES.get(str(x.dtype).removeprefix("torch."))
     return dtype_name(x.dtype) if name is None else name

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from halfbyte.arrays import Array, is_torch, to_numpy
-from halfbyte.errors import InputError
+from halfbyte.arrays import Array, check_dense, is_torch, to_numpy
+from halfbyte.errors import InputError, UnsupportedError
 from halfbyte.foreign_arrays import needs_conversion, to_operand
 from halfbyte.quantize import dequantize
 from halfbyte.types import QuantizedTensor
@@ -58,10 +58,17 @@ def error(q: QuantizedTensor, x: Array) -> QuantizationError:
     """
     if not isinstance(q, QuantizedTensor):
         raise InputError(f"error takes a QuantizedTensor and a tensor, not {type(q).__name__} first")
+    if q.contract.transform.hadamard:
+        raise UnsupportedError(f"{q.contract} rotates the tensor, so its decoded values do not stand for x")
     if needs_conversion(x) and not is_torch(x) and not isinstance(x, np.ndarray):
         x = to_operand(x)
     if not hasattr(x, "shape") or tuple(x.shape) != q.shape:
-        raise InputError(f"x has shape {tuple(getattr(x, 'shape', ()))}, but q has {q.shape}")
+        given = f"has shape {tuple(x.shape)}" if hasattr(x, "shape") else f"is {type(x).__name__}"
+        raise InputError(f"x {given}, but q has shape {q.shape}; give the tensor that q stands for")
+    if "complex" in str(x.dtype):
+        raise InputError(f"x is {x.dtype}, but the values of q are real")
+    if is_torch(x):
+        check_dense(x)
     decoded: Any = dequantize(q)
     wide: Any
     if is_torch(decoded):

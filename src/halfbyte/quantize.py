@@ -29,6 +29,8 @@ from halfbyte.tensor_parts import per_row
 from halfbyte.tracing import dequantize_traced, is_tracing, quantize_traced
 from halfbyte.types import QuantizedTensor, missing_scale
 
+LARGEST = float(FLOAT32_MAX)
+
 
 def quantize(
     x: Array,
@@ -66,7 +68,7 @@ def quantize(
         "optimal", "optimal:headroom=1" or `hb.Optimal(weights)`: the scale with the least squared, or weighted, error;
         the tensor scale of NVFP4 is the best of a few. Every contract.
         `hb.Hessian(h, codes="descent")`: the scale with the least error of a layer's output. Every contract.
-        gptq chooses codes too and needs statistics: it is the function `hb.gptq`.
+        `hb.gptq`: a function of its own, because it chooses codes too and needs statistics.
     block: None for the format's block length, or 16 or 32.
     tile: None for one scale per block of one row; (16, 16) for one scale per square, if the contract has square tiles.
     scaling: "tensor" for one global scale; "row" for one per row, if the contract has row scaling; "expert" for one
@@ -169,6 +171,8 @@ def dequantize(
     >>> dequantize(q, torch.bfloat16)[0, :3]
     tensor([1., 1., 1.], dtype=torch.bfloat16)
     """
+    if not isinstance(q, QuantizedTensor):
+        raise InputError(f"dequantize takes a QuantizedTensor, not {type(q).__name__}; quantize() makes one")
     if is_tracing() and is_torch(q.codes):
         return dequantize_traced(q, dtype, backend, threads, out)
     if is_on_card(q.codes):
@@ -274,9 +278,17 @@ def _check_decoded(out: Array, q: QuantizedTensor, dtype: np.dtype[np.generic]) 
     return array
 
 
+def _array_of(numbers: object) -> npt.NDArray[Any]:
+    """Numbers as an array; one of objects if they are none, such as lists of unequal lengths."""
+    try:
+        return np.asarray(numbers)
+    except ValueError:
+        return np.empty(0, object)
+
+
 def _one_amax(global_amax: object, request: Request) -> float | None:
     """The given amax if it is a plain number that needs no further checks, else None."""
-    if not isinstance(global_amax, float | np.float32) or not 0 <= global_amax <= FLOAT32_MAX:
+    if not isinstance(global_amax, float | np.float32) or not 0 <= global_amax <= LARGEST:
         return None
     check_takes_amax(request)
     return abs(float(global_amax))
@@ -288,9 +300,9 @@ def check_global_amax(global_amax: object, request: Request, shape: tuple[int, .
         return None
     check_takes_amax(request)
     scaling = request.scaling
-    if isinstance(global_amax, float) and 0 <= global_amax <= FLOAT32_MAX and scaling != "row":
+    if isinstance(global_amax, float) and 0 <= global_amax <= LARGEST and scaling != "row":
         return np.array([abs(global_amax)], np.float32)  # the usual case needs no further checks
-    raw = to_numpy(cast("Any", global_amax)) if is_torch(global_amax) else np.asarray(global_amax)
+    raw = to_numpy(cast("Any", global_amax)) if is_torch(global_amax) else _array_of(global_amax)
     if raw.dtype.kind not in "iufbV":  # ml_dtypes report kind V
         raise InputError(f"global_amax must be a number or an array of numbers, got {global_amax!r}")
     with np.errstate(over="ignore"):

@@ -28,8 +28,10 @@ def save(q: QuantizedTensor, path: str | PathLike[str]) -> None:
 
     A format or contract that was made by hand has no name to find it by, so it cannot be saved.
     """
+    from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
+    path = _path(path)
     named = FORMATS.get(q.format.name)
     if named is None or get_format(named, q.format.block) != q.format:
         raise UnsupportedError(f"format {q.format.name} with blocks of {q.format.block} is not halfbyte's own")
@@ -53,7 +55,12 @@ def save(q: QuantizedTensor, path: str | PathLike[str]) -> None:
         "method": q.method.spelling,
         "arrays": "torch" if is_torch(q.codes) else "numpy",
     }
-    save_file({name: _plain(array) for name, array in arrays.items()}, fspath(path), metadata)
+    try:
+        save_file({name: _plain(array) for name, array in arrays.items()}, path, metadata)
+    except (OSError, SafetensorError) as error:
+        raise InputError(
+            f"{path} cannot be written: {error}; give the path of a file in a folder that exists"
+        ) from error
 
 
 def load(path: str | PathLike[str], device: torch.device | str | None = None) -> QuantizedTensor:
@@ -75,15 +82,16 @@ def load(path: str | PathLike[str], device: torch.device | str | None = None) ->
     """
     from safetensors import SafetensorError, safe_open
 
+    path = _path(path)
     try:
-        with safe_open(fspath(path), framework="numpy") as file:
+        with safe_open(path, framework="numpy") as file:
             metadata = dict(file.metadata() or {})
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
     except (OSError, SafetensorError) as error:
-        raise InputError(f"{fspath(path)}: cannot be read as safetensors: {error}") from error
+        raise InputError(f"{path}: cannot be read as safetensors: {error}") from error
     if metadata.get("halfbyte") != VERSION:
         raise InputError(
-            f"{fspath(path)}: not a file of QuantizedTensor.save, version {VERSION}; for checkpoints there are "
+            f"{path}: not a file of QuantizedTensor.save, version {VERSION}; for checkpoints there are "
             "`halfbyte inspect` and halfbyte.layouts"
         )
     try:
@@ -99,10 +107,16 @@ def load(path: str | PathLike[str], device: torch.device | str | None = None) ->
         )
     except (KeyError, TypeError, ValueError) as error:
         if isinstance(error, HalfbyteError):
-            raise type(error)(f"{fspath(path)}: {error}") from error
-        raise InputError(f"{fspath(path)}: its metadata or tensors are damaged: {error!r}") from error
+            raise type(error)(f"{path}: {error}") from error
+        raise InputError(f"{path}: its metadata or tensors are damaged: {error!r}") from error
     wanted = device if device is not None else {"torch": "cpu"}.get(metadata.get("arrays", ""), "numpy")
     return q if wanted == "numpy" else q.to(wanted)
+
+
+def _path(path: object) -> str:
+    if not isinstance(path, str | PathLike) or isinstance(fspath(path), bytes):
+        raise InputError(f"a path is a text or a pathlib.Path, not {path!r}")
+    return fspath(path)
 
 
 def _plain(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

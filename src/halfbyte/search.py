@@ -10,7 +10,8 @@ from halfbyte.arrays import Array, to_numpy
 from halfbyte.backends.headroom import headrooms
 from halfbyte.codec.bits import widen
 from halfbyte.contracts import Contract
-from halfbyte.errors import InputError
+from halfbyte.errors import InputError, UnsupportedError
+from halfbyte.foreign_arrays import needs_conversion, to_operand
 from halfbyte.methods import Method
 from halfbyte.quantize import dequantize, quantize
 from halfbyte.request import resolve
@@ -65,6 +66,14 @@ def search_global_scale(
     >>> found.squared_error <= found.plain_squared_error
     True
     """
+    request = resolve("nvfp4", contract, method, block=block)
+    if request.contract.transform.columnwise or request.contract.transform.hadamard:
+        raise UnsupportedError(
+            f"{request.contract} transforms the tensor, so its decoded values do not stand for x; search on a contract "
+            "without a transform"
+        )
+    if needs_conversion(x):
+        x = to_operand(x)
     values = widen(to_numpy(x)).astype(np.float64)
     if not values.size:
         raise InputError(
@@ -72,11 +81,11 @@ def search_global_scale(
         )
     if not np.isfinite(values).all():
         raise InputError("search_global_scale needs finite values; the tensor holds NaN or Inf")
-    if steps < 1 or octaves <= 0:
-        raise InputError(f"steps must be at least 1 and octaves positive, not {steps} and {octaves}")
+    if not (isinstance(steps, int) and steps >= 1 and isinstance(octaves, int | float) and 0 < octaves < np.inf):
+        raise InputError(f"steps must be a whole number of at least 1 and octaves positive, not {steps} and {octaves}")
     amax = np.float32(np.abs(values).max())
     grid = [octaves * step / steps for step in (*range(-(steps // 4), 0), *range(1, steps + 1))]
-    own = headrooms(resolve("nvfp4", contract, method, block=block), values.size)
+    own = headrooms(request, values.size)
     factors = dict.fromkeys([1.0, *(float(np.float64(2) ** power) for power in grid), *own])  # 1 first: it wins ties
     best: tuple[float, np.float32, QuantizedTensor] | None = None
     plain = 0.0

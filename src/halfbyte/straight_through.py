@@ -9,6 +9,7 @@ from halfbyte import tracing
 from halfbyte.arrays import Array, is_torch
 from halfbyte.contracts import Contract
 from halfbyte.errors import UnsupportedError
+from halfbyte.experts import amax_of_each, check_experts
 from halfbyte.foreign_arrays import needs_conversion, to_operand
 from halfbyte.formats import BlockFormat
 from halfbyte.methods import Method
@@ -27,10 +28,11 @@ def fake_quant(
 ) -> Array:
     """The values that x has after quantization, in x's dtype, shape and device; the gradient passes straight through.
 
-    The values are those of `dequantize(quantize(x, …), x.dtype)`, bit for bit. For training, the gradient of x is the
-    gradient of the result, unchanged, also where values saturate. It works under torch.compile without a graph break;
-    `torch.ops.halfbyte.fake_quant(x, format, contract, method)` is the same as an operator (import
-    halfbyte.torch_ops). numpy arrays give numpy arrays. A contract that quantizes the transpose is refused.
+    The values are those of `dequantize(quantize(x, …), x.dtype)`, bit for bit; for float64 those of float32. For
+    training, the gradient of x is the gradient of the result, unchanged, also where values saturate. It works under
+    torch.compile without a graph break; `torch.ops.halfbyte.fake_quant(x, format, contract, method)` is the same as an
+    operator (import halfbyte.torch_ops). numpy arrays give numpy arrays. A contract that quantizes the transpose is
+    refused.
 
     x: as in `quantize`. format, contract, method, and the options block, tile, scaling, global_amax, backend, threads
     and axis: as in `quantize`. There is no gradient for global_amax.
@@ -43,8 +45,13 @@ def fake_quant(
     ([0.125, -0.375], [1.0, 1.0])
     """
     axis = options.pop("axis", -1)
-    if needs_conversion(x):
-        x = to_operand(x)
+    if needs_conversion(x) and not (is_torch(x) and tracing.is_tracing()):
+        narrow: Any = fake_quant(to_operand(x), format, contract, method, axis=axis, **options)
+        if not str(getattr(x, "dtype", "")).endswith("float64"):
+            as_given: Array = narrow
+            return as_given
+        wide: Array = narrow.double() if is_torch(narrow) else narrow.astype("float64")
+        return wide
     if axis != -1:
         from halfbyte.foreign_arrays import move_axis
 
@@ -53,8 +60,9 @@ def fake_quant(
     if "out" in options:
         raise UnsupportedError("fake_quant has no out: it gives new values")
     if is_torch(x):
-        if tracing.is_tracing() and options.get("scaling") != "expert":
-            return _traced(x, format, contract, method, options)
+        if tracing.is_tracing():
+            traced = _traced_experts if options.get("scaling") == "expert" else _traced
+            return traced(x, format, contract, method, options)
         made: torch.Tensor = _function().apply(x, functools.partial(_values, format, contract, method, options))
         return made
     return _values(format, contract, method, options, x)
@@ -66,6 +74,19 @@ def _values(format: Any, contract: Any, method: Any, options: dict[str, Any], x:
         raise UnsupportedError(f"{q.contract} transforms the tensor, so its decoded values do not stand for x")
     kept = {name: options[name] for name in ("backend", "threads") if name in options}
     return dequantize(q, x.dtype, **kept)
+
+
+def _traced_experts(x: torch.Tensor, format: Any, contract: Any, method: Any, options: dict[str, Any]) -> torch.Tensor:
+    """One operator per expert."""
+    import torch
+
+    check_experts(tuple(x.shape), format, options.get("block"))
+    amaxes = amax_of_each(options.get("global_amax"), x.shape[0])
+    each = [
+        _traced(x[index], format, contract, method, options | {"scaling": "tensor", "global_amax": amax})
+        for index, amax in enumerate(amaxes)
+    ]
+    return torch.stack(each) if each else x.clone()
 
 
 def _traced(x: torch.Tensor, format: Any, contract: Any, method: Any, options: dict[str, Any]) -> torch.Tensor:

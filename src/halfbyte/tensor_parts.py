@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,21 @@ def dtype_of(array: Array) -> str:
     return given.name if isinstance(given, np.dtype) else str(given).removeprefix("torch.")
 
 
+def as_shape(given: Any) -> tuple[int, ...]:
+    """A logical shape as a tuple of ints."""
+    try:
+        shape: tuple[int, ...] = tuple(given)
+        if not all(type(length) is int for length in shape):
+            shape = tuple(operator.index(length) for length in shape)
+    except TypeError:
+        raise InputError(f"shape must be a tuple of whole numbers, such as (256, 512), not {given!r}") from None
+    if not shape:
+        raise InputError("a QuantizedTensor has at least one axis, the one that is cut into blocks; its shape is ()")
+    if any(length < 0 for length in shape):
+        raise InputError(f"shape {shape} has a negative length")
+    return shape
+
+
 def as_codes(codes: Any, shape: tuple[int, ...], format: BlockFormat) -> Array:
     """Packed codes as uint8, no copy. ml_dtypes' float4 has one element per byte, so it is packed into a copy."""
     found = _as_bytes("codes", codes, format.element.name)
@@ -47,16 +63,16 @@ def as_float32(part: str, value: Any, shape: tuple[int, ...], codes: Array) -> A
     """A tensor-level number: one for the tensor, one per index of the first axis, or one per row.
 
     A Python number is rounded once to float32. Arrays must be float32 already; they become arrays of the kind of
-    `codes`, numpy or torch.
+    `codes`, numpy or torch. Numbers per row may come in any shape of as many, such as (rows, 1).
     """
     if value is None:
         return None
     if isinstance(value, float | int):
-        return like(np.asarray(value, np.float32), codes)
+        return like(_rounded(part, value), codes)
     if not hasattr(value, "dtype"):
         raise InputError(f"{part} must be a number or a float32 array, not {type(value).__name__}")
     if dtype_of(value) != "float32":
-        raise InputError(f"{part} must be float32, not {dtype_of(value)}")
+        raise InputError(f"{part} must be float32, not {dtype_of(value)}; convert it first")
     found: Array = value
     given, leading = tuple(found.shape), shape[:-1]
     if math.prod(given) not in (1, math.prod(leading)) and given != leading[:1]:
@@ -64,7 +80,21 @@ def as_float32(part: str, value: Any, shape: tuple[int, ...], codes: Array) -> A
             f"{part} has shape {given}, but a tensor of shape {shape} has one number, {leading[:1]} (one per index of "
             f"the first axis) or {leading} (one per row)"
         )
+    if given not in ((), leading, leading[:1]) and math.prod(given) == math.prod(leading):
+        found = found.reshape(leading)
     return found if is_torch(found) == is_torch(codes) else like(np.asarray(to_numpy(found)), codes)
+
+
+def _rounded(part: str, value: float) -> np.ndarray[Any, Any]:
+    """A number as float32. Raises if it is finite and float32 has no such number."""
+    try:
+        with np.errstate(over="ignore"):
+            rounded = np.asarray(value, np.float32)
+        if np.isfinite(rounded) or not math.isfinite(value):
+            return rounded
+    except OverflowError:
+        pass
+    raise InputError(f"{part} does not fit into float32: its largest number is 3.4e38")
 
 
 def per_row(stored: Array, shape: tuple[int, ...]) -> Array:

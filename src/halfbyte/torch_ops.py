@@ -192,7 +192,7 @@ _straight(fake_quant_traced, 3)
 def _decoded(q: QuantizedTensor, x: torch.Tensor) -> torch.Tensor:
     if q.contract.transform.columnwise or q.contract.transform.hadamard:
         raise UnsupportedError(f"{q.contract} transforms the tensor, so its decoded values do not stand for x")
-    values = dequantize_tensor(q, x.dtype)
+    values = dequantize_tensor(q, torch.float32 if x.dtype == torch.float64 else x.dtype)
     if not isinstance(values, torch.Tensor):
         raise TypeError("tensors decode to tensors")
-    return values
+    return values.to(x.dtype)

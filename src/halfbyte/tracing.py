@@ -131,7 +131,9 @@ def quantizing(
     dtype: str, device: str,
 ) -> str:  # fmt: skip
     """The name of a call of quantize. Format, contract and method are handles."""
-    short = {"torch.float32": "fp32", "torch.float16": "fp16", "torch.bfloat16": "bf16"}.get(dtype)
+    short = {"torch.float64": "fp32", "torch.float32": "fp32", "torch.float16": "fp16", "torch.bfloat16": "bf16"}.get(
+        dtype
+    )
     if short is None:
         raise UnsupportedError(f"cannot quantize dtype {dtype.removeprefix('torch.')}: give a float tensor")
     request = resolve(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import sys
 from dataclasses import dataclass
 from os import PathLike
@@ -9,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from halfbyte.arrays import Array, float8_view, is_torch, like, to_numpy
+from halfbyte.arrays import Array, device_of, float8_view, is_dtype, is_torch, like, to_numpy
 from halfbyte.contracts import Contract, NVFP4Rule, get_contract
-from halfbyte.errors import InputError, UnsupportedError
+from halfbyte.errors import InputError, RowIndexError, UnsupportedError
 from halfbyte.formats import BlockFormat, get_format
 from halfbyte.methods import Amax, Method, method_from
-from halfbyte.tensor_parts import as_codes, as_float32, as_scales
+from halfbyte.tensor_parts import as_codes, as_float32, as_scales, as_shape
 
 if TYPE_CHECKING:
     import torch
@@ -84,11 +85,7 @@ class QuantizedTensor:
         method: str | Method | None = None,
     ) -> None:
         block_format = get_format(format)
-        shape = tuple(shape)
-        if not shape:
-            raise InputError(
-                "a QuantizedTensor has at least one axis, the one that is cut into blocks; its shape is ()"
-            )
+        shape = as_shape(shape)
         if contract is None and block_format.has_global:
             raise InputError(
                 f"a QuantizedTensor of {block_format.name} needs a contract, which says what stored_scale means: "
@@ -260,6 +257,13 @@ class QuantizedTensor:
                 part = torch.from_numpy(array)
             return part.to(device)
 
+        if not (isinstance(device, str) and device == "numpy"):
+            if is_dtype(device):
+                raise InputError(
+                    f"to() moves the bytes to a device or to 'numpy', not to {device}; dequantize({device}) gives "
+                    "values of that dtype"
+                )
+            device = device_of(device, "to()")
         known: Array | None = self.__dict__.get("_multiplier")
         return QuantizedTensor.trusted(
             self.format, self.shape, moved(self.codes), moved(self.scales), moved(known), moved(self.stored_scale),
@@ -277,6 +281,9 @@ class QuantizedTensor:
         """
         at = _leading_index(index, self.shape)
         leading = self.shape[:-1]
+        for axis, one in enumerate(at):
+            if isinstance(one, int) and not -leading[axis] <= one < leading[axis]:
+                raise RowIndexError(f"index {one} on shape {self.shape}: axis {axis} has {leading[axis]}")
 
         def number(value: Array | None) -> Array | None:
             if value is None or not value.shape or tuple(value.shape) not in (leading, leading[:1]):
@@ -346,12 +353,23 @@ def _leading_index(index: Any, shape: tuple[int, ...]) -> tuple[int | slice, ...
             f"{len(shape) - 1} axes before it, or dequantize first"
         )
     for one in given:
-        if isinstance(one, slice):
-            if one.step is not None and one.step < 1:
-                raise InputError(f"index {index!r}: a step must be positive")
-        elif not hasattr(one, "__index__") or isinstance(one, bool):
+        parts = [one.start, one.stop, one.step] if isinstance(one, slice) else [one]
+        whole = [_whole_number(part) for part in parts if part is not None or not isinstance(one, slice)]
+        if None in whole:
             raise UnsupportedError(f"index {index!r}: rows are taken by integers and slices, not {type(one).__name__}")
+        if isinstance(one, slice) and one.step is not None and one.step < 1:
+            raise InputError(f"index {index!r}: a step must be positive")
     return tuple(one if isinstance(one, slice) else one.__index__() for one in given)
+
+
+def _whole_number(value: Any) -> int | None:
+    """An integer, of numpy and torch too; None for anything else."""
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)
+    except (TypeError, RuntimeError):
+        return None
 
 
 def _decode_alike(a: QuantizedTensor, b: QuantizedTensor) -> bool:

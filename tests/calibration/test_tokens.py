@@ -54,3 +54,9 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "f.npy", np.zeros(9))
     with pytest.raises(InputError, match="tokens must be integers, not float64"):
         read_windows(tmp_path, tokens=tmp_path / "f.npy")
+
+
+def test_a_model_that_is_not_there(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("some words")
+    with pytest.raises(InputError, match="nowhere is not there, or is no directory"):
+        read_windows(tmp_path / "nowhere", text=tmp_path / "text")

@@ -46,6 +46,8 @@ def read_windows(
         raise InputError("give either --text or --tokens")
     path = text if text is not None else tokens
     assert path is not None
+    if text is not None and not model.is_dir():
+        raise InputError(f"{model} is not there, or is no directory")
     try:
         data = path.read_bytes()
     except OSError as error:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, TypedDict, Unpack, overload
+from dataclasses import replace
+from typing import Any, Literal, TypedDict, Unpack, overload
 
-from halfbyte.arrays import Array, is_torch
+import numpy as np
+
+from halfbyte.arrays import Array, is_torch, like
 from halfbyte.backends.blocks import host_backend
-from halfbyte.casting.report import CastReport
+from halfbyte.casting.report import CastReport, Label, add, describe
 from halfbyte.casting.rows import check_not_empty, decodes_powers
 from halfbyte.casting.scales import NVFP4, nvfp4_rule, result_contract
 from halfbyte.casting.share import SHARES, cast_tensors
@@ -94,7 +97,7 @@ def cast(
     byte of 255 (NaN) is refused. NVFP4 to MXFP4 refuses NaN and Inf. To bfloat16 nothing is refused.
 
     q: the tensor; or, to NVFP4, a list of partners such as gate and up that have to share their global scales.
-    format: "nvfp4" (from mxfp4), "mxfp4" (from nvfp4), "bfloat16" (from any).
+    format: "nvfp4" (from mxfp4), "mxfp4" (from nvfp4), "bfloat16" or torch.bfloat16 (from any).
     algorithm: to NVFP4 "optimal" (the default: lossless if anything is, else the least squared error found),
         "hybrid" (m = k_max - 8, blocks outside the window quantized again), "verbatim" (codes kept, scales snapped) or
         "requantize" (through bfloat16); to MXFP4 "optimal" or "requantize".
@@ -118,6 +121,10 @@ def cast(
     target = _target(format)
     tensors = _tensors(q, name)
     _check(tensors, target, share, name)
+    if len(tensors) == 1 and 0 in tensors[0].shape:
+        given: CastOptions = {"m": m, "contract": contract, "name": name, "backend": backend, "threads": threads}
+        made, report = _cast_without_rows(tensors[0], format, algorithm, given, out)
+        return (made if isinstance(q, QuantizedTensor) or not isinstance(made, QuantizedTensor) else [made]), report
     _check_algorithm(target, algorithm, m)
     _check_backend(tensors, backend, name)
     if out is not None and target != "nvfp4":
@@ -134,6 +141,43 @@ def cast(
     return (results[0] if isinstance(q, QuantizedTensor) else results), report
 
 
+def _cast_without_rows(
+    q: QuantizedTensor,
+    format: str | BlockFormat,
+    algorithm: str | None,
+    given: CastOptions,
+    out: QuantizedTensor | None,
+) -> tuple[QuantizedTensor | Array, CastReport]:
+    """A tensor without rows, cast as one row of zeros would be, without that row."""
+    width, leading = q.shape[-1], q.shape[:-1]
+
+    def row(part: Array) -> Array:
+        empty = np.zeros((1, part.shape[-1]), np.uint8)
+        return like(empty, part)
+
+    one: Any = None if q.stored_scale is None else 1.0
+    zeros = replace(
+        q,
+        shape=(1, width),
+        codes=row(q.codes),
+        scales=row(q.scales),
+        stored_scale=one,
+    )
+    result: Any
+    result, report = cast(zeros, format, algorithm, **given)
+    nothing = add([])
+    label: Label = "value-exact" if isinstance(result, np.ndarray) or is_torch(result) else "bit-exact"
+    report = replace(describe(nothing, report.source, report.target, report.algorithm, q.shape), label=label)
+    if not isinstance(result, QuantizedTensor):
+        return result[:0].reshape(q.shape), report
+    if out is not None and (out.format != result.format or out.shape != q.shape):
+        raise InputError(f"out holds {out.format.name} of shape {out.shape}, but the result is nvfp4 of {q.shape}")
+    codes, scales = (part[:0].reshape(*leading, part.shape[-1]) for part in (result.codes, result.scales))
+    if out is not None:
+        codes, scales = out.codes, out.scales
+    return replace(result, shape=q.shape, codes=codes, scales=scales), report
+
+
 def _target(format: str | BlockFormat) -> str:
     """The name of the target. A BlockFormat has to be the very format that the cast writes."""
     if isinstance(format, BlockFormat):
@@ -148,9 +192,16 @@ def _target(format: str | BlockFormat) -> str:
         if format.block != written.block:
             raise UnsupportedError(f"a cast to {format.name} has blocks of {written.block}, not {format.block}")
         return format.name
-    if not isinstance(format, str) or format not in TARGETS:
+    name = format if isinstance(format, str) else _dtype_name(format)
+    if name not in TARGETS:
         raise unknown_name("target of a cast", format, TARGETS)
-    return TARGETS[format]
+    return TARGETS[name]
+
+
+def _dtype_name(dtype: object) -> str:
+    """The name of a dtype of torch, numpy or ml_dtypes."""
+    name = getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or str(dtype).removeprefix("torch.")
+    return name if isinstance(name, str) else ""
 
 
 def _differences(format: BlockFormat, real: BlockFormat) -> str:
@@ -184,7 +235,8 @@ def _check(tensors: list[QuantizedTensor], target: str, share: str, name: str) -
         raise unknown_name("share", share, SHARES)
     for number, tensor in enumerate(tensors):
         called = name if len(tensors) == 1 else f"{name}[{number}]"
-        check_not_empty(tensor, called)
+        if len(tensors) > 1 or not tensor.shape[-1]:
+            check_not_empty(tensor, called)
         if target != "bfloat16":
             _check_source(tensor, target, called)
     if target != "nvfp4" and (len(tensors) > 1 or share != "tensor"):

@@ -78,7 +78,7 @@ class CastReport:
 
     @property
     def mse(self) -> float:
-        return self.squared_error / self.elements
+        return self.squared_error / self.elements if self.elements else 0.0
 
     @property
     def snr(self) -> float:
@@ -150,7 +150,7 @@ def add(tallies: Sequence[Tally]) -> Tally:
         recoded=sum(t.recoded for t in tallies),
         requantized=sum(t.requantized for t in tallies),
         squared_error=_sum([t.squared_error for t in tallies]),
-        max_error=max(t.max_error for t in tallies),
+        max_error=max((t.max_error for t in tallies), default=0.0),
         signal=_sum([t.signal for t in tallies]),
         elements=sum(t.elements for t in tallies),
         same_codes=all(t.same_codes for t in tallies),

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from halfbyte.arrays import Array, is_torch, like, to_numpy
+from halfbyte.arrays import Array, device_of, is_torch, like, to_numpy
 from halfbyte.backends.feedback import Feedback, solve, solve_on_device
 from halfbyte.backends.protocol import Parts
 from halfbyte.backends.threads import check_threads
@@ -16,6 +16,7 @@ from halfbyte.codec.bits import F32, dtype_name, widen
 from halfbyte.contracts import Contract, NVFP4Rule
 from halfbyte.errors import InputError, UnsupportedError
 from halfbyte.feedback.factor import Factor, prepare
+from halfbyte.foreign_arrays import needs_conversion, to_operand
 from halfbyte.formats import E2M1, BlockFormat, get_format
 from halfbyte.methods import Gptq
 from halfbyte.quantize import check_global_amax, quantize
@@ -45,7 +46,7 @@ def gptq(
     The result is a QuantizedTensor like any other: same format, same contract, other codes and block scales. The tensor
     scale is that of the weight itself, or of `global_amax`.
 
-    weight: (rows, K), or any leading axes; float32, float16 or bfloat16; numpy or torch. It may not hold NaN or Inf.
+    weight: (rows, K), or any leading axes; numpy, torch, or what else `quantize` takes. It may not hold NaN or Inf.
     second_moment: (K, K), the mean of x·xᵀ over the inputs x of the layer; or a `Factor` from `feedback.prepare`, which
         several weights with the same input share. A Factor has its own options: leave asymmetry, damping, order,
         descent and cross_moment out.
@@ -60,7 +61,11 @@ def gptq(
     name: how errors call the weight.
     """
     request = request_for(format, contract, threads)
-    on_gpu = device is not None and device != "cpu"
+    if needs_conversion(weight):
+        weight = to_operand(weight)
+    if not (is_torch(weight) or isinstance(weight, np.ndarray)):
+        raise InputError(f"{name} must be a numpy array or a torch tensor, not {type(weight).__name__}")
+    on_gpu = device is not None and device_of(device, "gptq(device=…)").type != "cpu"
     if isinstance(second_moment, Factor):
         factor = second_moment
         if cross_moment is not None:

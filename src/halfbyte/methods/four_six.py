@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
-from halfbyte.errors import UnknownNameError, unknown_name
+from halfbyte.errors import InputError, UnknownNameError, unknown_name
 from halfbyte.methods.spec import Method
 
 BlockError = Literal["mae", "mse", "abs_max"]
@@ -35,3 +35,5 @@ class FourSix(Method):
             raise unknown_name("4over6 error", self.error, get_args(BlockError))
         if self.e4m3_max not in (448, 256):
             raise UnknownNameError(f"e4m3_max is 448 or 256, not {self.e4m3_max!r}")
+        if not isinstance(self.fast_error, bool):
+            raise InputError(f"fast_error of FourSix is True or False, not {self.fast_error!r}")

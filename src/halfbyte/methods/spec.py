@@ -65,13 +65,16 @@ def is_tensor(values: object) -> bool:
 
 
 def numbers(values: Any, dtype: type[np.floating[Any]], what: str) -> npt.NDArray[Any]:
-    """Values as a numpy array of that dtype. A torch tensor is copied from its device."""
+    """Real values as a numpy array of that dtype. A torch tensor is copied from its device."""
+    given = type(values).__name__
+    if "complex" in str(getattr(values, "dtype", "")):
+        raise InputError(f"{what} must be an array of real numbers, not of dtype {values.dtype}")
     try:
         if is_tensor(values):
             values = values.detach().cpu().double().numpy()
         return np.asarray(values, dtype=dtype)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"{what} must be an array of numbers, not {type(values).__name__}: {error}") from error
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"{what} must be an array of numbers, not {given}: {error}") from error
 
 
 def frozen_copy(array: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:

@@ -86,12 +86,16 @@ def _quantization(checkpoint: Checkpoint) -> str:
     kinds: dict[str, int] = {}
     for weight in find_stored(checkpoint.tensors):
         kinds[weight.storage.name] = kinds.get(weight.storage.name, 0) + 1
-    stored = ", ".join(f"{count} weights {name}" for name, count in kinds.items()) or "no quantized weights"
+    stored = (
+        ", ".join(f"{count} weight{'s' if count != 1 else ''} {name}" for name, count in kinds.items())
+        or "no quantized weights"
+    )
     claim = read_config(checkpoint.quantization)
     if claim.layout is None:
         return stored
     activations = "activations FP4 too" if claim.activations else "weights only"
-    return f"{stored}; config: {claim.layout}, {activations}, {len(claim.ignore)} modules excluded"
+    excluded = f"{len(claim.ignore)} module{'s' if len(claim.ignore) != 1 else ''} excluded"
+    return f"{stored}; config: {claim.layout}, {activations}, {excluded}"
 
 
 def _grouped(tensors: Mapping[str, Tensor]) -> list[Line]:

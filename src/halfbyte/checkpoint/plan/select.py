@@ -23,10 +23,24 @@ class Rules:
     def __post_init__(self) -> None:
         if self.experts_only and self.include:
             raise InputError("--experts-only and --include exclude each other: include '*.experts.*' says the same")
+        for option in ("include", "keep"):
+            check_names(option, getattr(self, option))
         if not all((*self.include, *self.keep)):
             raise InputError("an empty pattern fits every module; give part of a name, or '*'")
+        if not (isinstance(self.keep_first, int) and isinstance(self.keep_last, int)):
+            raise InputError(
+                f"keep_first and keep_last are numbers of layers, not {self.keep_first!r}, {self.keep_last!r}"
+            )
         if self.keep_first < 0 or self.keep_last < 0:
             raise InputError("the number of layers to keep cannot be negative")
+
+
+def check_names(option: str, given: object) -> None:
+    """Raise if an option is no tuple of names. A text alone would be taken for a name per letter."""
+    if isinstance(given, str):
+        raise InputError(f"{option} is a tuple of names, not one text: {option}=({given!r},)")
+    if not isinstance(given, tuple | list) or not all(isinstance(name, str) for name in given):
+        raise InputError(f"{option} is a tuple of names, not {given!r}")
 
 
 def matches(name: str, pattern: str) -> bool:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from halfbyte.checkpoint.io.header import encode_header, tensor_bytes
 from halfbyte.checkpoint.io.views import SourceMatrix
-from halfbyte.checkpoint.plan.select import Rules
+from halfbyte.checkpoint.plan.select import Rules, check_names
 from halfbyte.contracts import Contract
 from halfbyte.errors import InputError
 from halfbyte.formats import BlockFormat
@@ -62,6 +62,9 @@ class Options:
     """Factors to fold into the model before it is quantized, or a file of them."""
 
     def __post_init__(self) -> None:
+        check_names("ignore", self.ignore)
+        if not isinstance(self.rules, Rules):
+            raise InputError(f"rules of Options are Rules(…), not {self.rules!r}")
         if not all(self.ignore):
             raise InputError("--ignore needs a name; an empty one would exclude every module in some readers")
 
