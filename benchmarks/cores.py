@@ -99,7 +99,7 @@ def search_speed(count: int, seconds: float = 0.6) -> float:
     found = sum(results.get() for _ in processes)
     for process in processes:
         process.join()
-    return found / seconds / 1e9
+    return float(found / seconds / 1e9)
 
 
 def _cut(folder: Path, size: int, count: int) -> list[Path]:
