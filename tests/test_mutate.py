@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,7 @@ import pytest
 from tools.mutate.__main__ import Count, sample, table
 from tools.mutate.changes import Mutation, mutations
 from tools.mutate.reviewed import Reviewed, reviewed
-from tools.mutate.trial import FIRST_ROUND, ROOT, RecordedTest, mirror, noticed_by, read_record, rounds
+from tools.mutate.trial import FIRST_ROUND, ROOT, Record, RecordedTest, Trials, mirror, read_record, record, rounds
 
 SOURCE = '''"""About 1 + 1."""
 def grows(x: int, limit: "int" = 3) -> bool:
@@ -25,6 +25,27 @@ class Heap:
             self.total += size
         return [1, 1]
 '''
+
+
+def test_what_no_test_can_notice(tmp_path: Path) -> None:
+    path = tmp_path / "looks.py"
+    path.write_text(
+        """@dataclass(frozen=True, slots=True, repr=False)
+class Look:
+    size: Literal[1] = field(default=2, repr=False)
+    def pairs(self, x: f"{3}" = None) -> Literal[4]:
+        return zip(x, sorted(x, strict=True), strict=True), f"{5}", x.reshape(-1, 6), x.other(-1)
+if TYPE_CHECKING:
+    pass
+"""
+    )
+    assert [(mutation.number, mutation.change) for mutation in mutations(path)] == [
+        (1, "True → (False)"),
+        (3, "2 → (3)"),
+        (5, "True → (False)"),
+        (5, "6 → (7)"),
+        (5, "1 → (2)"),
+    ]
 
 
 def test_every_kind_of_change(tmp_path: Path) -> None:
@@ -58,7 +79,8 @@ def copy(tmp_path: Path) -> Path:
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "grows.py").write_text(SOURCE)
     (tmp_path / "tools" / "mutate" / "first").mkdir(parents=True)
-    for name in ("__init__.py", "calls.py", "first/sitecustomize.py"):
+    (tmp_path / "tools" / "__init__.py").touch()
+    for name in ("__init__.py", "calls.py", "changes.py", "forks.py", "pytest_run.py", "first/sitecustomize.py"):
         (tmp_path / "tools" / "mutate" / name).write_bytes((ROOT / "tools" / "mutate" / name).read_bytes())
     (tmp_path / "test_it.py").write_text(
         "from grows import grows\n"
@@ -72,6 +94,14 @@ def recorded(copy: Path, *names: str) -> list[RecordedTest]:
     return [RecordedTest(f"test_it.py::{name}", 0.1, frozenset({f"{copy}/src/grows.py::grows"})) for name in names]
 
 
+def noticed_by(mutation: Mutation, copy: Path, tests: list[RecordedTest]) -> str:
+    trials = Trials(copy, Record(tests))
+    try:
+        return trials.noticed_by(mutation)
+    finally:
+        trials.close()
+
+
 def changing(copy: Path, change: str) -> Mutation:
     (mutation,) = [one for one in mutations(copy / "src" / "grows.py") if one.change.startswith(change)]
     return mutation
@@ -79,10 +109,82 @@ def changing(copy: Path, change: str) -> Mutation:
 
 def test_a_change_is_noticed_by_a_test_that_needs_the_line(copy: Path) -> None:
     both = recorded(copy, "test_poor", "test_good")
-    assert not noticed_by(changing(copy, "x + 1 →"), copy, both), "x - 1 <= limit holds wherever x < limit does"
-    assert noticed_by(changing(copy, "x + 1 <="), copy, both) == "test_it.py::test_good"
-    assert not noticed_by(changing(copy, "x + 1 <="), copy, both[:1]), "only the tests of the list run"
+    trials = Trials(copy, Record(both))
+    assert not trials.noticed_by(changing(copy, "x + 1 →")), "x - 1 <= limit holds wherever x < limit does"
+    assert trials.noticed_by(changing(copy, "x + 1 <=")) == "test_it.py::test_good"
+    trials.record = Record(both[:1])
+    assert not trials.noticed_by(changing(copy, "x + 1 <=")), "only the tests of the list run"
     assert (copy / "src" / "grows.py").read_text() == SOURCE
+    assert trials.server is not None, "in forks of one process"
+    trials.close()
+    assert not trials.server
+
+
+def test_a_line_outside_functions_and_what_an_import_calls_are_tried_afresh(copy: Path) -> None:
+    """A fork has imported them as they were."""
+    source = "def one():\n    return 1\nONE, TWO = one(), 2\n"
+    (copy / "src" / "grows.py").write_text(source)
+    (copy / "test_it.py").write_text("from grows import ONE, TWO\ndef test_it():\n    assert (ONE, TWO) == (1, 2)\n")
+    tests = [RecordedTest("test_it.py::test_it", 0.1, frozenset({f"{copy}/src/grows.py::one"}))]
+    inside, outside = mutations(copy / "src" / "grows.py")
+    trials = Trials(copy, Record(tests, frozenset({f"{copy}/src/grows.py::one"})))
+    assert trials.noticed_by(inside) == trials.noticed_by(outside) == "test_it.py::test_it"
+    assert trials.server is None
+
+
+def test_values_of_arguments_that_are_left_out_are_tried_afresh(copy: Path) -> None:
+    """They belong to the function, not to its code."""
+    (copy / "src" / "grows.py").write_text("def one(x=1):\n    return x\n")
+    (copy / "test_it.py").write_text("from grows import one\ndef test_it():\n    assert one() == 1\n")
+    tests = [RecordedTest("test_it.py::test_it", 0.1, frozenset({f"{copy}/src/grows.py::one"}))]
+    (found,) = mutations(copy / "src" / "grows.py")
+    assert noticed_by(found, copy, tests) == "test_it.py::test_it"
+
+
+def test_a_fork_forgets_what_was_cached_and_reaches_who_holds_the_function(copy: Path) -> None:
+    source = (
+        "import functools\ndef keep(function):\n    def inner():\n        return function()\n    return inner\n"
+        "@keep\n@functools.cache\ndef one():\n    return (\n        1 +\n        1\n    )\ndef last():\n    return 3\n"
+    )
+    package = copy / "src" / "halfbyte"
+    package.mkdir()
+    (package / "__init__.py").write_text(source)
+    (copy / "test_it.py").write_text(
+        "from halfbyte import one\none()\ndef test_it():\n    assert one() == 2\ndef test_more():\n    pass\n"
+    )
+    tests = [RecordedTest("test_it.py::test_it", 0.1, frozenset({f"{package}/__init__.py::one"}))]
+    found = mutations(package / "__init__.py")
+    trials = Trials(copy, Record(tests))
+    names = {(mutation.number, mutation.change): trials.noticed_by(mutation) for mutation in found}
+    trials.close()
+    noticed = "test_it.py::test_it"
+    assert names == {
+        (10, "1 + 1 → (1 - 1)"): noticed,
+        (10, "1 → (2)"): noticed,
+        (11, "1 → (2)"): noticed,
+        (14, "3 → (4)"): "",
+    }
+    assert {mutation.text.count("\n") for mutation in found} == {source.count("\n")}, "each line stays where it is"
+
+
+def test_only_new_and_changed_files_are_recorded_again(copy: Path) -> None:
+    (copy / "src" / "grows.py").write_text(SOURCE + "TRUE = grows(1)\n")
+    (copy / "test_more.py").write_text("from grows import grows\ndef test_more():\n    assert grows(1)\n")
+    first = record(copy, ["test_it.py", "test_more.py"])
+    assert {test.name: test.functions for test in first.tests} == dict.fromkeys(
+        ("test_it.py::test_good", "test_it.py::test_poor", "test_more.py::test_more"),
+        frozenset({"src/grows.py::grows"}),
+    )
+    assert "src/grows.py::grows" in first.imported
+    marked = replace(first, tests=[replace(test, seconds=99) for test in first.tests])
+    (copy / "test_more.py").write_text("def test_less():\n    pass\ndef test_bad():\n    assert False\n")
+    second = record(copy, ["test_it.py", "test_more.py"], marked)
+    assert [(test.name, test.seconds == 99) for test in second.tests] == [
+        ("test_it.py::test_good", True),
+        ("test_it.py::test_poor", True),
+        ("test_more.py::test_less", False),
+    ]
+    assert record(copy, ["test_it.py", "test_more.py"], second) == second
 
 
 def test_a_record_of_other_tests(copy: Path) -> None:
@@ -119,14 +221,16 @@ def test_specific_tests_first_then_all_callers_then_the_folder() -> None:
     tests = [broad, in_folder, slow, other, quick]
     assert list(rounds(mutation, tests)) == [[quick, slow, broad], [in_folder]]
     assert list(rounds(Mutation(path, 1, "", "", "", ""), tests)) == [[in_folder], [broad, other, quick, slow]]
-    assert list(rounds(mutation, tests, 1.15)) == [[quick], [in_folder]], "as long as the seconds last"
+    assert list(rounds(mutation, tests, 1.25)) == [[quick, broad], [in_folder]], "those that fit into the seconds"
+    assert list(rounds(mutation, tests, 1.15)) == [[quick, broad]]
     assert list(rounds(Mutation(path, 1, "i", "", "", ""), tests)) == [[in_folder]]
     many = [test(f"tests/cli/b.py::{i}", 100 - i, f) for i in range(FIRST_ROUND + 2)]
     first, second = rounds(mutation, [*many, test("tests/cli/b.py::h", 1, h)])
     assert first == many[:1:-1]
     assert second == many[1::-1]
     assert mirror(path) == "tests/casting"
-    assert read_record(json.dumps({quick.name: {"seconds": 1.0, "functions": [f]}})) == [quick]
+    known = Record([quick], frozenset({g}), {"tests/cli/a.py": "1"})
+    assert read_record(known.as_json()) == known
 
 
 def test_a_sample_depends_on_the_seed_alone() -> None:

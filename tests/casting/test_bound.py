@@ -14,7 +14,7 @@ from halfbyte.casting.bound import Bounds, interval_errors, prove
 from halfbyte.casting.rows import F64, MAGNITUDES, read
 from halfbyte.casting.scales import hold
 from halfbyte.casting.survey import survey_of
-from halfbyte.casting.tables import largest_value
+from halfbyte.casting.tables import largest_value, make_table
 from halfbyte.contracts import get_contract
 from halfbyte.formats import E4M3
 from tests.casting.sources import random_source
@@ -131,3 +131,19 @@ def test_faint_halves_cost_their_values_if_the_least_value_is_far_above_them() -
     assert Bounds(survey)._from_faint(1.01) == 11111.0
     assert Bounds(survey)._from_faint(2.02) == 111111.0
     assert Bounds(survey)._from_faint(2.0**-40) == 0
+
+
+@pytest.mark.parametrize("g", [0.97, 0.013, 2.0**-8 * 1.01, 1 / 390])
+def test_no_more_scales_are_looked_at_than_are_worth_a_try(g: float) -> None:
+    """For an interval of one scale they are those of its table; a wider one has those of both its ends."""
+    scale = hold(g, get_contract("torchao", hb.get_format("nvfp4")))
+    decoded, point = scale.decoded(), float(scale.multiplier)
+    for k in range(-22, 14):
+        table = make_table(k, scale, decoded)
+        assert interval_errors(k, np.array([[point, point]])).shape == (1, 8, table.errors.shape[1]), k
+    for k, low, high in ((0, 0.98, 2.03), (3, 0.98, 1.01), (2, 0.03, 0.4)):
+        near, far = (
+            make_table(k, one, one.decoded()) for one in (hold(low, scale.contract), hold(high, scale.contract))
+        )
+        wanted = near.first + near.errors.shape[1] - far.first
+        assert interval_errors(k, np.array([[low, high]])).shape[2] == wanted, (k, low, high)

@@ -16,7 +16,8 @@ from halfbyte.casting.bound import Bounded
 from halfbyte.casting.optimal import choose, write
 from halfbyte.casting.rows import read
 from halfbyte.casting.scales import nvfp4_rule
-from halfbyte.casting.survey import survey_of
+from halfbyte.casting.survey import Halves, Survey, survey_of
+from halfbyte.casting.tables import total_error
 from halfbyte.casting.window import join
 from halfbyte.codec.bits import F32
 from halfbyte.contracts import get_contract
@@ -196,3 +197,38 @@ def test_the_neighbours_of_a_scale_that_is_no_power_of_two(monkeypatch: pytest.M
         monkeypatch.setattr(optimal, "total_error", lambda survey, scale, e=errors: e.get(float(scale.multiplier), 2.0))
         scale, error = optimal._polished(survey, contract, start, 1.0)
         assert (float(scale.multiplier), error) == (float(target), 0.5)
+
+
+@pytest.mark.parametrize("magnitude", [1, 2, 3, 5, 7])
+@pytest.mark.parametrize("spread", [19, 23, 30])
+def test_the_best_power_of_all(magnitude: int, spread: int) -> None:
+    """The largest block may hold small numbers alone: then a smaller 2^m, with other codes for it, is better."""
+    rng = np.random.default_rng([magnitude, spread])
+    codes = np.concatenate([np.full((1, 32), magnitude), rng.integers(0, 16, (1, 64))], axis=1)
+    survey = survey_of([read(source(np.array([[0, -spread, -spread + 2]]), codes), "q")])
+    contract = get_contract("torchao", NVFP4)
+    errors = {m: total_error(survey, scales.power(m, contract)) for m in range(0, -45, -1)}
+    scale, error = optimal.best_power(survey, contract)
+    best = min(errors.values())
+    assert error == pytest.approx(best, rel=1e-11)
+    assert scale.exponent == next(m for m, cost in errors.items() if cost <= best * (1 + 1e-11) and m <= -8)
+    if magnitude < 3 and spread < 30:
+        assert scale.exponent in range(-14, -8)
+
+
+def test_no_power_of_two_that_a_contract_can_store() -> None:
+    survey = survey_of([read(source(np.array([[-127, -120]]), np.full((1, 64), 7)), "q")])
+    with pytest.raises(hb.UnsupportedError, match="stores the encode factor, which float32 cannot hold"):
+        optimal.best_power(survey, get_contract("compressed_tensors", NVFP4))
+
+
+def test_a_sample_is_spread_over_the_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal shares of the exponents, at the middles of equal parts; an exponent with few halves is taken whole."""
+    many = Halves(np.arange(16, dtype=np.uint32) * 3, np.ones(16))
+    uneven = Halves(np.arange(5, dtype=np.uint32), np.array([1.0, 1, 28, 1, 1]))
+    few = Halves(np.arange(4, dtype=np.uint32), np.array([9.0, 8, 7, 6]))
+    monkeypatch.setattr(optimal, "SAMPLE", 14)
+    found = optimal._sample(Survey({0: many, -1: uneven, -2: few}, {}))
+    assert found[-2] is few
+    assert (found[0].ranks.tolist(), found[0].number.tolist()) == ([6, 18, 30, 42], [4.0] * 4)
+    assert (found[-1].ranks.tolist(), found[-1].number.tolist()) == ([2], [32.0])

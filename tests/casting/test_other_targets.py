@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import halfbyte as hb
+from halfbyte.casting import to_mxfp4
 from halfbyte.formats import E2M1
 from halfbyte.testing import assert_same_bits
 from tests.casting.sources import decoded, random_source
@@ -158,3 +159,55 @@ def test_a_smaller_scale_wins_where_clipping_one_value_is_cheaper() -> None:
     result, report = hb.cast(q, "mxfp4")
     assert np.asarray(hb.dequantize(result))[0].tolist() == [6, *values[1:]]
     assert report.squared_error == 2.25
+
+
+@pytest.mark.parametrize("chunk", [1, 40, 80, 1 << 20])
+def test_chunks_of_rows_change_nothing(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
+    """Rows that are no multiple of a chunk, in stacks; each is decoded, written and counted once."""
+    mxfp4 = random_source(np.random.default_rng(3), 20, (3, 3, 40))
+    nvfp4 = hb.quantize(gaussian(9, 40).reshape(3, 3, 40), "nvfp4", "modelopt")
+    wanted = [hb.cast(mxfp4, "bf16"), hb.cast(nvfp4, "mxfp4"), hb.cast(nvfp4, "mxfp4", "requantize")]
+    lossy = hb.cast(mxfp4, "nvfp4")[1]
+    for module in ("measure", "to_bfloat16", "to_mxfp4"):
+        monkeypatch.setattr(f"halfbyte.casting.{module}.CHUNK", chunk)
+    values, report = hb.cast(mxfp4, "bf16")
+    assert_same_bits(values, wanted[0][0])
+    assert report == wanted[0][1]
+    assert hb.cast(mxfp4, "nvfp4")[1] == lossy
+    for algorithm, (result, same) in zip(("optimal", "requantize"), wanted[1:], strict=True):
+        found, report = hb.cast(nvfp4, "mxfp4", algorithm)
+        assert (found.shape, np.asarray(found.codes).shape, np.asarray(found.scales).shape) == (
+            (3, 3, 40), (3, 3, 20), (3, 3, 2)
+        )  # fmt: skip
+        assert_same_bits(found.codes, result.codes)
+        assert_same_bits(found.scales, result.scales)
+        assert report == same
+
+
+def test_the_row_of_a_value_that_mxfp4_does_not_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("halfbyte.casting.to_mxfp4.CHUNK", 64)
+    q = hb.quantize(gaussian(6, 32), "nvfp4", "modelopt")
+    scales = np.asarray(q.scales).copy()
+    scales[5, 1] = 0x7F
+    with pytest.raises(hb.InputError, match=r"^w of shape \(6, 32\) decodes to NaN or Inf near row 4; MXFP4 has"):
+        hb.cast(dataclasses.replace(q, scales=scales), "mxfp4", name="w")
+
+
+@pytest.mark.parametrize(
+    ("value", "byte", "code"),
+    [
+        # the largest power of two below 2/7 of the value: 4 or 6 times it, or 5 rounded to even; at 7/2 the one below
+        (1.0, 125, 6), (1.25, 125, 6), (6.0, 127, 7), (6.5, 127, 7), (3.5, 126, 7), (3.625, 127, 6), (0.875, 124, 7),
+        (2.0**-127, 0, 2), (1.5 * 2.0**-127, 0, 3), (6 * 2.0**-127, 0, 7), (7 * 2.0**-127, 0, 7),
+        (7.25 * 2.0**-127, 1, 6), (2.0**127, 252, 6), (3.4e38, 253, 5),
+    ],
+)  # fmt: skip
+def test_the_scale_of_one_value(value: float, byte: int, code: int) -> None:
+    """Of equals the larger scale. No scale and no code have a smaller error."""
+    values = np.zeros((1, 32), np.float32)
+    values[0, 3] = -value
+    result = to_mxfp4._best(values, hb.contracts.ocp())
+    offered = [c * 2.0 ** (k - 127) for k in range(255) for c in E2M1_VALUES if c * 2.0 ** (k - 127) < 2.0**128]
+    got = -float(np.asarray(hb.dequantize(result))[0, 3])
+    assert abs(got - float(np.float32(value))) == min(abs(entry - float(np.float32(value))) for entry in offered)
+    assert (int(np.asarray(result.scales)[0, 0]), int(np.asarray(result.codes)[0, 1] >> 4)) == (byte, code + 8)

@@ -54,6 +54,10 @@ def test_unknown_values_list_the_known(name: str, options: dict[str, Any], messa
         ("flashinfer", {"mode": "te", "global_scale": 2.0}, "global_scale and ue8m0 belong to .* 'ref'"),
         ("flashinfer", {"mode": "4over6", "ue8m0": True}, "global_scale and ue8m0 belong to .* 'ref'"),
         ("flashinfer", {"per_token": True}, "mode 'ref' has no per_token form"),
+        ("transformer_engine", {"tile": (16,)}, r"^tile is a pair such as \(1, 16\) or \(16, 16\), not \(16,\)$"),
+        ("transformer_engine", {"tile": (1, 16, 1)}, "tile is a pair"),
+        ("modelopt", {"k_max": 3}, "^k_max belongs to the mode quantize_mxfp4_to_nvfp4_lossless$"),
+        ("modelopt", {"mode": "quantize_mxfp4_to_nvfp4", "k_max": 3}, "k_max belongs to the mode"),
     ],
 )
 def test_combinations_without_meaning(name: str, options: dict[str, Any], rule: str) -> None:

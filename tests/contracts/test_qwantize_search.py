@@ -16,6 +16,9 @@ import torch
 import halfbyte as hb
 from halfbyte.conform.peer_intermediates import fused_hessian
 from halfbyte.contracts.searches.qwantize import (
+    _as_at_the_start,
+    _best_so_far,
+    _ten_times_best,
     fused_multiply_add,
     search_bounds,
     search_e4m3,
@@ -298,3 +301,24 @@ def test_fused_multiply_add_on_ties_with_a_tiny_addend() -> None:
     assert_same_bits(exact, product.astype(np.float32))  # without an addend ties go to even
     ties = np.isin(product * 2.0**24 % 2, 1)
     assert ties.sum() >= 3, "the products are ties"
+
+
+def test_a_sum_that_is_odd_is_rounded_as_it_is() -> None:
+    """1 + 2^-24 + 2^-52 less something lies beyond the middle of two float32 numbers, whatever its last bits are."""
+    a, b = f32(24929), f32(673 * 2.0**-24)  # 1 + 2^-24
+    c = f32(2.0**-52 * (1 - 2.0**-10))
+    assert fused_multiply_add(a, b, c).tolist() == [1 + 2.0**-23]
+    assert fused_multiply_add(-a, b, -c).tolist() == [-1 - 2.0**-23]
+    assert fused_multiply_add(a, b, f32(0)).tolist() == [1]
+    above_one = f32(1 + 2.0**-23)  # sums that are exact and lie in the middle go to the even neighbour
+    assert fused_multiply_add(above_one, f32(1), f32(2.0**-24)).tolist() == [1 + 2.0**-22]
+    assert fused_multiply_add(above_one, f32(1), f32(-(2.0**-24))).tolist() == [1]
+
+
+def test_limits_of_the_clipping_error() -> None:
+    best, start = f32(3), f32(7)
+    assert [limit(best, start).tolist() for limit in (_best_so_far, _ten_times_best, _as_at_the_start)] == [
+        [3],
+        [30],
+        [7],
+    ]

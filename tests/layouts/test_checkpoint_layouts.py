@@ -117,6 +117,43 @@ def test_compressed_tensors_configs() -> None:
     assert layout.extra_files(setting()) == {}
 
 
+@pytest.mark.parametrize("format", ["nvfp4", "mxfp4"])
+@pytest.mark.parametrize("activations", ["none", "static"])
+def test_the_whole_config_of_compressed_tensors(format: str, activations: Activations) -> None:
+    nv = format == "nvfp4"
+    scheme = {"num_bits": 4, "type": "float", "strategy": "tensor_group" if nv else "group"}
+    scheme |= {"group_size": 16 if nv else 32, "symmetric": True, "dynamic": False}
+    scheme |= dict.fromkeys(("scale_dtype", "zp_dtype"), "torch.float8_e4m3fn" if nv else "torch.uint8")
+    inputs = scheme | ({"dynamic": "local", "observer": "static_minmax"} if nv else {"dynamic": True})
+    group: dict[str, object] = {"targets": ["Linear"], "format": f"{format}-pack-quantized", "weights": scheme}
+    group |= {"input_activations": inputs if activations == "static" else None, "output_activations": None}
+    assert get_layout("compressed-tensors").quantization_config(setting(format, activations)) == {
+        "quant_method": "compressed-tensors",
+        "format": f"{format}-pack-quantized",
+        "quantization_status": "compressed",
+        "global_compression_ratio": None,
+        "kv_cache_scheme": None,
+        "ignore": ["lm_head"],
+        "config_groups": {"group_0": group},
+        "version": "0.20.0",
+    }
+
+
+def test_a_cache_scheme_of_the_same_layout_is_kept() -> None:
+    """It may have one scale per head; one without a strategy is another layout's."""
+    scheme = {"num_bits": 8, "type": "float", "strategy": "attn_head"}
+    layout = get_layout("compressed-tensors")
+    for own, kept in ((scheme, True), ({"num_bits": 8, "type": "float"}, False)):
+        wanted = Setting(NVFP4, "none", ["a"], [], {"kv_cache_scheme": own})
+        assert (layout.quantization_config(wanted)["kv_cache_scheme"] == own) is kept
+
+
+def test_layouts_that_are_only_read() -> None:
+    with pytest.raises(UnsupportedError, match=r"^layout quark is read and never written$"):
+        LAYOUTS["quark"].quantization_config(setting())
+    assert sorted(layouts.writable_layouts()) == ["compressed-tensors", "deepseek-v4", "gpt-oss", "modelopt"]
+
+
 def test_compressed_tensors_reads_its_config() -> None:
     """The peer's own parser takes it, and finds the schemes that were meant."""
     from compressed_tensors.quantization import QuantizationConfig

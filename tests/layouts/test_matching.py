@@ -37,3 +37,104 @@ def test_expressions_of_compressed_tensors() -> None:
         "model.layers.0.self_attn.qkv_proj", [f"model.layers.0.self_attn.{p}_proj" for p in "qkv"]
     )
     assert not compressed_tensors("model.layers.0.self_attn.qkv_proj", ["model.layers.0.self_attn.q_proj"])
+
+
+@pytest.mark.parametrize(
+    ("listed", "asked", "excluded"),
+    [
+        ("a*", "a", True),
+        ("a*", "ba", True),
+        ("a.*", "a", False),
+        ("a.*", "a.b", True),
+        ("*", "x", True),
+        ("b*", "a", False),
+        ("a?c", "abc", True),
+        ("a?c", "abbc", False),
+        ("l.experts.0.up_proj", "l.experts", True),
+        ("l.gate", "l.experts", False),
+        ("m.experts.0", "l.experts", False),
+        ("l.experts.0.up_proj", "l.experts.1", False),
+    ],
+)
+def test_vllm(listed: str, asked: str, excluded: bool) -> None:
+    """Substrings, file names, and experts whose names hold the one that is asked for."""
+    assert vllm_modelopt(asked, ["nothing", listed]) is excluded
+
+
+def test_fused_layers_are_excluded_member_by_member() -> None:
+    members = [f"a.{leaf}_proj" for leaf in "qkv"]
+    for reader in (vllm_modelopt, sglang_modelopt, compressed_tensors):
+        assert reader("a.qkv_proj", members)
+        assert not reader("a.qkv_proj", members[:1])
+
+
+@pytest.mark.parametrize(
+    ("listed", "asked", "excluded"),
+    [
+        ("a.b", "x.a.b.c", True),
+        ("a.b", "x.a.bc", False),
+        ("b.a", "a.b", False),
+        ("a.b.", "x.a.b.c", True),
+        ("a.b", "a.b.", True),
+        ("re*", "x.real.c", True),
+        ("x.*c", "x.real.c", True),
+        ("x.*d", "x.real.c", False),
+        ("[", "x.[.c", True),
+        ("[", "x.y", False),
+        ("l.experts.0.up_proj", "l.experts", False),
+        ("l.experts", "l.experts", True),
+        ("l", "l.experts", True),
+        ("l.experts.0.up_proj", "l.experts.0", True),
+        ("l.experts.0.up_proj", "m.experts.0", False),
+        ("l.gate.1", "l.gate", False),
+        ("model.x", "language_model.model.x", True),
+        ("x.q_a_proj", "l.fused_qkv_a_proj", False),
+        ("x.kv_a_proj_with_mqa", "l.fused_qkv_a_proj", True),
+        ("x.kv_b_proj", "l.kv_b_proj", True),
+        ("x.q_b_proj", "l.q_proj", False),
+        ("x.q_a_proj*", "l.q_a_proj", False),
+        ("x+", "xx", True),
+        ("a.x", "abx", False),
+    ],
+)
+def test_sglang(listed: str, asked: str, excluded: bool) -> None:
+    """Dotted paths, patterns against the name and its parts, projections of latent attention by their last part."""
+    assert sglang_modelopt(asked, ["nothing", listed]) is excluded
+
+
+@pytest.mark.parametrize(
+    ("listed", "asked", "excluded"),
+    [
+        ("a", "a", True),
+        ("a", "a.b", False),
+        ("a*", "a.b", True),
+        ("re:a", "a.b", True),
+        ("re:b", "a.b", False),
+        ("re:(", "re:(", False),
+        ("A*", "a.b", False),
+        ("?", "a", True),
+    ],
+)
+def test_tensorrt_llm(listed: str, asked: str, excluded: bool) -> None:
+    assert tensorrt_llm(asked, ["nothing", listed]) is excluded
+
+
+@pytest.mark.parametrize(
+    ("listed", "excluded"),
+    [
+        (["l.experts.0.gate_proj", "l.experts.0.up_proj", "l.experts.0.down_proj"], True),
+        (["l.experts.0.gate_proj", "l.experts.0.up_proj"], False),
+        (["l.experts.0.w1", "l.experts.0.w2", "l.experts.0.w3"], True),
+        (["l.experts.0.w1", "l.experts.0.w2"], False),
+        (["l.experts.1.w1", "l.experts.1.w2", "l.experts.1.w3"], False),
+        (["re:.*experts"], True),
+        (["l.experts"], False),
+    ],
+)
+def test_experts_of_compressed_tensors(listed: list[str], excluded: bool) -> None:
+    assert compressed_tensors("l.experts", listed) is excluded
+
+
+def test_patterns_that_are_no_names() -> None:
+    assert compressed_tensors("a b", ["a b"])
+    assert not compressed_tensors("a.b", ["a b", "re:b"])

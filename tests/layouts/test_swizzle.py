@@ -63,3 +63,23 @@ def test_only_matrices_are_swizzled(shape: tuple[int, ...]) -> None:
         swizzle(np.zeros(shape, np.uint8))
     with pytest.raises(InputError, match="are those of"):
         unswizzle(np.zeros(512, np.uint8), shape)
+
+
+def test_stacks_are_swizzled_one_by_one() -> None:
+    whole = np.random.default_rng(1).integers(1, 256, (2, 3, 130, 6)).astype(np.uint8)
+    flat = swizzle(whole)
+    assert flat.shape == (2, 3, 2048)
+    for place in np.ndindex(2, 3):
+        assert_same_bits(flat[place], by_formula(whole[place]))
+    assert_same_bits(unswizzle(flat.reshape(-1), whole.shape), whole)
+    with pytest.raises(InputError, match=r"^swizzled scales of 6 matrices of 130x6 take 12288 bytes, got 2048$"):
+        unswizzle(flat[0, 0], whole.shape)
+
+
+def test_torch_stays_torch() -> None:
+    torch = pytest.importorskip("torch")
+    whole = np.random.default_rng(1).integers(1, 256, (2, 130, 6)).astype(np.uint8)
+    flat = swizzle(torch.from_numpy(whole))
+    assert isinstance(flat, torch.Tensor)
+    assert_same_bits(flat.numpy(), swizzle(whole))
+    assert_same_bits(unswizzle(flat, whole.shape).numpy(), whole)

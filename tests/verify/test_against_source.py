@@ -169,4 +169,4 @@ def test_another_rounding_is_said_once(tmp_path: Path) -> None:
     assert report.clean, report.problems
     (warning,) = report.problems
     assert (warning.rule, warning.name) == ("rounding", "model.layers.0.mlp.down_proj")
-    assert "(and 1 weights more)" in warning.text
+    assert "(and 1 more weight)" in warning.text

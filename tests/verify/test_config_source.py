@@ -10,7 +10,9 @@ import pytest
 
 from halfbyte.checkpoint import Options, make_plan, run
 from halfbyte.verify import verify
+from halfbyte.verify.config_source import config_problems
 from tests import tiny_models as models
+from tests.verify.headers import checkpoint, lines
 
 
 @pytest.fixture(scope="module")
@@ -51,3 +53,19 @@ def test_other_settings_are_named(pair: tuple[Path, Path]) -> None:
     (text,) = said(pair, text_hidden_size=None)
     assert text.startswith("text_config.hidden_size is absent, but 128")
     assert len(said(pair, rope_theta=5.0, extra=[1] * 100)) == 2
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "said"),
+    [
+        ({"a": 1, "b": {"c": [1], "d": None}}, {"a": 1, "b": {"c": [1]}}, []),
+        ({"dtype": 1, "expert_dtype": 1, "b": {"torch_dtype": 1}}, {"_name_or_path": 1, "b": {"dtype": 2}}, []),
+        ({"b": {"c": {"d": 1}}, "a": 0}, {"b": {"c": {"d": 2}}}, ["a is 0, but absent", "b.c.d is 1, but 2"]),
+        ({"a": {"b": 1}}, {"a": 3}, ["a is {'b': 1}, but 3"]),
+        ({"a": "x" * 58}, {"a": "x" * 59}, [f"a is '{58 * 'x'}', but '{56 * 'x'}…"]),
+    ],
+)
+def test_differences_by_name(mine: dict[str, Any], theirs: dict[str, Any], said: list[str]) -> None:
+    end = "in the source: another model, or an edited one"
+    found = lines(config_problems(checkpoint({}, mine), checkpoint({}, theirs)))
+    assert found == [f"warning [config] config.json: {text} {end}" for text in said]

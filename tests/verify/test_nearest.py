@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from halfbyte.formats import E2M1, E4M3
-from halfbyte.verify.nearest import SLACK, VALUES, Encoded, block_sums, look_up, not_nearest
+from halfbyte.verify.nearest import BY_CODE, HIGH, LOW, SLACK, VALUES, Encoded, block_sums, look_up, not_nearest
 
 
 def one_block(codes: list[int], scale_byte: int = 0x38, tensor_scale: float = 1.0) -> Encoded:
@@ -50,3 +50,64 @@ def test_sums_of_a_block() -> None:
 def test_blocks_without_a_scale_are_not_judged(byte: int) -> None:
     stored = one_block([7] * 16, byte)
     assert not block_sums(stored, np.ones((1, 16), np.float32)).wrong.any()
+
+
+def test_bounds_of_each_code() -> None:
+    """From middle to middle, with a little more: the source and the quotient may have been rounded to bfloat16."""
+    more, less = 1 + 2.0**-7, 1 - 2.0**-7
+    middles = [0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0]
+    high = [middle * more for middle in middles] + [np.inf]
+    low = [-0.25 * more] + [middle * less for middle in middles]
+    values, lower, upper = BY_CODE
+    assert values.tolist() == E2M1.values.tolist()
+    assert upper.tolist() == [*high, *(-bound for bound in low)]
+    assert lower.tolist() == [*low, *(-bound for bound in high)]
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3])
+def test_tables_by_two_bytes(chunk: int) -> None:
+    assert len(VALUES) == len(LOW) == len(HIGH) == 1 << 16
+    codes = np.arange(16, dtype=np.uint8).repeat(chunk).reshape(1, -1)
+    codes = np.concatenate([codes, codes[:, ::-1]], axis=1) * np.uint8(17)
+    for table, of_codes in zip((VALUES, LOW, HIGH), BY_CODE, strict=True):
+        assert look_up(table, codes)[0].tolist() == of_codes[np.repeat(codes[0] & 15, 2)].tolist()
+
+
+def test_numbers_at_the_bounds() -> None:
+    """A number on the bound of its code is right, the next one is not."""
+    for code, low, high in zip(range(16), *BY_CODE[1:], strict=True):
+        for number, wrong in (
+            (low, False),
+            (high, False),
+            (np.nextafter(low, -np.inf), np.isfinite(low)),
+            (np.nextafter(high, np.inf), np.isfinite(high)),
+        ):
+            source = np.full((1, 16), number, np.float32)
+            assert not_nearest(one_block([code] * 16), source).any() == wrong
+    assert not not_nearest(one_block([7] * 16, tensor_scale=0.0), np.ones((1, 16), np.float32)).any()
+
+
+def test_what_codes_are_multiplied_by() -> None:
+    stored = Encoded(
+        np.zeros((2, 16), np.uint8), np.zeros((2, 2), np.uint8), np.array([[2, -4], [0, np.nan]], np.float32), 0.5, E4M3
+    )
+    assert stored.block == 16
+    np.testing.assert_array_equal(stored.factors(), [[1, -2], [0, np.nan]])
+    np.testing.assert_array_equal(stored.multiplier()[:, :, 0], [[1, 2], [np.nan, np.nan]])
+    assert stored.multiplier().shape == (2, 2, 1)
+
+
+def test_sums_of_several_blocks() -> None:
+    """A wrong code in one block, NaN in another."""
+    codes = np.full((2, 16), 0x22, np.uint8)
+    stored = Encoded(codes, np.full((2, 2), 0x38, np.uint8), np.ones((2, 2), np.float32), 1.0, E4M3)
+    source = np.ones((2, 32), np.float32)
+    source[0, 17], source[1, 3], source[1, 30] = -3, np.nan, 1.25
+    sums = block_sums(stored, source)
+    assert sums.wrong.tolist() == [[False, True], [False, False]]
+    np.testing.assert_array_equal(sums.amax, [[1, 3], [np.nan, 1.25]])
+    np.testing.assert_array_equal(sums.product, [[16, 12], [np.nan, 16.25]])
+    np.testing.assert_array_equal(sums.power, [[16, 16], [16, 16]])
+    np.testing.assert_array_equal(sums.squares, [[16, 24], [np.nan, 15 + 1.25**2]])
+    np.testing.assert_array_equal(sums.off, [[0, 16], [np.nan, 0.0625]])
+    assert sums.largest == 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,6 +46,28 @@ def test_an_error_reaches_the_caller_and_stops_the_rest(monkeypatch: pytest.Monk
     assert len(done) < 1000
 
 
+def test_what_waits_when_an_error_comes_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HALFBYTE_THREADS", "2")
+    done: list[int] = []
+
+    def check(item: int) -> None:
+        if item == 0:
+            raise ValueError("no")
+        time.sleep(0.03)
+        done.append(item)
+
+    with pytest.raises(ValueError, match="no"):
+        list(in_order(check, range(100)))
+    assert len(done) < 7
+
+
+@pytest.mark.parametrize("threads", ["1", "2"])
+def test_one_thread_is_the_caller(monkeypatch: pytest.MonkeyPatch, threads: str) -> None:
+    monkeypatch.setenv("HALFBYTE_THREADS", threads)
+    here = threading.current_thread()
+    assert set(in_order(lambda item: threading.current_thread() is here, range(5))) == {threads == "1"}
+
+
 def test_few_results_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """Items are taken as results are: a long list is not begun all at once."""
     monkeypatch.setenv("HALFBYTE_THREADS", "2")
@@ -57,7 +80,7 @@ def test_few_results_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 
     results = in_order(lambda item: item, items())
     assert next(results) == 0
-    assert len(taken) <= 2 * AHEAD + 1
+    assert (len(taken), AHEAD) == (9, 4)  # four for each thread, and the one in hand
     results.close()  # type: ignore[attr-defined]
 
 

@@ -10,16 +10,15 @@ import pytest
 
 import halfbyte as hb
 from halfbyte.backends.compare import ScaleMark
-from halfbyte.codec.element import encode
 from halfbyte.contracts import CONTRACTS
 from halfbyte.errors import HalfbyteError
-from halfbyte.formats import E2M1, E4M3
+from halfbyte.formats import E4M3
 from halfbyte.verify.measure import measure
 from halfbyte.verify.nearest import VALUES, look_up
 from halfbyte.verify.places import damage_problems, is_off_by_a_factor, is_rounded_otherwise
 from halfbyte.verify.scale_rules import BY_AMAX, ScaleRules
 from halfbyte.verify.values import Matrix
-from tests.verify.weights import Numbers, Weight, kinds_of_numbers
+from tests.verify.weights import Numbers, Weight, feedback_rounding, kinds_of_numbers, random_rounding
 
 WRITERS = [
     ("nvfp4", "modelopt", "amax"),
@@ -217,36 +216,6 @@ def test_a_tensor_scale_over_an_exact_source(change: float) -> None:
     weight.tensor_scale *= change
     assert is_off_by_a_factor(measure(*weight.pair), *weight.pair)
     assert len(texts(weight)) == 1
-
-
-def random_rounding(weight: Weight) -> None:
-    """Codes of one of the two neighbours, each as likely as it is near: the mean is right."""
-    scales = np.repeat(E4M3.values[weight.scales] * np.float32(weight.tensor_scale), 16, axis=1)
-    magnitudes = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
-    quotient = np.minimum(np.abs(weight.source) / scales, 6)
-    below = np.clip(np.searchsorted(magnitudes, quotient, side="right") - 1, 0, 6)
-    share = (quotient - magnitudes[below]) / (magnitudes[below + 1] - magnitudes[below])
-    up = np.random.default_rng(9).random(share.shape) < share
-    codes = (below + up + np.where(weight.source < 0, 8, 0)).astype(np.uint8)
-    weight.codes = np.asarray(codes[:, ::2] | codes[:, 1::2] << 4, np.uint8)
-
-
-def feedback_rounding(weight: Weight) -> None:
-    """GPTQ: the error of each column is passed on to the columns after it."""
-    generator = np.random.default_rng(7)
-    rows, columns = weight.source.shape
-    inputs = generator.standard_normal((4 * columns, columns)) @ (
-        np.eye(columns) + 1.5 * generator.standard_normal((columns, columns)) / columns**0.5
-    )
-    hessian = inputs.T @ inputs / len(inputs) + 0.01 * np.eye(columns)
-    factor = np.linalg.cholesky(np.linalg.inv(hessian)).T
-    values, codes = weight.source.astype(np.float64), np.zeros((rows, columns), np.uint8)
-    for column in range(columns):
-        scale = E4M3.values[weight.scales[:, column // 16]].astype(np.float64) * weight.tensor_scale
-        codes[:, column] = encode((values[:, column] / scale).astype(np.float32), E2M1)
-        error = (values[:, column] - E2M1.values[codes[:, column]] * scale) / factor[column, column]
-        values[:, column + 1 :] -= np.outer(error, factor[column, column + 1 :])
-    weight.codes = np.asarray(codes[:, ::2] | codes[:, 1::2] << 4, np.uint8)
 
 
 @pytest.mark.parametrize("rounding", [random_rounding, feedback_rounding])

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +14,11 @@ from halfbyte.checkpoint import Options, Resources, make_plan, run
 from halfbyte.checkpoint.execute.hashes import PLAIN
 from halfbyte.checkpoint.io.index import MANIFEST, open_checkpoint
 from halfbyte.verify.recorded import recorded_problems
+from tests import tiny_models
 from tests.checkpoint.toy import llama, read_checkpoint, write_checkpoint
+from tests.samples import f32
+from tests.tiny_models import Tensors
+from tests.verify.headers import lines
 
 
 @pytest.fixture
@@ -20,6 +26,47 @@ def converted(tmp_path: Path) -> Path:
     source = write_checkpoint(tmp_path / "s", llama(), shards=2)
     run(make_plan(source, Options(method="amax")), tmp_path / "d", Resources(workers=2, max_memory=1 << 28, sync=False))
     return tmp_path / "d"
+
+
+def made_by_hand(folder: Path, **recorded: object) -> Path:
+    """Three tensors of 4 to 12 bytes, and what the manifest says of them."""
+    tensors: Tensors = {"a": f32(1), "b": f32(1, 2), "c": f32(1, 2, 3)}
+    plain = {name: hashlib.sha256(x.tobytes()).hexdigest()[:32] for name, x in tensors.items()}
+    path = tiny_models.write_checkpoint(folder, tensors, {}, shards=1)
+    shards = {"model.safetensors": {"tensors": plain | recorded}, "other": {"tensors": []}, "third": 3}
+    (path / MANIFEST).write_text(json.dumps({"fingerprint": "", "hash": PLAIN, "shards": shards}))
+    return path
+
+
+@pytest.mark.parametrize("headers_only", [True, False])
+@pytest.mark.parametrize("chunk", [1, 1 << 21])
+def test_every_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int, headers_only: bool) -> None:
+    monkeypatch.setattr("halfbyte.verify.values.CHUNK", chunk)
+    path = made_by_hand(tmp_path, gone="0", earlier="1", b="123456789abc")
+    manifest = json.loads((path / MANIFEST).read_text())
+    del manifest["shards"]["model.safetensors"]["tensors"]["a"]
+    (path / MANIFEST).write_text(json.dumps(manifest))
+    digest = hashlib.sha256(f32(1, 2).tobytes()).hexdigest()[:8]
+    bytes_differ = f"error [manifest] b: its bytes are not those that were written: SHA-256 {digest}…, not 12345678…"
+    order = []
+
+    def each(check: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
+        for item in items:
+            order.append(item.name)
+            yield check(item)
+
+    found = lines(recorded_problems(open_checkpoint(path), headers_only, each))
+    assert found == [
+        f"error [manifest] {MANIFEST}: says nothing of the tensors in other",
+        f"error [manifest] {MANIFEST}: says nothing of the tensors in third",
+        f"error [manifest] earlier: named by {MANIFEST}, but not there",
+        f"error [manifest] gone: named by {MANIFEST}, but not there",
+        f"error [manifest] a: not named by {MANIFEST}: it was added after the conversion",
+        *([] if headers_only else [bytes_differ]),
+    ]
+    assert order == ([] if headers_only else ["c", "b"])  # the largest first
+    (path / MANIFEST).unlink()
+    assert lines(recorded_problems(open_checkpoint(path), headers_only, each)) == []
 
 
 def problems(folder: Path) -> list[str]:
@@ -49,7 +96,8 @@ def make_old(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("old", [False, True])
-def test_a_changed_bit_is_found(converted: Path, old: bool) -> None:
+def test_a_changed_bit_is_found(converted: Path, old: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("halfbyte.verify.values.CHUNK", 1 << 10)  # some tensors come in several pieces
     if old:
         make_old(converted)
     assert problems(converted) == []

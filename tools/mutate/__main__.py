@@ -3,7 +3,8 @@
     python -m tools.mutate casting verify --sample 60 --seed 0
 
 Mutations are tried in a copy of the repository. Before the first one, every test runs once to see which functions it
-calls (some minutes; `--calls FILE` keeps the result for the next time). It prints the mutations that no test
+calls (some minutes; `--calls FILE` keeps the result, and the next time only new or changed files of tests run). It
+prints the mutations that no test
 noticed, and a table. reviewed.toml lists mutations that change nothing a test may hold; these are not tried, and
 counted apart.
 """
@@ -17,13 +18,13 @@ import signal
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tools.mutate.changes import Mutation, mutations
 from tools.mutate.pytest_run import preload
 from tools.mutate.reviewed import reviewed
-from tools.mutate.trial import RecordedTest, copy_of_the_repository, noticed_by, read_record, record
+from tools.mutate.trial import Record, Trials, copy_of_the_repository, read_record, record
 
 TESTS = [
     *(
@@ -60,11 +61,13 @@ class Count:
 
 
 def sample(folder: str, size: int, seed: int) -> tuple[list[Mutation], int]:
-    """Some mutations of a folder under src/halfbyte, and how many there are.
+    """Some mutations of a folder or file under src/halfbyte, and how many there are.
 
     They are those with the smallest hashes of seed, place and change, so that a change elsewhere leaves the sample.
     """
-    files = [path for path in sorted(Path("src/halfbyte", folder).rglob("*.py")) if path.as_posix() not in NEEDS_A_CARD]
+    place = Path("src/halfbyte", folder)
+    files = [place] if place.is_file() else sorted(place.rglob("*.py"))
+    files = [path for path in files if path.as_posix() not in NEEDS_A_CARD]
     every = [mutation for file in files for mutation in mutations(file)]
 
     def lot(mutation: Mutation) -> bytes:
@@ -87,43 +90,35 @@ def table(counts: dict[str, Count]) -> str:
     return "\n".join(lines)
 
 
-def recorded(copy: Path, path: Path | None) -> list[RecordedTest]:
-    if path is not None and path.exists():
-        return read_record(path.read_text())
-    tests = record(copy, TESTS)
+def recorded(copy: Path, path: Path | None, tests: list[str]) -> Record:
+    known = read_record(path.read_text()) if path is not None and path.exists() else None
+    found = record(copy, tests, known)
     if path is not None:
-        path.write_text((copy / "calls.json").read_text())
-    return tests
+        path.write_text(found.as_json())
+    return replace(found, tests=[test for test in found.tests if test.name.startswith(tuple(tests))])
 
 
-@dataclass
-class Worker:
-    """What a process that tries mutations holds."""
-
-    copy: Path
-    tests: list[RecordedTest]
-    seconds: float
+trials: Trials
+"""Of a process that tries mutations."""
 
 
-worker: Worker
-
-
-def start_worker(place: Path, tests: list[RecordedTest], seconds: float) -> None:
-    global worker
-    worker = Worker(copy_of_the_repository(Path(tempfile.mkdtemp(dir=place))), tests, seconds)
+def start_worker(place: Path, record: Record, seconds: float) -> None:
+    global trials
+    trials = Trials(copy_of_the_repository(Path(tempfile.mkdtemp(dir=place))), record, seconds)
 
 
 def attempt(chosen: tuple[str, Mutation]) -> tuple[str, Mutation, str, float]:
     """Which test noticed, and after how many seconds."""
     folder, mutation = chosen
     begin = time.monotonic()
-    test = noticed_by(mutation, worker.copy, worker.tests, worker.seconds)
+    test = trials.noticed_by(mutation)
     return folder, mutation, test, time.monotonic() - begin
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folders", nargs="+", help="under src/halfbyte")
+    parser.add_argument("folders", nargs="+", help="or files, under src/halfbyte")
+    parser.add_argument("--tests", nargs="+", default=TESTS, help="folders and files of tests")
     parser.add_argument("--sample", type=int, default=50, help="how many mutations of each folder to try")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--calls", type=Path, help="where to keep what each test calls")
@@ -145,7 +140,7 @@ def main() -> int:
         chosen += [(folder, mutation) for mutation in tried]
     with tempfile.TemporaryDirectory(prefix="mutate-") as name:
         place = Path(name)
-        tests = recorded(copy_of_the_repository(place / "recorded"), given.calls)
+        tests = recorded(copy_of_the_repository(place / "recorded"), given.calls, given.tests)
         pool = multiprocessing.get_context("fork").Pool(given.jobs, start_worker, (place, tests, given.seconds))
         with pool:
             for folder, mutation, test, took in pool.imap_unordered(attempt, chosen):

@@ -72,7 +72,7 @@ def changed(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def mutations(path: Path) -> list[Mutation]:
-    """All mutations of a file, in the order of its lines. Annotations and f-strings are left alone."""
+    """All mutations of a file, in the order of its lines. What `_unnoticeable` lists is left alone."""
     text = path.read_text()
     lines = text.splitlines(keepends=True)
     starts = [0]
@@ -95,14 +95,14 @@ def mutations(path: Path) -> list[Mutation]:
             news.append(ast.UnaryOp(ast.Not(), copy.deepcopy(node)))
         for new in news:
             after = ast.unparse(ast.fix_missing_locations(new))
-            if isinstance(node, ast.expr):
-                after = f"({after})"
-            change = " ".join(f"{before} → {after}".split())
+            lost = "\n" * (before.count("\n") - after.count("\n"))  # the lines below stay where they are
+            open, close = ("(", ")") if isinstance(node, ast.expr) else ("", "")
+            change = " ".join(f"{before} → {open}{after}{close}".split())
             times[node.lineno, change] += 1
             nth = times[node.lineno, change]
             if nth > 1:
                 change += f" ({nth}{'nd' if nth == 2 else 'rd' if nth == 3 else 'th'})"
-            mutated = (raw[:begin] + after.encode() + raw[end:]).decode()
+            mutated = (raw[:begin] + f"{open}{after}{lost}{close}".encode() + raw[end:]).decode()
             found.append(Mutation(path, node.lineno, function, lines[node.lineno - 1].strip(), change, mutated))
     return sorted(found, key=lambda mutation: mutation.number)
 
@@ -119,14 +119,24 @@ def _inside(node: ast.AST, function: str, prefix: str = "") -> Iterator[tuple[as
         yield from _inside(child, name, below)
 
 
+LOOKS_AND_CHECKS = {"dataclass": ("slots", "repr"), "field": ("repr",), "zip": ("strict",)}
+"""Function → arguments that no result depends on: memory, the text for debuggers, an assertion that lengths agree."""
+
+
 def _unnoticeable(tree: ast.AST) -> Iterator[ast.AST]:
-    """Expressions that no test can notice: annotations, the parts of f-strings, and `if TYPE_CHECKING`."""
+    """What no test can notice: annotations, the parts of f-strings, `if TYPE_CHECKING`, lengths of -1 that `reshape`
+    finds, and LOOKS_AND_CHECKS.
+    """
     for node in ast.walk(tree):
-        if isinstance(node, ast.AnnAssign | ast.arg) and node.annotation is not None:
-            yield node.annotation
-        elif isinstance(node, ast.FunctionDef) and node.returns is not None:
-            yield node.returns
-        elif isinstance(node, ast.JoinedStr):
-            yield node
-        elif isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
-            yield node.test
+        match node:
+            case ast.AnnAssign(annotation=note) | ast.arg(annotation=note) | ast.FunctionDef(returns=note):
+                if note is not None:
+                    yield note
+            case ast.JoinedStr():
+                yield node
+            case ast.If(test=ast.Name(id="TYPE_CHECKING")):
+                yield node.test
+            case ast.Call(func=ast.Attribute(attr="reshape"), args=lengths):
+                yield from (one for one in lengths if ast.unparse(one) == "-1")  # numpy takes any negative length
+            case ast.Call(func=ast.Name(id=name), keywords=given):
+                yield from (one.value for one in given if one.arg in LOOKS_AND_CHECKS.get(name, ()))

@@ -35,19 +35,34 @@ def run_tests(copy: Path, tests: list[str], seconds: float, settings: dict[str, 
 
     The output is in output.txt. Raises if pytest could not do what was asked, for example with a stale record.
     """
-    first = f"{copy}/tools/mutate/first"
-    settings |= {"PYTHONPATH": f"{first}:{copy}/src:{copy}", "PYTHONDONTWRITEBYTECODE": "1", "MUTATE_COPY": str(copy)}
-    pid = os.fork()
-    if pid == 0:
-        _become_pytest(copy, ["-q", "-p", "no:cacheprovider", "-p", "tools.mutate.calls", *options, *tests], settings)
-    status = _wait(pid, seconds)
+    status = await_end(start_pytest(copy, tests, settings, *options), seconds)
     if status in WRONG_USAGE:
         raise RuntimeError((copy / "output.txt").read_text()[-3000:])
     return status
 
 
-def _wait(pid: int, seconds: float) -> int:
-    """The exit status of a process, whose group is ended with it."""
+def start_pytest(
+    copy: Path,
+    tests: list[str],
+    settings: dict[str, str],
+    *options: str,
+    close: tuple[int, ...] = (),
+    output: str = "output.txt",
+) -> int:
+    """The process of pytest, the first of a group of its own. It has all that is open here, but `close`."""
+    first = f"{copy}/tools/mutate/first"
+    settings |= {"PYTHONPATH": f"{first}:{copy}/src:{copy}", "PYTHONDONTWRITEBYTECODE": "1", "MUTATE_COPY": str(copy)}
+    pid = os.fork()
+    if pid == 0:
+        for descriptor in close:
+            os.close(descriptor)
+        arguments = ["-q", "-p", "no:cacheprovider", "-p", "tools.mutate.calls", *options, *tests]
+        _become_pytest(copy, arguments, settings, copy / output)
+    return pid
+
+
+def await_end(pid: int, seconds: float) -> int:
+    """The exit status of a process, whose group is ended with it; TOO_LONG if that had to be done."""
     until, pause = time.monotonic() + seconds, 0.002
     ended, status = os.waitpid(pid, os.WNOHANG)
     while not ended and time.monotonic() < until:
@@ -62,13 +77,13 @@ def _wait(pid: int, seconds: float) -> int:
     return TOO_LONG
 
 
-def _become_pytest(copy: Path, arguments: list[str], settings: dict[str, str]) -> None:
+def _become_pytest(copy: Path, arguments: list[str], settings: dict[str, str], path: Path) -> None:
     """Never returns."""
     status = 3
     try:
         os.setsid()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        output = os.open(copy / "output.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        output = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         nothing = os.open(os.devnull, os.O_RDONLY)
         for source, target in ((nothing, 0), (output, 1), (output, 2)):
             os.dup2(source, target)

@@ -1,19 +1,23 @@
 """Try mutations in a copy of the repository: the most specific tests first, the rest of what calls the function, then
-the folder that mirrors its own."""
+the folder that mirrors its own.
+
+A change of a function that nobody calls before the tests is tried in a fork that has all tests collected
+(`tools.mutate.forks`); any other in a process that imports the package anew.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
-import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import accumulate
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tools.mutate.changes import Mutation
+from tools.mutate.forks import NOT_REPLACEABLE, Server, start_server
 from tools.mutate.pytest_run import NO_TEST_CHOSEN, TOO_LONG, run_tests
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,18 +54,53 @@ def copy_of_the_repository(place: Path) -> Path:
     return place
 
 
-def record(copy: Path, tests: list[str]) -> list[RecordedTest]:
-    """Run tests once, unchanged, and note what each calls. Those that fail while they are watched are left out."""
-    path = copy / "calls.json"
-    run_tests(copy, tests, 3600, {"MUTATE_RECORD": str(path)})
-    print((copy / "output.txt").read_text()[-2000:], file=sys.stderr)
-    return read_record(path.read_text())
+@dataclass(frozen=True)
+class Record:
+    """What is known of tests."""
+
+    tests: list[RecordedTest]
+    imported: frozenset[str] = frozenset()
+    """Functions that are called when the package and the tests are imported."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Test file → SHA-256 of its text when it was recorded."""
+
+    def as_json(self) -> str:
+        tests = {test.name: {"seconds": test.seconds, "functions": sorted(test.functions)} for test in self.tests}
+        return json.dumps({"imported": sorted(self.imported), "files": dict(self.files), "tests": tests})
 
 
-def read_record(text: str) -> list[RecordedTest]:
-    return [
-        RecordedTest(name, entry["seconds"], frozenset(entry["functions"])) for name, entry in json.loads(text).items()
+def read_record(text: str) -> Record:
+    known = json.loads(text)
+    tests = [
+        RecordedTest(name, entry["seconds"], frozenset(entry["functions"])) for name, entry in known["tests"].items()
     ]
+    return Record(tests, frozenset(known["imported"]), known.get("files", {}))
+
+
+def record(copy: Path, tests: list[str], known: Record | None = None) -> Record:
+    """Run the files of tests that are new or changed, and note what each test calls; the rest as it is known.
+
+    Those that fail while they are watched are left out.
+    """
+    known = known or Record([])
+    files = {
+        path.relative_to(copy).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for name in tests
+        for path in ([copy / name] if name.endswith(".py") else sorted((copy / name).rglob("test_*.py")))
+    }
+    fresh = [name for name, digest in files.items() if known.files.get(name) != digest]
+    kept = [test for test in known.tests if _file(test) not in fresh and (copy / _file(test)).exists()]
+    new = Record([])
+    if fresh:
+        path = copy / "calls.json"
+        run_tests(copy, fresh, 3600, {"MUTATE_RECORD": str(path)})
+        print((copy / "output.txt").read_text()[-2000:], file=sys.stderr)
+        new = read_record(path.read_text())
+    return Record(kept + new.tests, known.imported | new.imported, {**known.files, **files})
+
+
+def _file(test: RecordedTest) -> str:
+    return test.name.split("::")[0]
 
 
 def mirror(path: Path) -> str:
@@ -72,7 +111,7 @@ def mirror(path: Path) -> str:
 def rounds(
     mutation: Mutation, tests: list[RecordedTest], seconds: float = float("inf")
 ) -> Iterator[list[RecordedTest]]:
-    """All tests that may notice a mutation, in up to three groups; or as many as took that long when recorded.
+    """All tests that may notice a mutation, in up to three groups; or those of them that fit into so many seconds.
 
     First those that call the function. A test that calls few functions is likely to be about this one, so these come
     first; a few of them are a group of their own. Last comes the rest of the folder that mirrors the file's: what
@@ -88,8 +127,11 @@ def rounds(
     known = {test.name for test in near}
     folder = [test for test in folder if test.name not in known]
     for part in (near[:FIRST_ROUND], sorted(near[FIRST_ROUND:], key=_seconds), sorted(folder, key=_seconds)):
-        within = [test for test, spent in zip(part, accumulate(map(_seconds, part)), strict=True) if spent <= seconds]
-        seconds -= sum(map(_seconds, within))
+        within = []
+        for test in part:
+            if test.seconds <= seconds:  # one that takes longer must not keep the others from running
+                within.append(test)
+                seconds -= test.seconds
         if within:
             yield within
 
@@ -98,32 +140,61 @@ def _seconds(test: RecordedTest) -> float:
     return test.seconds
 
 
-def noticed_by(mutation: Mutation, copy: Path, tests: list[RecordedTest], seconds: float = float("inf")) -> str:
-    """The test that fails, or the word for a run that takes far too long, with the mutation in place; "" if none does.
+@dataclass
+class Trials:
+    """A copy of the repository in which mutations are tried, and what is known of its tests."""
 
-    The file is then put back.
-    """
-    path = copy / mutation.path
-    original = path.read_text()
-    try:
-        path.write_text(mutation.text)
-        for chosen in rounds(mutation, tests, seconds):
-            if failure := _failure(copy, chosen):
-                return failure
-        return ""
-    finally:
-        path.write_text(original)
+    copy: Path
+    record: Record
+    seconds: float = float("inf")
+    """Of tests to run for one mutation."""
+    server: Server | None = None
+
+    def noticed_by(self, mutation: Mutation) -> str:
+        """The test that fails, or words for a run that takes far too long or breaks off, with the mutation in place; ""
+        if none does.
+
+        The file is then put back.
+        """
+        path = self.copy / mutation.path
+        original = path.read_text()
+        groups = list(rounds(mutation, self.record.tests, self.seconds))
+        forks = mutation.function and f"{mutation.path.as_posix()}::{mutation.function}" not in self.record.imported
+        if forks and self.server is None:
+            self.server = start_server(self.copy, list(dict.fromkeys(map(_file, self.record.tests))))
+        try:
+            path.write_text(mutation.text)
+            if forks and self.server is not None:
+                tests = [test for group in groups for test in group]
+                status, failed = self.server.ask(mutation, [test.name for test in tests], _limit(tests))
+                if status != NOT_REPLACEABLE:
+                    return _words(status, failed)
+            for chosen in groups:
+                if failure := self._afresh(chosen):
+                    return failure
+            return ""
+        finally:
+            path.write_text(original)
+
+    def _afresh(self, tests: list[RecordedTest]) -> str:
+        names, failed = self.copy / "tests_to_run.txt", self.copy / "failed.txt"
+        names.write_text("\n".join(test.name for test in tests))
+        failed.write_text("")
+        files = list(dict.fromkeys(map(_file, tests)))
+        settings = {"MUTATE_TESTS": str(names), "MUTATE_FAILED": str(failed)}
+        return _words(run_tests(self.copy, files, _limit(tests), settings, "-x"), failed.read_text())
+
+    def close(self) -> None:
+        if self.server is not None:
+            self.server.close()
+            self.server = None
 
 
-def _failure(copy: Path, tests: list[RecordedTest]) -> str:
-    names = copy / "tests_to_run.txt"
-    names.write_text("\n".join(test.name for test in tests))
-    files = list(dict.fromkeys(test.name.split("::")[0] for test in tests))
-    limit = 60 + PATIENCE * sum(test.seconds for test in tests)
-    status = run_tests(copy, files, limit, {"MUTATE_TESTS": str(names)}, "-x")
+def _limit(tests: list[RecordedTest]) -> float:
+    return 60 + PATIENCE * sum(test.seconds for test in tests)
+
+
+def _words(status: int, failed: str) -> str:
     if status in (0, NO_TEST_CHOSEN):
         return ""
-    if status == TOO_LONG:
-        return "too long"
-    named = re.search(r"^(?:FAILED|ERROR) (\S+)", (copy / "output.txt").read_text(), re.MULTILINE)
-    return named[1] if named else f"exit status {status}"
+    return "too long" if status == TOO_LONG else failed or f"exit status {status}"

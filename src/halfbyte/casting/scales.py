@@ -108,7 +108,7 @@ def scale_of(quantized: QuantizedTensor, contract: Contract) -> GlobalScale:
     multiplier, stored = (np.float32(to_numpy(word).reshape(-1)[0]) for word in words if word is not None)
     rule = nvfp4_rule(contract)
     meant = np.float32(rule.multiplier(np.asarray(stored), rule.anchor(Amax())))
-    if meant == multiplier or np.isnan(multiplier):  # NaN: Model-Optimizer's scale of an all-zero tensor
+    if meant == multiplier:
         return GlobalScale(multiplier, stored, contract)
     return hold(multiplier, contract)
 

@@ -77,9 +77,9 @@ def _best(values: F32, contract: Contract) -> QuantizedTensor:
     byte = np.zeros(amax.shape, np.int64)
     best, codes = np.full(amax.shape, np.inf), np.zeros(blocks.shape, np.uint8)
     for down in range(TRIED):
-        tried = np.clip(top - down + 127, 0, 254)
+        tried = np.maximum(top - down + 127, 0)  # 253 at most, as 2^128 is no finite float32
         scale = np.ldexp(1.0, tried - 127)
-        finite = np.where(tried == 254, 1.5, np.where(tried == 253, 3.0, E2M1.max))  # more would decode to Inf
+        finite = np.where(tried == 253, 3.0, E2M1.max)  # more would decode to Inf
         found = encode(np.clip(blocks / scale, -finite, finite).astype(np.float32), E2M1)
         error = ((E2M1.values[found].astype(np.float64) * scale - blocks) ** 2).sum(axis=-1, keepdims=True)
         better = error < best

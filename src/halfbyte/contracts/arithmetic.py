@@ -66,8 +66,7 @@ def scale_byte(pre_scale: F32, policy: ScaleByte) -> U8:
 
 def zero_scale_byte(rule: NVFP4Rule, t: TensorScale) -> int:
     """The scale byte of an all-zero block under one tensor-level scale."""
-    amax = np.zeros(np.broadcast(t.amax, t.factor).shape or (1,), np.float32)
-    return int(scale_byte(rule.pre_scale(amax, t), rule.scale_byte).reshape(-1)[0])
+    return int(scale_byte(rule.pre_scale(np.zeros(1, np.float32), t), rule.scale_byte).reshape(-1)[0])
 
 
 def first_scale_byte(rule: NVFP4Rule) -> int:

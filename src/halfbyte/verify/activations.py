@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from halfbyte.layouts.description import Claim, Json
 from halfbyte.verify.groups import group_of, read_groups
-from halfbyte.verify.problems import Problem
+from halfbyte.verify.problems import Problem, number
 from halfbyte.verify.stored import Contents
 
 
@@ -26,7 +26,8 @@ def activation_problems(config: Json, contents: Contents, claim: Claim) -> Itera
         elif there and not quantizes(weight.name):
             extra.append(weight.name)
     if extra:
-        text = f"{len(extra)} weights have an input scale, but the config says that activations are not quantized"
+        weights = number(len(extra), "weight")
+        text = f"{weights} with an input scale, but the config says that activations are not quantized"
         yield Problem("warning", "input-scale", extra[0], text)
 
 

@@ -8,7 +8,7 @@ from halfbyte.checkpoint.io.index import Checkpoint, read_json
 from halfbyte.layouts import modelopt
 from halfbyte.layouts.description import Json, texts
 from halfbyte.verify.groups import group_of, read_groups
-from halfbyte.verify.problems import Problem
+from halfbyte.verify.problems import Problem, number
 from halfbyte.verify.stored import Contents, StoredTensors
 
 CONFIG = "config.json"
@@ -82,17 +82,17 @@ def _layers(file: str, layers: object, weights: dict[str, StoredTensors]) -> Ite
 def _groups(config: Json, weights: dict[str, StoredTensors]) -> Iterator[Problem]:
     """config_groups, which some readers prefer to quant_algo."""
     groups = [group for group in read_groups(config) if not group.is_attention]
+    if not groups:
+        return
     done: set[tuple[str, str]] = set()
     for weight in weights.values():
         group = group_of(weight.name, groups)
-        if not groups:
-            return
         if group is None:
             text = f"stored as {weight.storage.name}, but no target of config_groups matches it"
             yield Problem("error", "targets", weight.name, text)
             continue
         nvfp4 = weight.storage.format == "nvfp4"
-        if (group.name, weight.storage.format) in done or weight.storage.format not in ALGORITHMS:
+        if (group.name, weight.storage.format) in done:
             continue
         done.add((group.name, weight.storage.format))
         wanted = {"num_bits": 4 if nvfp4 else 8, "type": "float"} | ({"group_size": 16} if nvfp4 else {})
@@ -103,7 +103,7 @@ def _groups(config: Json, weights: dict[str, StoredTensors]) -> Iterator[Problem
                 text = f"{where} is {said!r}, but {value!r} by the tensors of {weight.name}; {READERS}"
                 yield Problem("error", "scheme", CONFIG, text)
     named = str(config.get("quant_algo") or "").upper()
-    if named in ("NVFP4", "W4A16_NVFP4") and groups:
+    if named in ("NVFP4", "W4A16_NVFP4"):
         with_inputs = any(group.inputs is not None for group in groups)
         if with_inputs != (named == "NVFP4"):
             have = "have" if with_inputs else "have no"
@@ -139,7 +139,7 @@ def _cache(scheme: object) -> object:
 
 def _wrong_algorithm(file: str, key: str, named: str, wrong: list[StoredTensors]) -> Problem:
     first = wrong[0]
-    who = first.name if len(wrong) == 1 else f"{first.name} and {len(wrong) - 1} more weights"
+    who = first.name if len(wrong) == 1 else f"{first.name} and {number(len(wrong) - 1, 'more weight')}"
     verb = "is" if len(wrong) == 1 else "are"
     return Problem("error", "scheme", file, f"{key} is {named!r}, but {who} {verb} {first.storage.name}; {READERS}")
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from halfbyte.layouts.description import Claim, Json
 from halfbyte.layouts.kv_cache import cache_scale
-from halfbyte.verify.problems import Problem
+from halfbyte.verify.problems import Problem, number
 from halfbyte.verify.stored import Contents
 
 
@@ -20,5 +20,6 @@ def cache_problems(config: Json, contents: Contents, claim: Claim) -> Iterator[P
             yield Problem("error", "cache", "config.json", text)
     scales = [name for name in contents.plain if cache_scale(name) is not None]
     if scales and claim.layout is not None and not scheme and not config.get("kv_cache_quant_algo"):
-        text = f"{len(scales)} scales of a cache, but the config has no kv_cache_scheme: the cache stays unquantized"
+        count = number(len(scales), "scale")
+        text = f"{count} of a cache, but the config has no kv_cache_scheme: the cache stays unquantized"
         yield Problem("warning", "cache", scales[0], text)

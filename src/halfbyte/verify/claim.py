@@ -29,7 +29,8 @@ def claim_problems(checkpoint: Checkpoint, contents: Contents, claim: Claim) -> 
         text = f"quantization_config speaks of {claim.layout}, but no tensor is stored so"
         yield Problem("error", "config", "config.json", text)
     elif claim.formats and formats and not formats <= set(claim.formats):
-        text = f"quantization_config describes {', '.join(claim.formats)}, but tensors are {', '.join(sorted(formats))}"
+        described = ", ".join(dict.fromkeys(format or "another format" for format in claim.formats))
+        text = f"quantization_config describes {described}, but tensors are {', '.join(sorted(formats))}"
         yield Problem("error", "config", "config.json", text)
     if not contents.quantized and not contents.stray and claim.layout is None:
         text = "no weight is quantized, and no config says so: this checkpoint is unquantized"

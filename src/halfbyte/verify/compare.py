@@ -16,12 +16,12 @@ from halfbyte.verify.eights import fp8_problems
 from halfbyte.verify.measure import measure
 from halfbyte.verify.parallel import InOrder, in_order
 from halfbyte.verify.places import damage_problems, is_off_by_a_factor, is_rounded_otherwise
-from halfbyte.verify.problems import Problem, Report, WeightError
+from halfbyte.verify.problems import Problem, Report, WeightError, number
 from halfbyte.verify.rounded import rounding_problems
 from halfbyte.verify.smoothed import smoothed, smoothing_of, vector_problem
 from halfbyte.verify.stored import Contents, read_contents
 from halfbyte.verify.structure import structure_problems
-from halfbyte.verify.values import Matrix, Raw, matrices, pieces, view
+from halfbyte.verify.values import NUMPY, Matrix, Raw, matrices, pieces, view
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,9 @@ def compare(
     report.extend(wrong)
     ours, theirs = matrices(checkpoint, contents), matrices(source, theirs_stored)
     theirs = {name: smoothed(matrix, smoothing) for name, matrix in theirs.items()}
-    total = len(theirs) + len(theirs_stored.plain)
+    used = {tensor for matrix in theirs.values() for tensor in matrix.sources}
+    rest = {name: tensor for name, tensor in theirs_stored.plain.items() if name not in used and name in contents.plain}
+    total = len(theirs) + len(rest)
     biases = split_biases(checkpoint, source)
     otherwise: list[str] = []
     report.extend(completeness(checkpoint, ours, list(contents.unreadable.values()), source, theirs, biases))
@@ -70,11 +72,9 @@ def compare(
         otherwise += found.otherwise
     if otherwise:
         report.add("warning", "rounding", otherwise[0], _otherwise(len(otherwise)))
-    used = {tensor for matrix in theirs.values() for tensor in matrix.sources}
-    rest = {name: tensor for name, tensor in theirs_stored.plain.items() if name not in used and name in contents.plain}
     pairs = ((contents.plain[name], tensor) for name, tensor in rest.items())
     kept = each(lambda pair: judge.kept(*pair), pairs)
-    for done, found in enumerate(kept, total - len(rest) + 1):
+    for done, found in enumerate(kept, len(theirs) + 1):
         progress(Progress(done, total))
         report.extend(found.problems)
         report.equal += found.equal
@@ -120,7 +120,7 @@ class _Judge:
         if not measured.error.relative <= self.limit:
             text = _explain(measured.error, self.limit, mine, theirs, self.theirs)
             found.problems.append(Problem("error", "values", theirs.name, text))
-            if float(np.median(measured.row_errors)) <= self.limit:  # a few rows, not the weight
+            if np.median(np.nan_to_num(measured.row_errors, nan=np.inf)) <= self.limit:  # a few rows, not the weight
                 found.problems += damage_problems(measured, mine, theirs)
         elif mine.plain is not None:
             found.problems += rounding_problems(self.checkpoint.path, mine, theirs)
@@ -153,7 +153,8 @@ def _check_biases(
         if view(checkpoint.path, checkpoint.tensors[name]).tobytes() == wanted.tobytes():
             report.equal += 1
         else:
-            text = f"is not row {expert} of {origin}, elements {elements.start or 0}::{elements.step or 1}"
+            there = f"{elements.start}:{elements.stop}:{elements.step}"
+            text = f"is not row {expert} of {origin}, elements {there}"
             report.add("error", "kept", name, text)
 
 
@@ -175,6 +176,9 @@ def _difference(checkpoint: Checkpoint, source: Checkpoint, mine: Tensor, theirs
     if mine.info.shape != theirs.info.shape:
         text = f"shape {list(mine.info.shape)}, but {list(theirs.info.shape)} in the source"
         return Problem("error", "shape", mine.name, text)
+    if not same_type(mine, theirs) and not {mine.dtype, theirs.dtype} <= NUMPY.keys():
+        text = f"{mine.dtype}, but {theirs.dtype} in the source, and such values cannot be compared"
+        return Problem("error", "dtype", mine.name, text)
     at = 0
     for got, wanted in zip(pieces(checkpoint.path, mine), pieces(source.path, theirs), strict=True):
         if not same_type(mine, theirs):
@@ -206,7 +210,7 @@ def _place(tensor: Tensor, byte: int) -> str:
 
 
 def _otherwise(count: int) -> str:
-    more = f" (and {count - 1} weights more)" if count > 1 else ""
+    more = f" (and {number(count - 1, 'more weight')})" if count > 1 else ""
     return (
         f"most rows have codes that are not the nearest to the source{more}: the writer rounded in another way "
         "(GPTQ, at random), so damage is found only where it is large"

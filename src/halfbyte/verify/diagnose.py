@@ -18,7 +18,7 @@ SOUGHT = 8
 CANDIDATES = 512
 """Other layers and experts that are looked at."""
 RESTORED = 0.25
-"""A mistake is named when undoing it brings the relative error below this."""
+"""A mistake is named when undoing it brings the relative error below this, and to less than half."""
 
 
 def diagnose(mine: Matrix, source: Matrix, theirs: Mapping[str, Matrix]) -> str:
@@ -36,13 +36,15 @@ def _diagnose(mine: Matrix, source: Matrix, theirs: Mapping[str, Matrix]) -> str
         other = theirs.get(partner)
         if other is not None and other.shape == mine.shape and _distance(values, other.read(0, rows)) < RESTORED:
             return f"it holds the values of {partner.rpartition('.')[2]}: the two are swapped"
-    if _distance(values, wanted) < RESTORED:
+    before = _distance(values, wanted)
+    if before < RESTORED:
         return ""  # what is wrong lies further down
+    enough = min(RESTORED, before / 2)
     for reason, candidate in _undone(values):
-        if _distance(candidate, wanted) < RESTORED:
+        if _distance(candidate, wanted) < enough:
             return reason
-        factor = _factor(candidate, wanted)
-        if factor is not None:
+        factor, after = _factor(candidate, wanted)
+        if after < enough:
             extra = "" if reason == "as stored" else f", and {reason}"
             return f"it is right when divided by {1 / factor:.6g}: a tensor scale is wrong (reciprocal?){extra}"
     found = _elsewhere(mine, values[:SOUGHT], theirs)
@@ -70,15 +72,12 @@ def _distance(values: F32, wanted: F32) -> float:
     return float(np.linalg.norm(values - wanted)) / norm if norm else np.inf
 
 
-def _factor(values: F32, wanted: F32) -> float | None:
-    """The one number that turns the values into the wanted ones, if there is one."""
+def _factor(values: F32, wanted: F32) -> tuple[float, float]:
+    """The number, not below 0, that brings the values nearest to the wanted ones, and the distance that is left."""
     scale = float(np.abs(values).max(initial=0.0))
     if scale == 0 or not np.isfinite(scale):
-        return None
+        return 0.0, np.inf
     unit = (values / np.float32(scale)).astype(np.float64)
     power = float((unit * unit).sum())
-    factor = float((unit * wanted).sum()) / power / scale
-    if factor <= 0:
-        return None
-    restored = (unit * (factor * scale)).astype(np.float32)
-    return factor if _distance(restored, wanted) < RESTORED else None
+    factor = max(0.0, float((unit * wanted).sum()) / power / scale)
+    return factor, _distance((unit * (factor * scale)).astype(np.float32), wanted)

@@ -12,7 +12,7 @@ from halfbyte.formats import E4M3
 from halfbyte.verify.measure import Measured
 from halfbyte.verify.nearest import Bools
 from halfbyte.verify.places import damage_problems
-from halfbyte.verify.problems import Problem
+from halfbyte.verify.problems import Problem, number
 from halfbyte.verify.values import Matrix
 
 HALF_STEP = 2.0 ** -(E4M3.mantissa_bits + 1)
@@ -40,12 +40,12 @@ def fp8_problems(mine: Matrix, theirs: Matrix, measured: Measured) -> Iterator[P
             row, column = np.argwhere(wrong)[0]
             place = start + int(row), int(column)
         count += int(wrong.sum())
-    if place is None or count > FEW * mine.shape[0] * mine.shape[1] + 1:
+    if place is None or count > FEW * mine.size + 1:
         yield from damage_problems(measured, mine, theirs)
         return
     row, column = place
-    got, wanted = mine.read(row, row + 1)[0, column], theirs.read(row, row + 1)[0, column]
-    more = f" ({count - 1} more values are as far off)" if count > 1 else ""
+    got, wanted = mine.row(row)[column], theirs.row(row)[column]
+    more = f" (and {number(count - 1, 'more value')})" if count > 1 else ""
     text = (
         f"{mine.kind}: row {row}, column {column} is {got:.6g}, the source is {wanted:.6g}: more than half a step off"
     )

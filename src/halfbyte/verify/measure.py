@@ -47,9 +47,9 @@ def measure(mine: Matrix, theirs: Matrix) -> Measured:
     rows = mine.shape[0]
     squares, reference = np.zeros(rows), np.zeros(rows)
     largest = 0.0
-    codes = _Codes(mine) if mine.encoded is not None else None
+    codes = _Codes(mine)
     for start, stop in mine.chunks():
-        if codes is not None and mine.encoded is not None:
+        if mine.encoded is not None:
             found = compared(mine.encoded(start, stop), (theirs.stored or theirs.read)(start, stop))
             squares[start:stop], reference[start:stop] = found.off, found.squares
             largest = max(largest, found.largest)
@@ -64,7 +64,7 @@ def measure(mine: Matrix, theirs: Matrix) -> Measured:
         row_errors = np.where(squares == 0, 0.0, np.sqrt(squares / reference))
     relative = _relative(float(squares.sum()), float(reference.sum()))
     measured = Measured(WeightError(mine.name, mine.kind, mine.shape, relative, largest), row_errors)
-    if codes is not None:
+    if mine.encoded is not None:
         codes.conclude(measured)
     return measured
 

@@ -42,12 +42,6 @@ class Encoded:
     def block(self) -> int:
         return int(2 * self.codes.shape[1] // self.scales.shape[1])
 
-    def rows(self, picked: slice | npt.NDArray[np.intp]) -> Encoded:
-        """These rows alone."""
-        return Encoded(
-            self.codes[picked], self.scale_bytes[picked], self.scales[picked], self.tensor_scale, self.scale_format
-        )
-
     def factors(self) -> F32:
         """What each code of a block stands for a multiple of, as [rows, blocks]."""
         return np.asarray(self.scales * np.float32(self.tensor_scale), np.float32)

@@ -36,7 +36,7 @@ def distant_rows(measured: Measured) -> list[int]:
 
 def holds_its_source(row: int, mine: Matrix, theirs: Matrix) -> bool:
     """Whether a row is its source once, plus something else."""
-    values, wanted = (part.read(row, row + 1)[0].astype(np.float64) for part in (mine, theirs))
+    values, wanted = (part.row(row).astype(np.float64) for part in (mine, theirs))
     power = float(wanted @ wanted)
     return power > 0 and HELD[0] < float(values @ wanted) / power < HELD[1]
 

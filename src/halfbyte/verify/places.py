@@ -16,7 +16,7 @@ from halfbyte.formats import E2M1
 from halfbyte.verify import otherwise
 from halfbyte.verify.measure import Measured
 from halfbyte.verify.nearest import VALUES, Encoded, look_up, not_nearest
-from halfbyte.verify.problems import Problem
+from halfbyte.verify.problems import Problem, number
 from halfbyte.verify.values import Matrix
 
 FACTOR = 0.02
@@ -80,7 +80,7 @@ def damage_problems(measured: Measured, mine: Matrix, theirs: Matrix) -> Iterato
             else:
                 yield from _blocks(row, mine, theirs)
         if len(rows) > SHOWN:
-            text = f"{len(rows) - SHOWN} more rows have codes that are not the nearest to the source"
+            text = f"{number(len(rows) - SHOWN, 'more row')} with codes that are not the nearest to the source"
             yield Problem("error", "row", mine.name, text)
         for row, block in measured.odd_scales:
             yield _odd_scale(row, block, measured.rule, mine)
@@ -94,14 +94,14 @@ def _bad_rows(measured: Measured, mine: Matrix, theirs: Matrix) -> Iterator[Prob
     for row in bad[:SHOWN]:
         yield _whole_row(row, measured, mine, theirs)
     if len(bad) > SHOWN:
-        yield Problem("error", "row", mine.name, f"{len(bad) - SHOWN} more rows are as bad")
+        yield Problem("error", "row", mine.name, f"{number(len(bad) - SHOWN, 'more row')} as bad")
 
 
 def _is_row(row: int, mine: Matrix, theirs: Matrix) -> bool:
     """Whether a row that is far from its source is that row nevertheless, and not another one."""
     if not otherwise.holds_its_source(row, mine, theirs):
         return False
-    return _same_row(mine.read(row, row + 1)[0], theirs) in (None, row)
+    return _same_row(mine.row(row), theirs) in (None, row)
 
 
 def _bad(measured: Measured) -> list[int]:
@@ -123,7 +123,7 @@ def _bad_blocks(measured: Measured, mine: Matrix, theirs: Matrix) -> Iterator[Pr
 
 def _whole_row(row: int, measured: Measured, mine: Matrix, theirs: Matrix) -> Problem:
     """A row that is wrong as a whole, with what it holds instead."""
-    values = mine.read(row, row + 1)[0]
+    values = mine.row(row)
     text = f"row {row}: relative error {measured.row_errors[row]:.3g}"
     if not values.any():
         text += "; it decodes to 0"
@@ -154,7 +154,7 @@ def _blocks(row: int, mine: Matrix, theirs: Matrix) -> Iterator[Problem]:
         return
     stored, wanted = mine.encoded(row, row + 1), theirs.read(row, row + 1)
     wrong = not_nearest(stored, wanted)[0]
-    values, got = look_up(VALUES, stored.codes)[0], mine.read(row, row + 1)[0]
+    values, got = look_up(VALUES, stored.codes)[0], mine.row(row)
     for block in np.unique(np.flatnonzero(wrong) // stored.block):
         columns = block * stored.block + np.flatnonzero(wrong[block * stored.block :][: stored.block])
         column = int(columns[0])

@@ -78,7 +78,7 @@ class Report:
 
     @property
     def last_line(self) -> str:
-        found = f"{_number(self.count('error'), 'problem')}, {_number(self.count('warning'), 'warning')}"
+        found = f"{number(self.count('error'), 'problem')}, {number(self.count('warning'), 'warning')}"
         stored = ", ".join(f"{count} {kind}" for kind, count in sorted(self.kinds.items()))
         return f"{self.path}: {found} in {self.tensors} tensors ({stored or 'unquantized: none of them is'})"
 
@@ -98,5 +98,6 @@ class Report:
         }
 
 
-def _number(count: int, noun: str) -> str:
+def number(count: int, noun: str) -> str:
+    """So many of them: 1 row, 2 rows."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

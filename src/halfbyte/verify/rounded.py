@@ -9,14 +9,14 @@ import numpy as np
 
 from halfbyte.codec.bits import F32
 from halfbyte.verify.nearest import Bools
-from halfbyte.verify.problems import Problem
+from halfbyte.verify.problems import Problem, number
 from halfbyte.verify.values import Matrix, Raw, view
 
 SLACK = 2.0**-20
 """The source itself may have been computed with another order of products in float32."""
 
-STEPS = {"BF16": 2.0**-7, "F16": 2.0**-10, "F32": 2.0**-23}
-"""One step of a dtype, relative to the value."""
+STEPS = {"BF16": 2.0**-7, "F16": 2.0**-10}
+"""One step of a dtype that rounds, relative to the value."""
 
 FEW = 0.001
 """Share of values up to which others are damage; beyond it, the writer rounded in another way."""
@@ -27,7 +27,7 @@ def rounding_problems(path: Path, mine: Matrix, theirs: Matrix) -> Iterator[Prob
     if mine.plain is None:
         return
     place: tuple[int, int] | None = None
-    off = far = 0
+    off, far = 0, False
     for start, stop in mine.chunks():
         stored, wanted = view(path, mine.plain)[start:stop], theirs.read(start, stop)
         wrong = _outside(stored, wanted, SLACK)
@@ -37,19 +37,20 @@ def rounding_problems(path: Path, mine: Matrix, theirs: Matrix) -> Iterator[Prob
             row, column = np.argwhere(wrong)[0]
             place = start + int(row), int(column)
         off += int(wrong.sum())
-        far += int(_outside(stored, wanted, STEPS.get(mine.plain.dtype, 0.0)).sum())
-    if place is None or (not far and off > FEW * mine.shape[0] * mine.shape[1] + 1):
+        far |= bool(_outside(stored, wanted, STEPS.get(mine.plain.dtype, 0.0)).any())
+    if place is None or (not far and off > FEW * mine.size + 1):
         return
     row, column = place
-    got_one, wanted_one = mine.read(row, row + 1)[0, column], theirs.read(row, row + 1)[0, column]
+    got_one, wanted_one = mine.row(row)[column], theirs.row(row)[column]
     text = f"row {row}, column {column} is {got_one:.6g}, the source is {wanted_one:.6g}"
-    more = f" ({off - 1} more values differ)" if off > 1 else ""
+    more = f" (and {number(off - 1, 'more value')})" if off > 1 else ""
     yield Problem("error", "values", mine.name, f"{mine.kind}: {text}{more}; each should be the source's, rounded once")
 
 
 @np.errstate(over="ignore", invalid="ignore")
 def _outside(stored: Raw, wanted: F32, slack: float) -> Bools:
     """Which values are not the source's after rounding, if the source may be off by the slack."""
-    ends = [np.asarray((wanted * np.float32(1 + sign * slack)).astype(stored.dtype), np.float32) for sign in (-1, 1)]
+    factors = np.float32(1 - slack), np.float32(1 + slack)
+    ends = [np.asarray((wanted * factor).astype(stored.dtype), np.float32) for factor in factors]
     got, low, high = np.asarray(stored, np.float32), np.minimum(*ends), np.maximum(*ends)
     return ~((got >= low) & (got <= high)) & ~(np.isnan(got) & np.isnan(wanted))

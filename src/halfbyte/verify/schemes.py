@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -118,13 +119,11 @@ def _wanted(weight: StoredTensors) -> dict[str, Any]:
         return {}
     _, rows, columns = sizes
     if storage.format == "int4":
-        length = columns // max(1, scales.shape[-1])
+        length = columns // (math.prod(scales.shape[1:]) or 1)
         grouped: dict[str, Any] = {"strategy": "group", "group_size": length} if length != columns else {}
         return {"num_bits": 4, "type": "int", **grouped, "symmetric": True}
-    count = 1
-    for axis in scales.shape:
-        count *= axis
-    strategy = "tensor" if count == 1 else "channel" if count == rows and rows != 1 else "block"
+    count = math.prod(scales.shape)
+    strategy = "tensor" if count == 1 else "channel" if count == rows else "block"
     return {"num_bits": 8, "type": "float", "strategy": strategy, "symmetric": True, "dynamic": False}
 
 

@@ -54,13 +54,11 @@ def scalar_problems(path: Path, contents: Contents) -> Iterator[Problem]:
 
 
 def _groups(contents: Contents, fused: FusedLayers) -> Iterator[Mapping[str, StoredTensors | None]]:
-    """Module → quantized weight, or None for a member that is stored plain; only sets with two members or more."""
+    """Module → quantized weight, or None for a member that is stored plain; one set for each fused layer."""
     plain = {name.removesuffix(".weight"): None for name in contents.plain if name.endswith(".weight")}
     stored: dict[str, StoredTensors | None] = {**plain, **contents.quantized}
     for members in fused_groups(stored, fused):
-        found = {module: stored[module] for module in members if module in stored}
-        if len(found) > 1:
-            yield found
+        yield {module: stored[module] for module in members if module in stored}
 
 
 def _equal(path: Path, scalars: Sequence[Tensor | None]) -> Iterator[Problem]:
@@ -69,9 +67,9 @@ def _equal(path: Path, scalars: Sequence[Tensor | None]) -> Iterator[Problem]:
     if not present:
         return
     first = present[0]
-    reference = view(path, first).reshape(-1)[:1]
+    reference = view(path, first).reshape(-1)[0]
     for part in present[1:]:
-        value = view(path, part).reshape(-1)[:1]
+        value = view(path, part).reshape(-1)[0]
         if value.tobytes() != reference.tobytes():
-            text = f"is {float(value[0]):.9g}, but {first.name} is {float(reference[0]):.9g}: {CONSEQUENCE}"
+            text = f"is {float(value):.9g}, but {first.name} is {float(reference):.9g}: {CONSEQUENCE}"
             yield Problem("error", "shared-scale", part.name, text)

@@ -10,6 +10,7 @@ from pathlib import Path
 from halfbyte.checkpoint.io.header import read_header
 from halfbyte.checkpoint.io.index import INDEX, Checkpoint, Tensor, open_checkpoint
 from halfbyte.layouts.storage import find_stored, read_config
+from halfbyte.verify.problems import number
 
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
@@ -86,16 +87,12 @@ def _quantization(checkpoint: Checkpoint) -> str:
     kinds: dict[str, int] = {}
     for weight in find_stored(checkpoint.tensors):
         kinds[weight.storage.name] = kinds.get(weight.storage.name, 0) + 1
-    stored = (
-        ", ".join(f"{count} weight{'s' if count != 1 else ''} {name}" for name, count in kinds.items())
-        or "no quantized weights"
-    )
+    stored = ", ".join(f"{number(count, 'weight')} {name}" for name, count in kinds.items()) or "no quantized weights"
     claim = read_config(checkpoint.quantization)
     if claim.layout is None:
         return stored
     activations = "activations FP4 too" if claim.activations else "weights only"
-    excluded = f"{len(claim.ignore)} module{'s' if len(claim.ignore) != 1 else ''} excluded"
-    return f"{stored}; config: {claim.layout}, {activations}, {excluded}"
+    return f"{stored}; config: {claim.layout}, {activations}, {number(len(claim.ignore), 'module')} excluded"
 
 
 def _grouped(tensors: Mapping[str, Tensor]) -> list[Line]:

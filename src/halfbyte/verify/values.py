@@ -6,6 +6,7 @@ that a checkpoint can be compared with a source that stores the same model in an
 
 from __future__ import annotations
 
+import math
 import mmap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -75,6 +76,15 @@ class Matrix:
     """stored(start, stop): these rows in the dtype of the file, where they lie one after another."""
     multipliers: Callable[[int, int], F32] | None = None
     """multipliers(start, stop): what the stored values of these rows were multiplied by, for FP8."""
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    def row(self, number: int) -> F32:
+        """One row, decoded."""
+        found: F32 = self.read(number, number + 1)[0]
+        return found
 
     def chunks(self) -> Iterator[tuple[int, int]]:
         """Ranges of rows that bound memory."""

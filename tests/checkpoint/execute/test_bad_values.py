@@ -5,13 +5,17 @@ from __future__ import annotations
 import itertools
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 
 from halfbyte.checkpoint import Options, Resources, Rules, make_plan, run
+from halfbyte.checkpoint.execute.bad_values import Bad, BadModules, keep_pattern, refuse
 from halfbyte.errors import CheckpointError
 from tests.checkpoint.toy import Array, all_bytes, llama, random, write_checkpoint
 
@@ -132,3 +136,65 @@ def test_the_place_in_stacked_experts(tmp_path: Path) -> None:
         "model.layers.0.mlp.experts.down_proj holds Inf (1 of 8,192 values, the first at expert 2, row 6, column 5)"
         in message
     )
+
+
+def test_what_is_said_of_one_module() -> None:
+    plain = Bad(1200, False, (0, 3, 4))
+    assert str(replace(plain, nan=1)) == "holds NaN (1 of 1,200 values, the first at row 3, column 4)"
+    assert str(replace(plain, inf=1000)) == "holds Inf (1,000 of 1,200 values, the first at row 3, column 4)"
+    assert str(replace(plain, nan=2, inf=1000)) == (
+        "holds NaN and Inf (2 + 1,000 of 1,200 values, the first at row 3, column 4)"
+    )
+    stacked = Bad(2400, True, (5, 3, 4))
+    assert str(replace(stacked, nan=7)) == "holds NaN (7 of 2,400 values, the first at expert 5, row 3, column 4)"
+    assert str(replace(stacked, scales=1001)) == (
+        "has E8M0 scales of 255, which is NaN (1,001 of 2,400, the first at expert 5, row 3, block 4)"
+    )
+
+
+def unit(module: str, *sizes: tuple[int, int]) -> Any:
+    return SimpleNamespace(module=module, sources=[SimpleNamespace(rows=r, columns=c) for r, c in sizes])
+
+
+def test_pieces_in_any_order_and_twice() -> None:
+    """The first place is that of the smallest source, row and column; a piece that comes again counts once."""
+    found = BadModules()
+    found.refuse()
+    one, stack = unit("b.one", (10, 4)), unit("a.stack", (6, 4), (6, 4))
+    values = np.zeros((3, 4), np.float32)
+    values[1, 2], values[2, 0], values[2, 3] = np.nan, np.inf, -np.inf
+    found.add_values(one, 0, 6, values)
+    found.add_values(one, 0, 3, values)
+    found.add_values(one, 0, 6, values)
+    scales = np.zeros((2, 3), np.uint8)
+    scales[1, 1:] = 255
+    found.add_scales(stack, 1, 4, scales)
+    found.add_scales(stack, 0, 4, scales)
+    assert found.modules == {
+        "a.stack": Bad(36, True, (0, 5, 1), scales=4),
+        "b.one": Bad(40, False, (0, 4, 2), nan=2, inf=4),
+    }
+    assert list(found.modules) == ["a.stack", "b.one"]
+    with pytest.raises(CheckpointError) as caught:
+        found.refuse()
+    assert str(caught.value) == (
+        "2 modules have no usable scale:\n"
+        "  a.stack has E8M0 scales of 255, which is NaN (4 of 36, the first at expert 0, row 5, block 1)\n"
+        "  b.one holds NaN and Inf (2 + 4 of 40 values, the first at row 4, column 2)\n"
+        "Repair the source, or add to the same command: --keep a.stack --keep b.one\n"
+        "Shards that do not change by this are finished and will be used again."
+    )
+
+
+def test_one_module_and_experts_by_their_layer() -> None:
+    bad = Bad(4, False, (0, 0, 0), nan=1)
+    with pytest.raises(CheckpointError) as caught:
+        refuse({"a b": bad})
+    assert str(caught.value).splitlines()[::2] == [
+        "1 module has no usable scale:",
+        "Repair the source, or add to the same command: --keep 'a b'",
+    ]
+    with pytest.raises(CheckpointError, match=r"command: --keep 'm\.0\.experts\.\*' --keep m\.0\.up\n"):
+        refuse({f"m.0.{name}": bad for name in ("up", "experts.3.up_proj", "experts.4.up_proj")})
+    assert keep_pattern("m.0.mlp.experts.3.up_proj") == "m.0.mlp.experts.*"
+    refuse({})

@@ -11,14 +11,25 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from halfbyte.checkpoint import run
-from halfbyte.checkpoint.execute.destination import only_one
+from halfbyte.checkpoint.execute.destination import (
+    check_destination,
+    check_refusal,
+    examine,
+    forget_lost,
+    locked,
+    only_one,
+    open_destination,
+)
 from halfbyte.checkpoint.execute.disk import Disk
-from halfbyte.checkpoint.execute.journal import JOURNAL
+from halfbyte.checkpoint.execute.journal import JOURNAL, Finished, Journal
+from halfbyte.checkpoint.execute.locks import FileLock, is_locked
+from halfbyte.checkpoint.execute.ranks import GUARD, Rank
 from halfbyte.checkpoint.io.index import MANIFEST
 from halfbyte.errors import CheckpointError
 from tests.checkpoint.execute.power_cut import read_tree
@@ -183,3 +194,152 @@ def test_a_shard_that_is_removed_before_the_last_steps(tmp_path: Path) -> None:
             run(scene.plan, root / INTO, ONE, report=report)
         scene.check_names(read_tree(root))
         scene.check_finished(root, promised=2)
+
+
+def said(action: Callable[[], object]) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        action()
+    return str(caught.value)
+
+
+def test_where_a_destination_may_not_be(tmp_path: Path) -> None:
+    source = tmp_path / "a" / "s"
+    source.mkdir(parents=True)
+    (tmp_path / "file").write_text("")
+    for there, why in (
+        (source, "is the source itself; give another directory"),
+        (source / "x" / "y", f"lies inside the source {source}; give a directory outside"),
+        (tmp_path / "a", f"holds the source {source}; give a directory of its own"),
+        (tmp_path, f"holds the source {source}; give a directory of its own"),
+        (tmp_path / "file", "is a file; give a directory"),
+    ):
+        assert said(lambda there=there: check_destination(source, there)) == f"{there} {why}"  # type: ignore[misc]
+    check_destination(source, tmp_path / "a" / "s2")
+    check_destination(source, tmp_path / "b")
+
+
+def test_what_a_destination_may_hold(tmp_path: Path) -> None:
+    """At most three names of what else is there are listed. An empty folder, or one with our work alone, will do."""
+    plan, into, disk = plan_of(small_source(tmp_path / "s")), tmp_path / "d", Disk(sync=False)
+    into.mkdir()
+    found = examine(plan, into, False, disk)
+    assert (found.usable, found.continued, found.finished, found.journal.first) == ({}, False, False, {})
+    (into / ".halfbyte").mkdir()
+    assert not examine(plan, into, False, disk).continued
+    for number, listed in ((1, "1"), (3, "1, 2, 3"), (4, "1, 2, 3, …")):
+        for name in range(1, number + 1):
+            (into / str(name)).write_text("")
+        assert said(lambda: examine(plan, into, True, disk)) == (
+            f"{into} holds something else ({listed}), which halfbyte did not write; give an empty directory"
+        )
+    assert said(lambda: check_refusal(plan, into, False)).startswith(f"{into} holds something else (1, 2, 3, …)")
+
+
+def test_a_finished_conversion(tmp_path: Path) -> None:
+    source, into, disk = small_source(tmp_path / "s"), tmp_path / "d", Disk(sync=False)
+    plan, other = plan_of(source), plan_of(source, keep=("mlp.down_proj",))
+    run(plan, into, ONE)
+    assert examine(plan, into, False, disk).finished
+    assert not examine(plan, into, True, disk).finished
+    assert open_destination(plan, into, False, disk) is None
+    assert said(lambda: examine(other, into, False, disk)) == (
+        f"{into} holds a finished conversion with other options or of another source; use --overwrite to replace it"
+    )
+    assert not examine(other, into, True, disk).finished
+    moved = (source / "tokenizer.json").stat()
+    newer = (into / MANIFEST).stat().st_mtime_ns
+    os.utime(source / "tokenizer.json", ns=(newer, newer))
+    assert examine(plan, into, False, disk).finished, "as old as the conversion is old enough"
+    os.utime(source / "tokenizer.json", ns=(newer, newer + 1))
+    assert said(lambda: examine(plan, into, False, disk)) == (
+        f"{source / 'tokenizer.json'} changed since it was converted to {into}; use --overwrite to convert it again"
+    )
+    os.utime(source / "tokenizer.json", ns=(moved.st_atime_ns, moved.st_mtime_ns))
+    cut = f"{into} holds this very conversion, but a file of it is gone or was cut since; use --overwrite to make it "
+    cut += "again"
+    shard = into / plan.shards[1].name
+    data = shard.read_bytes()
+    for damage, repair in (
+        (lambda: shard.write_bytes(data[:-1]), lambda: shard.write_bytes(data)),
+        (shard.unlink, lambda: shard.write_bytes(data)),
+        ((into / "tokenizer.json").unlink, lambda: shutil.copy(source / "tokenizer.json", into)),
+        ((into / "config.json").unlink, lambda: None),
+    ):
+        damage()
+        assert said(lambda: examine(plan, into, False, disk)) == cut
+        repair()
+
+
+def test_room_for_the_output_and_side_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, into = plan_of(small_source(tmp_path / "s")), tmp_path / "deep" / "d"
+    needed = plan.output_bytes + sum((plan.source / name).stat().st_size for name in plan.side_files)
+    asked: list[Path] = []
+
+    def usage(path: Path) -> Any:
+        asked.append(path)
+        return SimpleNamespace(free=free)
+
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+    free = needed
+    check_refusal(plan, into, False)
+    assert asked == [tmp_path], "the nearest folder that is there"
+    free = needed - 1
+    assert said(lambda: check_refusal(plan, into, False)) == (
+        f"{into} has {free:,} bytes free, but the output needs {needed:,} more"
+    )
+
+
+def test_folders_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_of(small_source(tmp_path / "s"))
+    (tmp_path / "file").write_text("")
+    below = tmp_path / "file" / "d"
+    assert said(lambda: check_refusal(plan, below, False)) == f"{below} cannot be written: Not a directory"
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK | os.X_OK)
+    assert said(lambda: check_refusal(plan, tmp_path / "d", False)) == (
+        f"{tmp_path / 'd'} cannot be written: Permission denied"
+    )
+
+
+def test_ranks_that_are_running_refuse_a_plain_run(tmp_path: Path) -> None:
+    into, disk = tmp_path / "d", Disk(sync=False)
+    work = into / ".halfbyte"
+    work.mkdir(parents=True)
+    held = [FileLock(work / f"{Rank(number, 9).name}.lock") for number in range(4)]
+    (work / GUARD).write_text("")
+    with only_one(into, disk):
+        pass
+    for count, listed in ((1, "rank 0 of 9"), (3, "rank 0 of 9, rank 1 of 9, rank 2 of 9")):
+        for lock in held[:count]:
+            assert is_locked(lock.path) or lock.take()
+        message = f"another conversion into {into} is running ({listed}); wait for it or stop it"
+        assert said(lambda: only_one(into, disk).__enter__()) == message
+    assert held[3].take()
+    assert f"({listed}, …)" in said(lambda: only_one(into, disk).__enter__())
+    for lock in held:
+        lock.release()
+
+
+def test_locks_of_folders(tmp_path: Path) -> None:
+    """Alone, or together with others that share it."""
+    running = f"another conversion into {tmp_path} is running; wait for it or stop it"
+    with locked(tmp_path):
+        for shared in (False, True):
+            assert said(lambda shared=shared: locked(tmp_path, shared).__enter__()) == running  # type: ignore[misc]
+    with locked(tmp_path, shared=True), locked(tmp_path, shared=True):
+        assert said(lambda: locked(tmp_path).__enter__()) == running
+    with locked(tmp_path):
+        pass
+
+
+def test_shards_that_were_lost(tmp_path: Path) -> None:
+    """A shard counts in the work folder; under its final name only if that is of this conversion; and only whole."""
+    work = tmp_path / ".halfbyte"
+    work.mkdir()
+    for place, names in ((work, "ab"), (tmp_path, "bcd")):
+        for name in names:
+            (place / name).write_bytes(bytes(4 if name == "d" else 5))
+    for finals, left in ((True, "abc"), (False, "ab")):
+        journal = Journal(work / JOURNAL, Disk(sync=False))
+        journal.finished = {name: Finished(name, 5) for name in "abcde"}
+        forget_lost(journal, tmp_path, finals)
+        assert "".join(journal.finished) == left

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import ast
+import errno
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from halfbyte.checkpoint.execute import disk as module
 from halfbyte.checkpoint.execute.disk import Disk
+from halfbyte.checkpoint.execute.pool import check_unchanged, shard_bytes
+from halfbyte.checkpoint.execute.writer import disk_error
+from halfbyte.checkpoint.plan.types import SourceFile
 from halfbyte.errors import CheckpointError
 
 
@@ -138,3 +144,46 @@ def test_no_file_stays_open(tmp_path: Path) -> None:
     disk.copy(tmp_path / "source", tmp_path / "copy", through=tmp_path / "begun")
     disk.write(tmp_path / "written", b"more", through=tmp_path / "begun")
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize(
+    ("number", "full"), [(errno.ENOSPC, True), (errno.EDQUOT, True), (errno.EFBIG, True), (errno.EIO, False)]
+)
+def test_what_is_said_when_writing_fails(number: int, full: bool) -> None:
+    error, path = OSError(number, os.strerror(number)), Path("d/x")
+    wanted = (
+        f"no space left for d/x: {os.strerror(number)}. Finished shards are kept; make room and run the same command "
+        "again"
+        if full
+        else "d/x cannot be written: Input/output error"
+    )
+    assert str(disk_error(error, path)) == wanted
+    assert str(disk_error(OSError("odd"), path)) == "d/x cannot be written: odd"
+
+
+def test_whether_source_files_changed(tmp_path: Path) -> None:
+    """By size and time; only one of them if that is asked."""
+    for name in "ab":
+        (tmp_path / name).write_text("1234")
+    stat = (tmp_path / "a").stat()
+    other = (tmp_path / "b").stat()
+
+    def plan(size: int = 4, modified: int = stat.st_mtime_ns) -> Any:
+        files = (SourceFile("b", 4, other.st_mtime_ns, ""), SourceFile("a", size, modified, ""))
+        return SimpleNamespace(source=tmp_path, files=files)
+
+    check_unchanged(plan())
+    for changed in (plan(size=5), plan(modified=stat.st_mtime_ns - 1)):
+        check_unchanged(changed, "b")
+        check_unchanged(changed, "of another plan")
+        for asked in (None, "a"):
+            with pytest.raises(CheckpointError) as caught:
+                check_unchanged(changed, asked)
+            assert str(caught.value) == f"{tmp_path / 'a'} changed while it was converted; begin anew with --overwrite"
+
+
+def test_source_bytes_of_a_shard() -> None:
+    copies = [SimpleNamespace(output=SimpleNamespace(bytes=size)) for size in (3, 4)]
+    units = [SimpleNamespace(source_bytes=size) for size in (50, 60)]
+    assert shard_bytes(SimpleNamespace(copies=copies, units=units)) == 117  # type: ignore[arg-type]
+    assert shard_bytes(SimpleNamespace(copies=(), units=())) == 0  # type: ignore[arg-type]

@@ -80,3 +80,48 @@ def test_decoding_has_no_scales() -> None:
         plain.quantize(x, None, np.zeros((4, 32), np.uint8), np.zeros((4, 4), np.uint8))
     with pytest.raises(UnsupportedError):
         plain.tensor_scales(np.float32(1), np.float32)
+
+
+def test_widths_of_codes_and_scales() -> None:
+    assert make().widths(64) == (32, 4)
+    assert Engine(hb.get_format("mxfp4"), get_contract("ocp", hb.get_format("mxfp4")), None, False).widths(64) == (
+        32,
+        2,
+    )
+
+
+def test_what_decoding_does_not_have() -> None:
+    """Each question names what is missing."""
+    plain, x = Engine(None, None, None, repairs=False), random(0, 4, 64)
+    no_format = "this conversion decodes; it has no format to quantize to"
+    no_scale = "this conversion decodes; it has no tensor scale"
+    one = np.float32(1)
+    for call, message in (
+        (lambda: plain.widths(64), no_format),
+        (lambda: plain.quantize(x, None, np.zeros((4, 32), np.uint8), np.zeros((4, 4), np.uint8)), no_format),
+        (lambda: plain.tensor_scales(one, np.float32), no_scale),
+    ):
+        with pytest.raises(UnsupportedError) as caught:
+            call()
+        assert str(caught.value) == message
+    ocp = Engine(hb.get_format("mxfp4"), get_contract("ocp", hb.get_format("mxfp4")), None, False)
+    with pytest.raises(UnsupportedError) as caught:
+        ocp.tensor_scales(one, np.float32)
+    assert str(caught.value) == "ocp() stores no tensor scale"
+
+
+@pytest.mark.parametrize("amax", [0.0, 1e-30, 3.0, 3e38])
+@pytest.mark.parametrize("contract", ["modelopt", "torchao", "miles", "compressed_tensors", "fouroversix"])
+def test_tensor_scales_are_those_of_quantize(contract: str, amax: float) -> None:
+    """As the contract stores one; the other direction is its reciprocal."""
+    x = np.zeros((1, 16), np.float32)
+    q = hb.quantize(x, "nvfp4", contract, "amax", global_amax=amax)
+    assert q.global_scale is not None
+    assert q.stored_scale is not None
+    found = make(contract).tensor_scales(np.float32(amax), np.float32)
+    assert_same_bits(np.asarray(found.multiplier), np.asarray(q.global_scale, np.float32))
+    if contract == "compressed_tensors":
+        assert_same_bits(np.asarray(found.divisor), np.asarray(q.stored_scale, np.float32))
+    else:
+        with np.errstate(all="ignore"):
+            assert_same_bits(np.asarray(found.divisor), np.asarray(np.float32(1) / found.multiplier))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import threading
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
+from halfbyte.checkpoint import Plan
 from halfbyte.checkpoint.execute.disk import Disk
 from halfbyte.checkpoint.execute.journal import Finished, Journal
 from halfbyte.errors import CheckpointError
@@ -102,3 +104,77 @@ def test_a_journal_with_other_hashes_is_not_continued(journal: Journal, tmp_path
     journal.first["hash"] = hash
     with pytest.raises(CheckpointError, match="another version of halfbyte wrote it"):
         journal.check(plan_of(tmp_path / "source"))
+
+
+def test_the_first_line(journal: Journal, tmp_path: Path) -> None:
+    plan = plan_of(tmp_path / "source")
+    first = {
+        "version": 1,
+        "hash": "sha256, first 32 hex digits, of the sha256 of every 16384 bytes of each tensor",
+        "fingerprint": plan.fingerprint,
+        "choices": plan.choices,
+        "files": [asdict(file) for file in plan.files],
+        "outputs": sorted([*(shard.name for shard in plan.shards), *plan.json_files, *plan.side_files]),
+    }
+    lines = [json.loads(line) for line in journal.path.read_text().splitlines()]
+    done = {"size": 5, "tensors": {"x": "0123"}, "changed_blocks": {}, "plan": ""}
+    assert lines == [first, {"name": "one", **done}, {"name": "two", **done}]
+    assert journal.first == first
+    assert journal.continues(plan)
+    started = Journal.start(tmp_path / "other.jsonl", journal.disk, plan, {"rank": [0, 1]})
+    assert started.first == first | {"rank": [0, 1]}
+    assert not (tmp_path / "other.new").exists()
+
+
+def test_a_journal_that_is_not_there(tmp_path: Path) -> None:
+    loaded = Journal.load(tmp_path / "none", Disk(sync=False))
+    assert (loaded.first, loaded.finished) == ({}, {})
+
+
+def test_what_makes_a_plan_another(tmp_path: Path) -> None:
+    """Options by name, files by name, size, time and header; the error says which."""
+    plan = plan_of(small_source(tmp_path / "source"))
+    (tmp_path / "d" / "w").mkdir(parents=True)
+    journal = Journal.start(tmp_path / "d" / "w" / "j", Disk(sync=False), plan)
+    journal.check(plan)
+
+    def said(other: Plan) -> str:
+        with pytest.raises(CheckpointError) as caught:
+            journal.check(other)
+        return str(caught.value)
+
+    options = "holds an unfinished conversion with other options ({}). Give the same options to continue, or "
+    options += "--overwrite to begin anew"
+    one = replace(plan, layout="other")
+    assert said(one) == f"{tmp_path / 'd'} " + options.format("layout was 'modelopt', now 'other'")
+    two = replace(one, activations="x")
+    changes = f"layout was 'modelopt', now 'other'; activations was {plan.activations!r}, now 'x'"
+    assert said(two) == f"{tmp_path / 'd'} " + options.format(changes)
+    journal.first["version"] = 0
+    assert said(plan) == f"{tmp_path / 'd'} " + options.format("another version of halfbyte wrote it")
+    journal.first["version"] = 1
+    for change in ({"size": 1}, {"modified": 1}, {"header": "x"}, {"name": "new"}):
+        last = replace(plan.files[-1], **change)
+        other = replace(plan, files=(*plan.files[:-1], last))
+        assert said(other) == (
+            f"{plan.source / last.name} changed since this conversion began; what was written is of the old file. Use "
+            "--overwrite to begin anew"
+        )
+    journal.check(replace(plan, kept={}))
+
+
+def test_shards_that_another_plan_uses(tmp_path: Path) -> None:
+    source = small_source(tmp_path / "source")
+    plan, other = plan_of(source), plan_of(source, keep=("mlp.down_proj",))
+    journal = Journal.start(tmp_path / "j", Disk(sync=False), plan)
+    for shard in plan.shards:
+        journal.add(Finished(shard.name, 1, plan=plan.shard_fingerprint(shard)))
+    journal.add(Finished("of no plan", 1))
+    assert journal.usable(plan) == journal.finished
+    same = [
+        one.name
+        for one, two in zip(plan.shards, other.shards, strict=True)
+        if plan.shard_fingerprint(one) == other.shard_fingerprint(two)
+    ]
+    assert list(journal.usable(other)) == same
+    assert len(same) < len(plan.shards)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 
-from halfbyte.checkpoint.io.bfloat16 import bf16
+from halfbyte.checkpoint.io.bfloat16 import ELEMENTS, bf16
 from halfbyte.testing import assert_same_bits
 
 
@@ -23,3 +23,17 @@ def test_bf16_equals_the_cast_of_the_dtype() -> None:
             expected = values.astype(ml_dtypes.bfloat16)
         assert_same_bits(bf16(values), expected, any_nan=True)
         assert (np.isnan(values) == np.isnan(bf16(values).astype(np.float32))).all()
+
+
+def test_more_than_one_step_and_the_payload_of_nan() -> None:
+    """NaN keeps its upper bits and becomes quiet, as in IEEE; the array's shape stays."""
+    bits = np.zeros((2, ELEMENTS + 3), np.uint32)
+    bits[0, ELEMENTS - 1 :] = [0x7F800001, 0xFF8A0000, 0x7FC0FFFF, 0x7F7FFFFF]
+    bits[1] = np.arange(ELEMENTS + 3, dtype=np.uint32) << np.uint32(15)
+    result = bf16(bits.view(np.float32))
+    assert (result.shape, result.dtype) == ((2, ELEMENTS + 3), ml_dtypes.bfloat16)
+    assert result[0, ELEMENTS - 1 :].view(np.uint16).tolist() == [0x7FC0, 0xFFCA, 0x7FC0, 0x7F80]
+    assert not result[0, : ELEMENTS - 1].view(np.uint16).any()
+    ties = np.arange(ELEMENTS + 3, dtype=np.uint32)
+    assert result[1, :1000].view(np.uint16).tolist() == ((ties + ((ties >> 1) & 1)) >> 1)[:1000].tolist()
+    assert bf16(np.zeros(0, np.float32)).shape == (0,)

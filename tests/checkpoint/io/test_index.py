@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from halfbyte.checkpoint import Options, Resources, make_plan, run
-from halfbyte.checkpoint.io.index import open_checkpoint
+from halfbyte.checkpoint.io.index import open_checkpoint, read_json
 from halfbyte.errors import CheckpointError
 from tests.checkpoint.toy import Array, llama, random, safetensors_bytes, write_checkpoint
 
@@ -211,3 +211,101 @@ def test_side_files_whose_names_are_no_text(tmp_path: Path, source: Path) -> Non
     assert sorted(plan.left_out) == ["'bad\\udcff.bin'", "'bad\\udcff.txt'", "'folder/bad\\udcff.txt'"]
     run(plan, tmp_path / "d", Resources(workers=1, sync=False))
     assert (tmp_path / "d" / "halfbyte.json").is_file()
+
+
+def said(path: Path, need_config: bool = True) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        open_checkpoint(path, need_config)
+    return str(caught.value)
+
+
+def test_whole_messages(tmp_path: Path) -> None:
+    path = tmp_path / "m"
+    assert said(path) == f"{path} is not there, or is no directory"
+    path.mkdir()
+    assert said(path) == f"{path} holds no safetensors file: not a checkpoint"
+    for name in ("b.pt", "a.bin"):
+        (path / name).write_bytes(b"")
+        assert (
+            said(path) == f"{path} holds only pickle files ({name}), which can run code; save it as safetensors first"
+        )
+    for name in ("x.safetensors", "y.safetensors"):
+        (path / name).write_bytes(safetensors_bytes({f"{name}.weight": random(0, 2, 2)}))
+    (path / "z.safetensors").write_bytes(safetensors_bytes({}))
+    assert said(path) == f"{path} holds 3 safetensors files but no {INDEX} that says which belong to the model"
+    assert said(path / "x.safetensors") == (
+        f"{path}/x.safetensors is a file; give the directory that holds it and config.json"
+    )
+    (path / INDEX).write_text('{"weight_map": {"a": 3}}')
+    assert said(path) == f"{path}/{INDEX}: a is said to be in 3, outside the directory"
+    (path / INDEX).write_text('{"weight_map": {"a": "w.safetensors"}}')
+    assert said(path) == f"{path}/{INDEX} names w.safetensors, which is not there; fetch the missing shard"
+    (path / INDEX).write_text('{"weight_map": {"a": "a.bin"}}')
+    assert said(path) == f"{path}/{INDEX} names a.bin, which is no safetensors file"
+    (path / INDEX).write_text('{"weight_map": {"a": "z.safetensors"}}')
+    assert said(path) == f"{path} holds no config.json: not a Hugging Face checkpoint"
+    assert said(path, need_config=False) == f"{path}/{INDEX} puts a into z.safetensors, where it is not"
+    (path / INDEX).write_text('{"weight_map": {"x.safetensors.weight": "y.safetensors"}}')
+    assert said(path, False) == f"{path}/y.safetensors holds tensor y.safetensors.weight, but {INDEX} does not name it"
+    weights = '"x.safetensors.weight": "x.safetensors", "y.safetensors.weight": "x.safetensors", "a": "y.safetensors"'
+    (path / INDEX).write_text(f'{{"weight_map": {{{weights}}}}}')
+    assert said(path, False) == (
+        f"{path}/y.safetensors holds tensor y.safetensors.weight, but {INDEX} says x.safetensors"
+    )
+    (path / "y.safetensors").write_bytes(safetensors_bytes({"x.safetensors.weight": random(0, 2, 2)}))
+    (path / INDEX).write_text('{"weight_map": {"x.safetensors.weight": "x.safetensors", "a": "y.safetensors"}}')
+    assert said(path, False) == f"{path}: tensor x.safetensors.weight is in both x.safetensors and y.safetensors"
+    (path / INDEX).unlink()
+    for name in ("x.safetensors", "y.safetensors"):
+        (path / name).unlink()
+    assert said(path, False) == f"{path} holds no tensor"
+
+
+def test_one_file_without_a_config(source: Path) -> None:
+    """Only what is in it: no weight map, no side files."""
+    found = open_checkpoint(source / FIRST, need_config=False)
+    assert (found.path, list(found.headers), found.config, found.side_files, found.left_out) == (
+        source, [FIRST], {}, (), {}
+    )  # fmt: skip
+    assert 0 < len(found.tensors) < len(llama())
+    tensor = found.tensors["model.embed_tokens.weight"]
+    assert (tensor.name, tensor.dtype, tensor.shape, tensor.file) == (
+        "model.embed_tokens.weight", "BF16", (32, 64), FIRST
+    )  # fmt: skip
+
+
+def test_model_safetensors_goes_before_others(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "m", llama())
+    (folder / "consolidated.safetensors").write_bytes(safetensors_bytes({"a": random(0, 2, 2)}))
+    assert list(open_checkpoint(folder).headers) == ["model.safetensors"]
+
+
+def test_what_the_config_says(tmp_path: Path) -> None:
+    """In its part for the language model too, and in the file of a layout."""
+    inner = {"quantization_config": {"quant_method": "fp8"}, "dtype": "float16"}
+    outer = write_checkpoint(tmp_path / "a", llama(), {"text_config": inner, "model_type": "some_vl"})
+    found = open_checkpoint(outer)
+    assert (found.model_type, found.setting("dtype"), found.quantization) == (
+        "some_vl", "float16", {"quant_method": "fp8"}
+    )  # fmt: skip
+    (outer / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "x"}, "text_config": inner}))
+    assert (open_checkpoint(outer).quantization, open_checkpoint(outer).model_type) == ({"quant_method": "x"}, "")
+    (outer / "config.json").write_text("{}")
+    assert open_checkpoint(outer).quantization == {}
+    (outer / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": "NVFP4"}}))
+    assert open_checkpoint(outer).quantization
+    (outer / "config.json").unlink()
+    assert open_checkpoint(outer, need_config=False).config == {}
+
+
+def test_surrogates_in_json(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    for text, good in (("\\ud83d\\ude00", True), ("\\uD83D", False), ("\\\\ud83d", True), ("\\ude00", False)):
+        path.write_text(f'{{"a": "{text}"}}')
+        if good:
+            assert list(read_json(path)) == ["a"]
+            continue
+        with pytest.raises(CheckpointError) as caught:
+            read_json(path)
+        wanted = "holds half of a surrogate pair (\\ud800 to \\udfff), which is no Unicode text"
+        assert str(caught.value) == f"{path}: {wanted}"

@@ -12,7 +12,16 @@ import pytest
 
 from halfbyte.checkpoint.io.buffers import Arena
 from halfbyte.checkpoint.io.files import Files
-from halfbyte.checkpoint.io.views import View, read_rows, read_scratch, scratch_bytes
+from halfbyte.checkpoint.io.views import (
+    NUMPY,
+    SourceMatrix,
+    View,
+    read_rows,
+    read_rows_amax,
+    read_scratch,
+    scratch_bytes,
+)
+from halfbyte.codec.bits import U8
 from halfbyte.errors import CheckpointError
 from halfbyte.layouts.fp8 import block_length
 from halfbyte.testing import assert_same_bits
@@ -95,3 +104,70 @@ def test_bytes_beyond_the_rows(columns: int, row_stride: int, column_stride: int
     view: Any = SimpleNamespace(dtype="BF16", columns=columns, row_stride=row_stride, column_stride=column_stride)
     assert read_scratch(view, 7) == wanted
     assert scratch_bytes(cast("Any", SimpleNamespace(weight=view)), 7) == wanted + 4096
+
+
+def test_what_a_view_says_of_itself() -> None:
+    view = View("t", "f", "BF16", 100, 7, 8, 8)
+    assert (view.bytes, view.contiguous, view.place(0), view.place(3)) == (112, True, 100, 148)
+    assert not View("t", "f", "BF16", 100, 7, 8, 9).contiguous
+    assert not View("t", "f", "BF16", 100, 8, 8, 8, 8).contiguous
+    sizes = {name: dtype.itemsize for name, dtype in NUMPY.items()}
+    assert sizes == {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E8M0": 1}
+
+
+def test_what_a_source_says_of_itself() -> None:
+    def view(file: str) -> View:
+        return View("t", file, "F16", 0, 2, 8, 8)
+
+    plain = SourceMatrix("float", 2, 8, view("a"))
+    assert (plain.files, plain.row_bytes, plain.divides) == ({"a"}, 16, False)
+    whole = SourceMatrix("nvfp4", 2, 8, view("a"), view("b"), view("c"), True, view("d"))
+    assert whole.files == {"a", "b", "c", "d"}
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "wanted"),
+    [
+        # one read of all rows; one span with what lies between; one read per column
+        ("whole", 3, [(8, 288)]),
+        ("odd rows", 3, [(104, 480)]),
+        ("transposed", 2, [(1928 + 96 * column, 8) for column in range(20)]),
+    ],
+)
+def test_no_more_is_read_than_the_rows_need(
+    files: Files, monkeypatch: pytest.MonkeyPatch, name: str, rows: int, wanted: list[tuple[int, int]]
+) -> None:
+    """And nothing stays taken but the rows themselves, where they lay not side by side."""
+    offset, height, columns, row_stride, column_stride, expected = VIEWS[name]
+    view = View("t", "f", "F32", 8 + 4 * offset, height, columns, row_stride, column_stride)
+    asked: list[tuple[int, int]] = []
+    read = files.read
+
+    def watch(file: str, at: int, into: U8) -> None:
+        asked.append((at, into.nbytes))
+        read(file, at, into)
+
+    monkeypatch.setattr(files, "read", watch)
+    arena = Arena(1 << 16)
+    assert_same_bits(read_rows(files, view, 0, rows, arena), np.ascontiguousarray(expected[:rows]))
+    assert asked == wanted
+    assert arena.mark() == -(-rows * columns * 4 // 64) * 64
+
+
+def test_a_wide_transpose_is_read_in_several_steps(tmp_path: Path) -> None:
+    """Columns of 4 MiB in all at a time: the last step has fewer."""
+    x = np.arange(5 * (1 << 18), dtype=np.float64).reshape(5, 1 << 18)
+    (tmp_path / "x").write_bytes(x.tobytes())
+    opened = Files({"x": str(tmp_path / "x")})
+    view = View("t", "x", "F64", 0, 1 << 18, 5, 1, 1 << 18)
+    arena = Arena((1 << 18) * 5 * 8 + read_scratch(view, 1 << 18))
+    assert_same_bits(read_rows(opened, view, 0, 1 << 18, arena), np.ascontiguousarray(x.T))
+    opened.close()
+
+
+def test_rows_with_their_largest_magnitude(files: Files) -> None:
+    view = View("t", "f", "F32", 8 + 480 * 4, 20, 24, 24)
+    arena = Arena(1 << 12)
+    rows, amax = read_rows_amax(files, view, 3, 5, arena)
+    assert_same_bits(rows, STACK[1, 3:5])
+    assert (amax, arena.mark()) == (STACK[1, 4, 23], 192)

@@ -233,3 +233,38 @@ def test_several_files_need_an_index_whatever_their_names(tmp_path: Path) -> Non
     plan = make_plan(source, Options())
     assert plan.shards[0].name == "model.safetensors"
     assert set(plan.json_files["model.safetensors.index.json"]["weight_map"].values()) == {x.name for x in plan.shards}
+
+
+def test_dtypes_in_every_part_of_a_config(tmp_path: Path) -> None:
+    """A decoded checkpoint is BF16 in all its language parts; a packed one where transformers decodes to it."""
+    half = {name: x.astype(np.float16) for name, x in llama(layers=1).items()}
+    config = {
+        "dtype": "float16",
+        "torch_dtype": "float16",
+        "text_config": {"torch_dtype": "float16", "quantization_config": {"quant_method": "fp8"}},
+        "vision_config": {"dtype": "float32"},
+        "list": [{"dtype": "float16"}],
+    }
+    plan = plan_of(tmp_path / "a", half, config, layout="compressed-tensors")
+    found = config_of(plan)
+    assert {key: found[key] for key in ("dtype", "text_config", "vision_config", "list")} == {
+        "dtype": "bfloat16",
+        "text_config": {"torch_dtype": "bfloat16"},
+        "vision_config": {"dtype": "bfloat16"},
+        "list": [{"dtype": "float16"}],
+    }
+    assert "torch_dtype" not in found
+    same = config_of(plan_of(tmp_path / "b", half, config))
+    assert (same["dtype"], same["torch_dtype"], same["vision_config"]) == ("float16", "float16", {"dtype": "float32"})
+    assert same["text_config"] == {"torch_dtype": "float16"}
+
+
+def test_the_index_counts_data_alone(tmp_path: Path) -> None:
+    plan = make_plan(write_checkpoint(tmp_path / "s", llama(layers=1), shards=3), Options())
+    index = plan.json_files["model.safetensors.index.json"]
+    outputs = [(output, shard) for shard in plan.shards for output in shard.outputs]
+    assert index == {
+        "metadata": {"total_size": sum(output.bytes for output, _ in outputs)},
+        "weight_map": {output.part.name: shard.name for output, shard in outputs},
+    }
+    assert list(index["weight_map"]) == sorted(index["weight_map"])

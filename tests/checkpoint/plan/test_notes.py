@@ -5,6 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
+import numpy as np
+import pytest
+
 from halfbyte.checkpoint import Options, Resources, Rules, make_plan, run
 from tests.checkpoint.toy import Array, llama, random, write_checkpoint
 
@@ -150,3 +154,113 @@ def test_a_class_that_was_never_tried_in_transformers_is_said_where_transformers
         notes = notes_of(tmp_path / "s", llama(), config, layout="compressed-tensors")
         assert (untried.format(name) in notes) != tried
         assert untried.format(name) not in notes_of(tmp_path / "s", llama(), config)
+
+
+NARROW = "{} row-parallel modules, {} first, are too narrow for 8-way tensor parallelism"
+AT = "model.layers.0"
+
+
+def test_all_notes_of_a_dense_model(tmp_path: Path) -> None:
+    """The order is that of importance; nothing else is said."""
+    narrow = NARROW.format(2, f"{AT}.self_attn.o_proj")
+    assert notes_of(tmp_path / "a", llama(layers=1), {}) == (narrow,)
+    half = llama(layers=1, dtype=np.float16)
+    bfloat16 = (
+        "config.json will ask for bfloat16 in place of the source's dtype: transformers decodes packed weights to BF16 "
+        "and computes in one dtype"
+    )
+    rules = Rules(include=("_proj", "misspelt"))
+    assert notes_of(tmp_path / "b", half, {}, layout="compressed-tensors", rules=rules) == (
+        "pattern 'misspelt' matches no module", bfloat16, narrow
+    )  # fmt: skip
+    assert notes_of(tmp_path / "b", half, {"dtype": "bfloat16"}, layout="compressed-tensors") == (narrow,)
+    assert notes_of(tmp_path / "b", half, {}) == (narrow,)
+
+
+@pytest.mark.parametrize(
+    ("columns", "to", "said"), [(128, "nvfp4", False), (256, "mxfp4", False), (128, "mxfp4", True)]
+)
+def test_eight_blocks_are_wide_enough(tmp_path: Path, columns: int, to: str, said: bool) -> None:
+    tensors = {f"{AT}.mlp.down_proj.weight": random(0, 16, columns)}
+    layout = "compressed-tensors"
+    found = notes_of(tmp_path / "s", tensors, {}, to=to, layout=layout)
+    assert (NARROW.format(1, f"{AT}.mlp.down_proj") in found) is said
+
+
+def test_experts_that_are_not_alike(tmp_path: Path) -> None:
+    """Only where the same layer has both; the last quantized and the first kept one are named."""
+    experts = {
+        f"model.layers.{layer}.mlp.experts.{e}.{name}_proj.weight": random(e, 128, 128)
+        for layer in range(2)
+        for e in range(2)
+        for name in ("gate", "up", "down")
+    }
+    config = {"model_type": "qwen3_moe"}
+    at = "model.layers.1.mlp.experts"
+    assert notes_of(tmp_path / "s", experts, config, rules=Rules(keep=(f"{at}.0.",))) == (
+        f"{at}.1.down_proj is quantized and {at}.0.gate_proj kept: servers want all experts of a layer alike and will "
+        "not load this; keep or include them all",
+    )
+    assert notes_of(tmp_path / "s", experts, config, rules=Rules(keep=(at,))) == ()
+    assert notes_of(tmp_path / "s", experts, config) == ()
+
+
+def test_a_module_that_a_reader_takes_for_a_kept_one(tmp_path: Path) -> None:
+    tensors = {
+        f"model.layers.{layer}.self_attn.{name}.weight": random(layer, 64, 64)
+        for layer in range(2)
+        for name in ("q_a_proj", "kv_a_proj_with_mqa")
+    }
+    notes = notes_of(tmp_path / "s", tensors, {}, rules=Rules(keep_first=1))
+    taken = {note.split(" is quantized, but SGLang would take ")[0]: note for note in notes if "SGLang" in note}
+    at = "model.layers.1.self_attn"
+    assert list(taken) == [f"{at}.q_a_proj"]
+    assert taken[f"{at}.q_a_proj"] == (
+        f"{at}.q_a_proj is quantized, but SGLang would take {at}.fused_qkv_a_proj as excluded because "
+        "model.layers.0.self_attn.kv_a_proj_with_mqa is kept; keep or include both"
+    )
+
+
+def test_weights_that_stay_or_become_bf16_are_counted_by_kind(tmp_path: Path) -> None:
+    tensors: dict[str, Array] = {}
+    for layer, kind in enumerate(("fp8", "fp8", "mxfp4", "mxfp4")):
+        at = f"model.layers.{layer}.mlp.fc"
+        if kind == "fp8":
+            tensors[f"{at}.weight"] = np.ones((32, 32), ml_dtypes.float8_e4m3fn)
+            tensors[f"{at}.weight_scale"] = np.ones((), np.float32)
+        else:
+            tensors[f"{at}.weight_packed"] = np.ones((32, 16), np.uint8)
+            tensors[f"{at}.weight_scale"] = np.ones((32, 1), np.uint8)
+    config = {"num_hidden_layers": 4, "quantization_config": {"quant_method": "compressed-tensors"}}
+    options = {"to": "mxfp4", "layout": "compressed-tensors", "rules": Rules(keep_last=1)}
+    found = notes_of(tmp_path / "s", tensors, config, **options)
+    assert found[:1] == ("1 weights are mxfp4 already: their codes stay, whatever the method and contract",)
+    assert found[-1] == "weights that become BF16 because they are kept: 1 mxfp4"
+    rules = Rules(keep=("layers.0", "layers.1", "layers.2"))
+    found = notes_of(tmp_path / "s", tensors, config, **(options | {"rules": rules}))
+    assert found[-1] == "weights that become BF16 because they are kept: 2 fp8, 1 mxfp4"
+    assert not [note for note in notes_of(tmp_path / "s", tensors, config) if "already" in note]
+
+
+def test_unknown_modules_are_told_apart_by_patterns(tmp_path: Path) -> None:
+    """Six are listed, and how many more there are."""
+    for count, more in ((6, ""), (7, " and 1 more")):
+        tensors = {f"eyes.{layer}.fc{i}.weight": random(i, 32, 32) for layer in range(2) for i in range(count)}
+        notes = notes_of(tmp_path / str(count), tensors, {"architectures": ["X"], "model_type": "x"})
+        listed = ", ".join(f"eyes.#.fc{i}" for i in range(6))
+        assert notes[0] == (
+            "X is not in the table of architectures: modules were told apart by their names. Taken for linear layers: "
+            f"{listed}{more}. Look at all of it with --dry-run, decide with --include and --keep, or ask the model "
+            "itself with --modules-from-model"
+        )
+
+
+def test_experts_one_by_one_in_bf16_are_said_where_transformers_wants_a_stack(tmp_path: Path) -> None:
+    tensors: dict[str, Array] = {}
+    for name in ("gate", "up", "down"):
+        tensors[f"{AT}.mlp.experts.0.{name}_proj.weight"] = np.ones((32, 32), ml_dtypes.float8_e4m3fn)
+        tensors[f"{AT}.mlp.experts.0.{name}_proj.weight_scale"] = np.ones((), np.float32)
+    config = {"model_type": "gpt_oss", "quantization_config": {"quant_method": "fp8"}}
+    (note,) = notes_of(tmp_path / "s", tensors, config, to="bf16")
+    listed = ", ".join(f"model.layers.#.mlp.experts.#.{name}_proj" for name in ("gate", "up", "down"))
+    assert note == f"transformers (5.22.2) wants the experts of gpt_oss in one tensor and will not load {listed}"

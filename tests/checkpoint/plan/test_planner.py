@@ -6,7 +6,9 @@ import dataclasses
 import json
 import time
 from pathlib import Path
+from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -14,7 +16,7 @@ from benchmarks.synthetic import write_holes
 from halfbyte.checkpoint import Options, Plan, Resources, Rules, make_plan, run
 from halfbyte.checkpoint.io.header import read_header
 from halfbyte.errors import CheckpointError, InputError, UnknownNameError, UnsupportedError
-from tests.checkpoint.toy import llama, random, read_checkpoint, write_checkpoint
+from tests.checkpoint.toy import Array, llama, random, read_checkpoint, write_checkpoint
 
 SMALL = Resources(workers=2, max_memory=1 << 28, sync=False)
 
@@ -309,3 +311,108 @@ def test_what_a_quantized_source_left_out_stays_out(tmp_path: Path) -> None:
     assert (
         make_plan(tmp_path / "q", Options(to="bf16")).kept == {}
     )  # where nothing is quantized, nothing is kept from it
+
+
+def refused(folder: Path, tensors: dict[str, Array], config: dict[str, Any] | None = None, **options: Any) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        make_plan(write_checkpoint(folder, tensors, config), Options(**options))
+    return str(caught.value)
+
+
+def test_nothing_to_convert(tmp_path: Path) -> None:
+    """Reasons are counted; without any it is said what is not there."""
+    at = tmp_path / "s"
+    norm = {"model.norm.weight": random(0, 3)}
+    assert refused(at, norm) == f"{at}: nothing to convert (it holds no weight of a linear layer)"
+    assert refused(at, norm, to="bf16") == f"{at}: nothing to convert (it holds no quantized weight)"
+    assert refused(at, llama(), to="bf16") == f"{at}: nothing to convert (it holds no quantized weight)"
+    rules = Rules(keep=("_proj",))
+    assert refused(at, llama(), rules=rules) == (
+        f"{at}: nothing to convert (1 embedding, 14 --keep _proj, 1 output head)"
+    )
+    config = {"quantization_config": {"quant_method": "gptq"}}
+    assert refused(at, llama(), config) == (
+        f"{at}: quantized by 'gptq', which no reader knows; known: compressed-tensors, fp8, modelopt, mxfp4, quark"
+    )
+
+
+E4M3 = ml_dtypes.float8_e4m3fn
+
+
+def fp8(*names: str, size: int = 32) -> dict[str, Array]:
+    tensors: dict[str, Array] = {}
+    for name in names:
+        tensors[f"model.layers.0.{name}.weight"] = np.ones((size, size), E4M3)
+        tensors[f"model.layers.0.{name}.weight_scale"] = np.ones((), np.float32)
+    return tensors
+
+
+FP8 = {"quantization_config": {"quant_method": "fp8"}}
+
+
+def test_what_becomes_of_each_weight_of_a_quantized_source(tmp_path: Path) -> None:
+    """Quantized anew, decoded because it is kept, or left as it is, unquantized, as whoever made the source wanted."""
+    tensors = fp8("mlp.down_proj", "self_attn.o_proj") | {"model.layers.0.mlp.fc.weight": random(0, 32, 32)}
+    tensors["model.layers.0.mlp.down_proj.input_scale"] = np.ones((), np.float32)
+    source = write_checkpoint(tmp_path / "s", tensors, FP8)
+    plan = make_plan(source, Options(rules=Rules(keep=("o_proj",))))
+    assert [(unit.module.rpartition(".")[2], unit.action) for unit in plan.units] == [
+        ("down_proj", "quantize"),
+        ("o_proj", "decode"),
+    ]
+    assert plan.kept == {
+        "model.layers.0.self_attn.o_proj": "--keep o_proj",
+        "model.layers.0.mlp.fc": "unquantized in the source",
+    }
+    assert plan.dropped == {
+        "model.layers.0.mlp.down_proj.input_scale": (
+            "activation scale of model.layers.0.mlp.down_proj in the source's own format"
+        )
+    }
+    assert "weights that become BF16 because they are kept: 1 fp8" in plan.notes
+    copied = {copy.output.part.name for shard in plan.shards for copy in shard.copies}
+    assert copied == {"model.layers.0.mlp.fc.weight"}
+    decoded = make_plan(source, Options(to="bf16"))
+    assert {unit.action for unit in decoded.units} == {"decode"}
+    assert (decoded.kept, len(decoded.units), decoded.format, decoded.contract) == ({}, 2, None, None)
+
+
+def test_the_callers_rules_count_in_a_quantized_source_and_the_models_do_not(tmp_path: Path) -> None:
+    """Whoever quantized a router or a head to FP4 wanted that; FP8 is decided anew."""
+    source = write_checkpoint(tmp_path / "s", fp8("mlp.gate", "mlp.down_proj", size=48), FP8)
+    assert make_plan(source, Options()).kept == {"model.layers.0.mlp.gate": "router"}
+    run(make_plan(write_checkpoint(tmp_path / "t", llama()), Options(rules=Rules(include=("lm_head", "*")))),
+        tmp_path / "q", SMALL)  # fmt: skip
+    plan = make_plan(tmp_path / "q", Options(layout="compressed-tensors"))
+    assert "lm_head" in {unit.module for unit in plan.units}
+    assert {unit.action for unit in plan.units} == {"relayout"}
+
+
+def test_what_is_listed_as_kept_beside_weights(tmp_path: Path) -> None:
+    """Nothing with one axis, no bias, no integers, nothing that is part of a weight; modules once."""
+    at = "model.layers.0"
+    tensors = {f"{at}.mlp.down_proj.weight": random(0, 32, 32)} | {
+        f"{at}.conv1d.weight": random(1, 4, 1, 4),
+        f"{at}.other.weight": random(2, 4, 4, 4),
+        f"{at}.mlp.experts.weight": random(3, 2, 4, 4),
+        f"{at}.mixer.D": random(4, 4),
+        f"{at}.mixer.A": random(5, 4, 4),
+        f"{at}.mixer.bias": random(6, 4, 4),
+        f"{at}.mixer.count": np.ones((4, 4), np.int64),
+        f"{at}.empty.weight": np.zeros((4, 0), np.float32),
+    }
+    kept = make_plan(write_checkpoint(tmp_path / "s", tensors), Options()).kept
+    assert list(kept) == [f"{at}.conv1d", f"{at}.other", f"{at}.mlp.experts", f"{at}.mixer.A"]
+    assert kept[f"{at}.mixer.A"] == "a parameter of its own, no weight of a linear layer"
+    assert kept[f"{at}.other"] == "a convolution, or experts in one tensor that is not taken apart"
+
+
+def test_stacked_experts_of_which_only_some_would_be_kept(tmp_path: Path) -> None:
+    at = "model.layers.0.mlp.experts"
+    tensors = {f"{at}.gate_up_proj": random(0, 2, 64, 32), f"{at}.down_proj": random(1, 2, 32, 32)}
+    config = {"model_type": "qwen3_moe", "hidden_size": 32, "moe_intermediate_size": 32}
+    rules = Rules(keep=("experts.1.up_proj",))
+    assert refused(tmp_path / "s", tensors, config, rules=rules, layout="compressed-tensors") == (
+        f"{at}.gate_up_proj holds {at}.0.gate_proj and {at}.1.gate_proj, of which only one would be kept; stacked "
+        "experts are kept or converted together"
+    )

@@ -10,8 +10,9 @@ import pytest
 from halfbyte.checkpoint import Options, Plan, Resources, Rules, make_plan, run
 from halfbyte.checkpoint.io.header import TensorInfo
 from halfbyte.checkpoint.io.index import Tensor
-from halfbyte.checkpoint.plan.unreadable import unreadable_text
+from halfbyte.checkpoint.plan.unreadable import keep_unreadable, unreadable_text
 from halfbyte.errors import CheckpointError
+from halfbyte.layouts.storage import all_storages
 from tests.checkpoint.toy import Array, llama, raw_file, read_checkpoint, write_checkpoint
 
 EXTRA = "model.layers.0.mlp.extra"
@@ -145,3 +146,65 @@ def test_what_cannot_be_kept_is_not_offered_to_be(dtype: str) -> None:
     text = unreadable_text(Tensor(TensorInfo("a.weight", dtype, (4, 16), 0, 64), "f"))
     assert "--keep" not in text
     assert ("none of its possible scales is there" in text) is (dtype == "F8_E4M3")
+
+
+def tensor(name: str, dtype: str, shape: tuple[int, ...] = (4, 16)) -> Tensor:
+    return Tensor(TensorInfo(name, dtype, shape, 0, 0), "f")
+
+
+@pytest.mark.parametrize(
+    ("reason", "quantized", "dtype", "wanted"),
+    [
+        ("router", False, "F64", "router"),
+        ("router", True, "F64", "router"),
+        (None, True, "F64", "unquantized in the source"),
+        (None, True, "U8", None),
+        (None, False, "F64", None),
+    ],
+)
+def test_why_a_matrix_is_kept(reason: str | None, quantized: bool, dtype: str, wanted: str | None) -> None:
+    """The width is asked for too. U8 are the codes of a layout, whose scales are not there."""
+    asked = []
+
+    def told(module: str, columns: int) -> str | None:
+        asked.append((module, columns))
+        return reason
+
+    given = {"a": tensor("a.weight", dtype)}
+    if wanted is None:
+        with pytest.raises(CheckpointError):
+            keep_unreadable(given, told, quantized)
+    else:
+        assert keep_unreadable(given, told, quantized) == {"a": wanted}
+    assert asked == [("a", 16)]
+    assert keep_unreadable({}, told, quantized) == {}
+
+
+def test_messages_of_matrices_that_cannot_be_kept() -> None:
+    known = "Known: BF16, F16, F32, " + ", ".join(sorted(storage.name for storage in all_storages()))
+    form = "of shape [4, 16] is a weight in a form that no reader knows."
+    keep = "copy it as it is with --keep a"
+    for dtype, text in (
+        ("F64", f"a.weight: F64 {form} Save it as BF16 or F32 first, or {keep}. {known}"),
+        ("I64", f"a.weight: I64 {form} Integers are no linear layer: {keep}. {known}"),
+        ("F8_E5M2", f"a.weight: F8_E5M2 {form} Save it as BF16 or F32 first, or {keep}. {known}"),
+    ):
+        assert unreadable_text(tensor("a.weight", dtype), "a") == text
+    assert unreadable_text(tensor("a.weight_packed", "I64")) == f"a.weight_packed: I64 {form} {known}"
+    codes = unreadable_text(tensor("a.weight_packed", "U8"), "a")
+    assert codes == (
+        "a.weight_packed is quantized (U8), but none of its possible scales is there: a.weight_scale; fetch what is "
+        f"missing, or {keep}"
+    )
+    assert unreadable_text(tensor("a.weight_packed", "U8")) == codes.split(";")[0]
+
+
+@pytest.mark.parametrize(
+    ("others", "wanted"), [((), ""), (("b",), "1 more are like it: b"), (("b", "c"), "2 more are like it: b, c")]
+)
+def test_several_are_named(others: tuple[str, ...], wanted: str) -> None:
+    given = {name: tensor(f"{name}.weight", "F64") for name in ("a", *others)}
+    with pytest.raises(CheckpointError) as caught:
+        keep_unreadable(given, lambda module, columns: None, False)
+    first = unreadable_text(given["a"], "a")
+    assert str(caught.value) == (f"{first}. {wanted}" if wanted else first)

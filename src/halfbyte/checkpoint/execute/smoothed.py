@@ -32,8 +32,10 @@ def smoothed(unit: Unit, factors: Factors, piece: Piece, values: npt.NDArray[Any
 def rescaled(unit: Unit, factors: Factors, piece: Piece, raw: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """A vector divided by its factors, in its own dtype. Raises if that rounds a value."""
     rows = np.frombuffer(factors.rows, np.int8)[piece.start : piece.stop]
-    found = scaled(raw, None, rows, dtype=raw.dtype)
-    if not np.array_equal(scaled(found, None, (-rows).astype(np.int8), dtype=raw.dtype), raw, equal_nan=False):
+    with np.errstate(over="ignore"):  # Inf does not come back
+        found = scaled(raw, None, rows, dtype=raw.dtype)
+        again = scaled(found, None, (-rows).astype(np.int8), dtype=raw.dtype)
+    if not np.array_equal(again, raw):
         raise CheckpointError(
             f"{unit.module}: {raw.dtype} cannot hold its values divided by the factors; convert without --smooth"
         )

@@ -113,5 +113,5 @@ def _branches(names: Iterable[str]) -> Iterator[str]:
 def _root(module: str, branches: Collection[str]) -> str:
     """The largest part of the model around a module that holds nothing quantized."""
     parts = module.split(".")
-    roots = (".".join(parts[:length]) for length in range(1, len(parts) + 1))
+    roots = (".".join(parts[:length]) for length in range(1, len(parts)))
     return next((root for root in roots if root not in branches), module)

@@ -56,7 +56,8 @@ def _nothing(draft: Draft) -> str:
     counts: dict[str, int] = {}
     for reason in draft.kept.values():
         counts[reason] = counts.get(reason, 0) + 1
-    listed = ", ".join(f"{count} {reason}" for reason, count in counts.items()) or "it holds no quantized weight"
+    lacks = "quantized weight" if draft.target.format is None else "weight of a linear layer"
+    listed = ", ".join(f"{count} {reason}" for reason, count in counts.items()) or f"it holds no {lacks}"
     return f"{draft.checkpoint.path}: nothing to convert ({listed})"
 
 

@@ -78,6 +78,11 @@ def resolve_target(options: Options, family: Family) -> Target:
     contract = get_contract(options.contract or DEFAULT_CONTRACT[options.to], format)
     repairs = options.contract is None or contract.name in DEFAULT_CONTRACT.values()
     if contract.name == "transformer_engine":
+        if contract.options:
+            raise UnsupportedError(
+                f"contract {contract!r}: a checkpoint holds TransformerEngine's blocks as miles stores them, which has "
+                "none of these options; leave them out (4over6 is a method: four_six)"
+            )
         # TransformerEngine hands out amaxes; miles is its checkpoint form: same blocks, a multiplier beside them
         contract = get_contract("miles", format)
     rule = contract.rule(format)

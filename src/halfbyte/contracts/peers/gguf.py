@@ -15,7 +15,7 @@ from halfbyte.contracts.options import changed, check_name, listing_options
 from halfbyte.contracts.spec import Contract, DecodeRule, MXRule, Rounding
 from halfbyte.formats.elements import E2M1, E4M3
 
-DOUBLED = (2 * E2M1.values).astype(np.float32) + np.float32(0)  # 0, 1, 2, 3, 4, 6, 8, 12 and negatives; no -0.0
+DOUBLED = (2 * E2M1.values).astype(np.float32)  # 0, 1, 2, 3, 4, 6, 8, 12 and negatives
 
 # E4M3 without NaN and sign, except that 0x7F decodes to 0. The sign bit is dropped after that test, so 0xFF is 480.
 _magnitudes = np.append(E4M3.magnitudes, np.float32(480))

@@ -57,7 +57,7 @@ def search_e4m3(blocks: F32, naive: U8, method: Method) -> U8:
     result has the same shape. With a Hessian the clipping error must be below ten times the best rᵀHr so far.
     """
     candidates = range(1, E4M3.magnitudes.size)
-    return _search(blocks, naive, method, E4M3.values, candidates, lambda best, start: best * np.float32(10))
+    return _search(blocks, naive, method, E4M3.values, candidates, _ten_times_best)
 
 
 def search_e8m0(blocks: F32, naive: U8, method: Method) -> U8:
@@ -66,7 +66,7 @@ def search_e8m0(blocks: F32, naive: U8, method: Method) -> U8:
     Like `search_e4m3`, but with a Hessian the clipping error must be below E0. A block with NaN has byte 0 here and a
     NaN scale in the peer; its error is NaN either way.
     """
-    return _search(blocks, naive, method, E8M0.values, range(1, 255), lambda best, start: start)
+    return _search(blocks, naive, method, E8M0.values, range(1, 255), _as_at_the_start)
 
 
 def _search(blocks: F32, naive: U8, method: Method, scale_values: F32, candidates: range, hessian_limit: Limit) -> U8:
@@ -90,6 +90,14 @@ def _search(blocks: F32, naive: U8, method: Method, scale_values: F32, candidate
 
 def _best_so_far(best: F32, start_error: F32) -> F32:
     return best
+
+
+def _ten_times_best(best: F32, start_error: F32) -> F32:
+    return best * np.float32(10)
+
+
+def _as_at_the_start(best: F32, start_error: F32) -> F32:
+    return start_error
 
 
 def _measures(method: Method) -> tuple[Measure, Measure]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import ml_dtypes
+import numpy as np
 import pytest
 
 from halfbyte.backends import BACKENDS
-from halfbyte.checkpoint import Options, Plan, make_plan
+from halfbyte.checkpoint import Options, Plan, Rules, make_plan
 from halfbyte.checkpoint.execute.device import choice
 from halfbyte.checkpoint.execute.device.choice import MOVING, START, choose_device, cpu_seconds
 from tests.backends.gpu.card import convert_checks
@@ -95,3 +97,55 @@ def test_the_estimate_grows_with_the_plan(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_the_timing_is_a_time(plan: Plan) -> None:
     assert 0 < cpu_seconds(plan) < 60
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize(
+    ("gigabytes", "workers", "seconds", "estimate"),
+    [
+        # the slower of a worker's own work and of what memory allows, on either; the GPU needs 5 s to start
+        (21.5, 2, 0, "about 5 s on the CPU, 10 s on a GPU"),
+        (21.5, 2, 10, "about 10 s on the CPU, 10 s on a GPU"),
+        (21.5, 1, 10, "about 20 s on the CPU, 15 s on a GPU"),
+        (21, 16, 1, "about 2 s on the CPU, 7 s on a GPU"),
+    ],
+)
+def test_both_estimates(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch, gigabytes: float, workers: int, seconds: float, estimate: str
+) -> None:
+    size = int(gigabytes * 1e9)
+    own = [size // len(plan.units) + (number < size % len(plan.units)) for number in range(len(plan.units))]
+    sizes = {unit.module: bytes_ for unit, bytes_ in zip(plan.units, own, strict=True)}
+    monkeypatch.setattr(type(plan.units[0]), "source_bytes", property(lambda unit: sizes[unit.module]))
+    found = choose_device(plan, workers, lambda plan: seconds)
+    assert found.reason == f"{estimate}, of which 5 to start"
+
+
+@pytest.mark.usefixtures("gpu")
+def test_what_is_as_fast_on_the_cpu_stays_there(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(plan.units[0]), "source_bytes", property(lambda unit: 0))
+    assert choose_device(plan, 1, lambda plan: START).device == "cpu"
+    assert choose_device(plan, 1, lambda plan: START * 1.001).device == "cuda"
+
+
+def test_only_what_is_quantized_is_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the dtype of its values: decoded ones are float32."""
+    asked: list[tuple[str, int]] = []
+
+    def each(engine: object, dtype: str) -> float:
+        asked.append((dtype, 0))
+        return 2.0
+
+    monkeypatch.setattr(choice, "_seconds_each", each)
+    tensors = {
+        "model.layers.0.mlp.down_proj.weight": np.ones((32, 32), ml_dtypes.float8_e4m3fn),
+        "model.layers.0.mlp.down_proj.weight_scale": np.ones((), np.float32),
+        "model.layers.1.mlp.down_proj.weight": np.ones((32, 64), ml_dtypes.float8_e4m3fn),
+        "model.layers.1.mlp.down_proj.weight_scale": np.ones((), np.float32),
+        "model.layers.2.mlp.down_proj.weight": np.ones((32, 64), ml_dtypes.float8_e4m3fn),
+        "model.layers.2.mlp.down_proj.weight_scale": np.ones((), np.float32),
+    }
+    config = {"num_hidden_layers": 3, "quantization_config": {"quant_method": "fp8"}}
+    source = write_checkpoint(tmp_path / "s", tensors, config)
+    assert cpu_seconds(make_plan(source, Options(rules=Rules(keep_first=1)))) == 2 * 2 * 32 * 64
+    assert asked == [("F32", 0)]

@@ -273,3 +273,14 @@ def test_stopped_and_continued(tmp_path: Path, devices: Install) -> None:
             assert all(device.pinned == {} for device in opened)
             assert not (tmp_path / "d" / "config.json").exists()
     assert all_bytes(tmp_path / "d") == expected
+
+
+def test_bad_values_of_a_matrix_that_memory_does_not_hold(tmp_path: Path, devices: Install) -> None:
+    """Its pieces are read anew, one after the other in the same memory."""
+    weight = random(0, 4096, 256)
+    weight[4000, 7] = np.nan
+    plan = make_plan(write_checkpoint(tmp_path / "s", {"model.layers.0.mlp.up_proj.weight": weight}), COMPRESSED)
+    devices(1 << 26)
+    small = Resources(workers=1, device="cuda", max_memory=1 << 20, sync=False, chunk=1 << 14)
+    with pytest.raises(CheckpointError, match=r"up_proj holds NaN \(1 of 1,048,576 values, the first at row 4000, col"):
+        run(plan, tmp_path / "d", small)
