@@ -59,6 +59,7 @@ def test_the_bytes_of_the_long_way(
         run(plan, tmp_path / "long", Resources(1, sync=False))
     expected = all_bytes(tmp_path / "long")
     calls = counted(monkeypatch)
+    monkeypatch.setattr(unit, "MANY", 1)
     for number, (cached, chunk, workers) in enumerate([(True, 32 << 20, 1), (False, 32 << 20, 2), (True, 1 << 20, 3)]):
         monkeypatch.setattr(Files, "is_cached_here", lambda self, file, cached=cached: cached)
         calls.clear()
@@ -95,6 +96,7 @@ def test_a_source_that_is_cut_while_it_is_read(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(unit, "encode_piece", encode_piece)
     monkeypatch.setattr(Files, "is_cached_here", lambda self, file: True)
+    monkeypatch.setattr(unit, "MANY", 1)
     with pytest.raises(CheckpointError, match=r"model.safetensors ended at byte [\d]+: it was cut since the plan"):
         run(plan, tmp_path / "d", Resources(1, sync=False))
     assert {path.name for path in (tmp_path / "d").iterdir()} == {".halfbyte"}

@@ -35,6 +35,9 @@ from halfbyte.checkpoint.plan.types import Output, Unit
 from halfbyte.codec.bits import U8
 from halfbyte.errors import CheckpointError
 
+MANY = 8
+"""Workers that wait for memory more than for their own work."""
+
 Key = tuple[str, int]
 """A module and the number of a piece of it."""
 
@@ -46,6 +49,8 @@ class UnitWork:
         self.files, self.engine = files, engine
         self.codes = codes
         """Where codes come from, if not from the engine alone."""
+        self.workers = 1
+        """How many work at the same time."""
         self.bad = BadModules()
         self.on_cpu = 0
         """Pieces that were computed on the CPU because no other device had memory for them."""
@@ -98,7 +103,12 @@ class UnitWork:
             self.forget(unit)
 
     def _reads_twice(self, members: Sequence[Unit]) -> bool:
-        """Whether both passes read, through a small buffer that stays in the cache, instead of holding the bytes."""
+        """Whether both passes read, through a small buffer that stays in the cache, instead of holding the bytes.
+
+        That spares memory, which many workers share, and costs each a second copy.
+        """
+        if self.workers < MANY:
+            return False
         size = sum(source.rows * source.columns for unit in members for source in unit.sources)
         if any(self.encoder(unit) is None for unit in members) or self.engine.headrooms(size) != ALONE:
             return False
