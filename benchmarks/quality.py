@@ -1,11 +1,12 @@
 """What quantization costs a language model: SmolLM2-135M by every method, on prose and on code.
 
-    python -m benchmarks.quality [--device cuda] [--quick] [--rows REGEX] [--json FILE]
+    python -m benchmarks.quality [--device cuda] [--peers] [--quick] [--rows REGEX] [--json FILE]
 
 Statistics are taken from windows of 1,024 tokens of prose from token 200,000 on. Perplexity, KL to the source model
 and the share of equal likeliest tokens are measured on the first 64 windows of the prose and of Python source. "of the
 loss" is how much of amax's loss in perplexity on prose a row gives back. W4A4 rounds activations to the format of
-the weights as well; NVFP4 with input scales by the amax of calibration. All is computed in float32.
+the weights as well; NVFP4 with input scales by the amax of calibration. All is computed in float32. --peers adds rows
+of other tools, on the same tokens. A run that finds its --json file keeps the rows that are in it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import json
 import math
 import re
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -23,8 +25,9 @@ import torch
 
 from benchmarks import texts
 from benchmarks.machine import describe_machine, describe_versions, distribution_version, load_average
-from benchmarks.quality_recipes import Recipe, Scene, Values, recipes
-from halfbyte.calibration.evaluation import Rounding, compare, final_states
+from benchmarks.quality_recipes import Recipe, Scene, SkippedError, Values, recipes
+from benchmarks.quality_tables import COLUMNS, line_of
+from halfbyte.calibration.evaluation import Rounding, final_states, result_of, window_figures
 from halfbyte.calibration.layered import LayeredModel
 from halfbyte.calibration.states import States
 from halfbyte.calibration.tokens import Windows
@@ -36,8 +39,7 @@ MODEL = texts.ROOT / ".demo" / "smollm2-135m"
 LENGTH = 1024
 SKIP = 200_000
 """Tokens of prose before those of calibration: they are measured on."""
-HEADS = {"error": 7, "prose": 8, "of loss": 8, "KL": 7, "top-1": 6, "code": 8, "KL ": 7, "W4A4": 8, "of loss ": 8}
-COLUMNS = " ".join([f"{'method':48s}", *(f"{head.strip():>{width}s}" for head, width in HEADS.items()), " seconds"])
+PEERS = ("nvidia-modelopt", "llmcompressor", "compressed-tensors", "qwantize")
 
 
 class Judge:
@@ -56,11 +58,16 @@ class Judge:
     def figures(
         self, kind: str, values: Values, rounding: Rounding | None = None, smoothing: Smoothing | None = None
     ) -> dict[str, Any]:
-        """Of the model with other weights on a text. smoothing: factors in norms that belong to these weights."""
+        """Of the model with other weights on a text. smoothing: factors in norms that belong to these weights.
+
+        `windows` has the loss and the KL of every window, for intervals of differences between rows.
+        """
         tokens = self.tokens[kind]
         model = self.model if smoothing is None else LayeredModel(open_weights(self.source, smoothing), self.device)
         after = final_states(model, tokens, values, rounding)
-        return compare(self.model, self.states[kind], model, after, tokens, "").as_json()
+        table = window_figures(self.model, self.states[kind], model, after, tokens)
+        windows = {"loss": table[:, 0].round(6).tolist(), "source": table[:, 1].round(6).tolist()}
+        return result_of(table, tokens.shape[1], "").as_json() | {"windows": windows}
 
 
 def rounding_for(scene: Scene, format: str) -> Rounding:
@@ -84,7 +91,7 @@ def measure(recipe: Recipe, scene: Scene, judge: Judge) -> dict[str, Any]:
     began = time.perf_counter()
     used = time.process_time()
     if recipe.smooth:
-        scene = scene.smoothed()
+        scene = scene.smoothed(recipe.activations, recipe.format)
     values = recipe.make(scene)
     if torch.cuda.is_available():
         torch.cuda.synchronize()
@@ -99,34 +106,31 @@ def measure(recipe: Recipe, scene: Scene, judge: Judge) -> dict[str, Any]:
     return found
 
 
-def recovered(row: dict[str, Any], rows: list[dict[str, Any]], part: str) -> float | None:
-    """How much of the loss of amax in the same format the row gives back."""
-    base = next((one for one in rows if one["name"] == "amax" and one["format"] == row["format"]), None)
-    if base is None or part not in base or part not in row:
-        return None
-    source, lost = row[part]["source_perplexity"]["value"], base[part]["perplexity"]["value"]
-    return float((lost - row[part]["perplexity"]["value"]) / (lost - source))
+def row_of(recipe: Recipe, scene: Scene, judge: Judge) -> dict[str, Any]:
+    """The row, or why there is none."""
+    name = {"name": recipe.name, "format": recipe.format}
+    try:
+        return measure(recipe, scene, judge)
+    except SkippedError as reason:
+        return name | {"skipped": str(reason)}
+    except Exception as error:
+        return name | {"failed": repr(error)}
 
 
-def line_of(row: dict[str, Any], rows: list[dict[str, Any]]) -> str:
-    def number(part: str, what: str, digits: int) -> str:
-        return f"{row[part][what]['value']:.{digits}f}" if part in row else ""
-
-    def share(part: str) -> str:
-        found = recovered(row, rows, part)
-        return "" if found is None else f"{100 * found:.1f} %"
-
-    return (
-        f"{row['format'] + ' ' + row['name']:48s} {row['weight_error']:7.4f} {number('prose', 'perplexity', 3):>8s} "
-        f"{share('prose'):>8s} {number('prose', 'kl', 4):>7s} {number('prose', 'top1', 3):>6s} "
-        f"{number('code', 'perplexity', 3):>8s} {number('code', 'kl', 4):>7s} "
-        f"{number('prose_w4a4', 'perplexity', 3):>8s} {share('prose_w4a4'):>8s} {row['seconds']:8.1f}"
-    )
+def started(file: Path | None, settings: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows of an earlier run with the same settings."""
+    if file is None or not file.exists():
+        return []
+    old = json.loads(file.read_text())
+    if old["settings"] != settings:
+        raise SystemExit(f"{file} is of a run with {old['settings']}, this one has {settings}; name another file")
+    return [row for row in old["rows"] if "prose" in row]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--peers", action="store_true", help="rows of other tools too")
     parser.add_argument("--quick", action="store_true", help="4 windows of calibration, 4 to measure on")
     parser.add_argument("--windows", type=int, default=128, help="of calibration")
     parser.add_argument("--measured", type=int, default=64, help="windows to measure on")
@@ -142,42 +146,43 @@ def main() -> None:
     began = time.perf_counter()
     prose = texts.tokens("prose", MODEL)
     cut = prose[SKIP : SKIP + windows * LENGTH].astype(np.int64).reshape(-1, LENGTH)
+    device = torch.cuda.get_device_name() if given.device.startswith("cuda") else "cpu"
+    settings = {"calibration": windows, "measured": measured, "length": LENGTH, "skipped": SKIP, "device": device}
+    tools = ("torch", "transformers", "triton", *(PEERS if given.peers else ()))
     report: dict[str, Any] = {
+        "command": " ".join(sys.argv[1:]),
         "machine": describe_machine(),
-        "versions": describe_versions(False)
-        | {name: distribution_version(name) for name in ("torch", "transformers", "triton")},
-        "device": torch.cuda.get_device_name() if given.device.startswith("cuda") else "cpu",
+        "versions": describe_versions(False) | {name: distribution_version(name) for name in tools},
         "load": load_average(),
-        "windows": {"calibration": windows, "measured": measured, "length": LENGTH},
-        "rows": [],
+        "settings": settings,
+        "rows": started(given.json, settings),
     }
-    print(f"{report['machine']['cpu']}, {report['machine']['cores']} cores, {report['device']}; load {report['load']}")
+    print(f"{report['machine']['cpu']}, {report['machine']['cores']} cores, {device}; load {report['load']}")
     print("; ".join(f"{name} {version}" for name, version in report["versions"].items()))
     scene, judge = Scene(MODEL, Windows(cut, "prose"), given.device), Judge(MODEL, measured, given.device)
-    started = time.perf_counter()
+    before = time.perf_counter()
     scene.statistics()
-    report["calibrate_seconds"] = time.perf_counter() - started
+    report["calibrate_seconds"] = time.perf_counter() - before
     print(f"{windows} windows of calibration; halfbyte calibrate took {report['calibrate_seconds']:.1f} s")
     zero = {kind: judge.figures(kind, {}) for kind in texts.KINDS}
+    zero["prose_w4a4"] = judge.figures("prose", {}, rounding_for(scene, "nvfp4"))
     report["source"] = {kind: one["perplexity"]["value"] for kind, one in zero.items()}
-    print(f"unquantized: prose {report['source']['prose']:.3f}, code {report['source']['code']:.3f}")
+    print("unquantized: " + ", ".join(f"{kind} {value:.3f}" for kind, value in report["source"].items()))
     print(COLUMNS, flush=True)
-    for recipe in recipes():
-        if not re.search(given.rows, f"{recipe.format} {recipe.name}") or time.perf_counter() - began > given.limit:
+    chosen = recipes()
+    if given.peers:
+        from benchmarks.quality_peers import peer_recipes
+
+        chosen += peer_recipes()
+    known = {(row["format"], row["name"]) for row in report["rows"]}
+    for recipe in chosen:
+        wanted = re.search(given.rows, f"{recipe.format} {recipe.name}") and time.perf_counter() - began < given.limit
+        if not wanted or (recipe.format, recipe.name) in known:
             continue
-        try:
-            row = measure(recipe, scene, judge)
-        except Exception as error:
-            report["rows"].append({"name": recipe.name, "format": recipe.format, "failed": repr(error)})
-            print(f"{recipe.format} {recipe.name}: {error!r}", flush=True)
-            continue
-        done = [one for one in report["rows"] if "failed" not in one]
-        report["rows"].append(row)
-        print(line_of(row, [*done, row]), flush=True)
+        report["rows"].append(row_of(recipe, scene, judge))
+        print(line_of(report["rows"][-1], report["rows"]), flush=True)
         if given.json is not None:
-            given.json.write_text(json.dumps(report, indent=1))
-    if given.json is not None:
-        given.json.write_text(json.dumps(report, indent=1))
+            given.json.write_text(json.dumps(report))
     print(f"{time.perf_counter() - began:.0f} s in all")
 
 

@@ -26,7 +26,12 @@ from halfbyte.feedback import prepare
 from halfbyte.smoothing import Smoothing
 
 Values = dict[str, torch.Tensor]
+LAYOUTS = {"nvfp4": "modelopt", "mxfp4": "compressed-tensors"}
 GRID = torch.tensor([-6, -4, -3, -2, -1.5, -1, -0.5, 0, 0.5, 1, 1.5, 2, 3, 4, 6])
+
+
+class SkippedError(Exception):
+    """A row that cannot be computed here, with the reason."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,12 @@ class Recipe:
     code: bool = True
     """Whether it is measured on code too."""
     smooth: bool = False
-    """Whether the model is smoothed first, for W4A4."""
+    """Whether the model is smoothed first, for W4A4 if activations are rounded."""
+
+    @property
+    def sequential(self) -> bool:
+        """Whether it runs the model layer by layer, which only decoders can."""
+        return getattr(self.make, "__qualname__", "").startswith("sequential.")
 
 
 class Scene:
@@ -49,16 +59,16 @@ class Scene:
 
     def __init__(self, source: Path, text: Windows, device: str, smoothing: Smoothing | None = None) -> None:
         self.source, self.text, self.device, self.smoothing = source, text, torch.device(device), smoothing
-        layouts = {"nvfp4": "modelopt", "mxfp4": "compressed-tensors"}
         self.plans = {
             format: make_plan(source, Options(format, layout, smoothing=smoothing))
-            for format, layout in layouts.items()
+            for format, layout in LAYOUTS.items()
         }
         weights = open_weights(source, smoothing)
         names = [unit.module for unit in self.plans["nvfp4"].units if unit.action == "quantize"]
         self.weights = {name: torch.from_numpy(weights.matrix(name)).to(self.device) for name in names}
         self.groups = {name: group for group in self.plans["nvfp4"].groups for name in group}
         self._statistics: Any = None
+        self._smoothed: dict[tuple[bool, str], Scene] = {}
 
     def amax(self, name: str, format: str) -> float | None:
         """The amax that the tensor scale of a weight comes from."""
@@ -78,16 +88,20 @@ class Scene:
 
     def input_amax(self, name: str) -> float:
         """The largest input of a linear layer in the calibration."""
-        known = self.statistics().get(name)
-        if self.smoothing is not None and name in self.smoothing.columns:
-            known = known.divided(self.smoothing.columns[name])
-        return float(known.input_amax)
+        return float(self.known(name).input_amax)
 
-    def smoothed(self) -> Scene:
-        """The same with the factors of `convert --smooth --activations stats` folded in; the statistics stay."""
-        plan = make_plan(self.source, Options("nvfp4", "modelopt", activations="unit"))
+    def smoothed(self, activations: bool = True, format: str = "nvfp4") -> Scene:
+        """The same with the factors of `convert --smooth` folded in; the statistics stay.
+
+        activations: whether they are rounded too, as with `--activations stats`.
+        """
+        if (activations, format) in self._smoothed:
+            return self._smoothed[activations, format]
+        rounded = activations and format == "nvfp4"
+        plan = make_plan(self.source, Options(format, LAYOUTS[format], activations="unit" if rounded else "none"))
         found = Scene(self.source, self.text, str(self.device), fit_smoothing(plan, self.statistics()))
         found._statistics = self.statistics()
+        self._smoothed[activations, format] = found
         return found
 
     def inputs(self) -> dict[str, list[str]]:
@@ -98,8 +112,14 @@ class Scene:
         return found
 
     def moment(self, name: str) -> torch.Tensor:
-        known = self.statistics().get(name)
-        return torch.from_numpy(known.second_moment).to(self.device)
+        return torch.from_numpy(self.known(name).second_moment).to(self.device)
+
+    def known(self, name: str) -> Any:
+        """The statistics of a layer's input, divided by the factors of smoothing."""
+        found = self.statistics().get(name)
+        if self.smoothing is not None and name in self.smoothing.columns:
+            found = found.divided(self.smoothing.columns[name])
+        return found
 
 
 def as_given(weight: torch.Tensor) -> Any:
@@ -241,7 +261,9 @@ def recipes() -> list[Recipe]:
         Recipe("sequential, 0.75, damping 0.01", "nvfp4", sequential("nvfp4", G(asymmetry=0.75, damping=0.01))),
         Recipe("sequential, asymmetry 0.5, one sweep of descent", "nvfp4", sequential("nvfp4", G(descent=1))),
         Recipe("optimal --smooth", "nvfp4", plain("nvfp4", "optimal"), True, smooth=True),
+        Recipe("gptq --stats --smooth", "nvfp4", by_statistics("nvfp4", G()), True, smooth=True),
         Recipe("gptq --calibrate --smooth", "nvfp4", sequential("nvfp4", G()), True, smooth=True),
+        Recipe("gptq --calibrate --smooth for W4A16", "nvfp4", sequential("nvfp4", G()), smooth=True),
         Recipe("amax", "mxfp4", plain("mxfp4", "amax"), True),
         Recipe("optimal", "mxfp4", plain("mxfp4", "optimal"), True),
         Recipe("hessian, by statistics", "mxfp4", hessian("mxfp4")),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 F32 = npt.NDArray[np.float32]
 Weights = Mapping[str, F32]
+See = Callable[[str, F32], None]
 
 
 class WordPiece:
@@ -56,10 +57,15 @@ def _words(text: str) -> Iterator[str]:
         yield word
 
 
-def embed(weights: Weights, heads: int, epsilon: float, sentences: Sequence[Sequence[int]]) -> F32:
+def unseen(module: str, inputs: F32) -> None:
+    """What looks at no inputs."""
+
+
+def embed(weights: Weights, heads: int, epsilon: float, sentences: Sequence[Sequence[int]], see: See = unseen) -> F32:
     """The mean of the last layer's vectors, scaled to length 1, one row per sentence.
 
-    Sentences of equal length run together, so nothing is padded.
+    Sentences of equal length run together, so nothing is padded. see: gets every linear layer with its inputs (tokens,
+    width).
     """
     layers = 1 + max(int(name.split(".")[2]) for name in weights if name.startswith("encoder.layer."))
     width = weights["embeddings.LayerNorm.bias"].size
@@ -69,7 +75,7 @@ def embed(weights: Weights, heads: int, epsilon: float, sentences: Sequence[Sequ
         which = np.flatnonzero(lengths == length).tolist()
         x = _embedding(weights, np.array([sentences[i] for i in which]), epsilon)
         for layer in range(layers):
-            x = _layer(weights, f"encoder.layer.{layer}", x, heads, epsilon)
+            x = _layer(weights, f"encoder.layer.{layer}", x, (heads, epsilon), see)
         rows[which] = x.mean(axis=1)
     return np.asarray(rows / np.linalg.norm(rows, axis=1, keepdims=True))
 
@@ -81,20 +87,23 @@ def _embedding(weights: Weights, tokens: npt.NDArray[np.int64], epsilon: float) 
     return _norm(weights, "embeddings.LayerNorm", x, epsilon)
 
 
-def _layer(weights: Weights, name: str, x: F32, heads: int, epsilon: float) -> F32:
+def _layer(weights: Weights, name: str, x: F32, shape: tuple[int, float], see: See) -> F32:
     """One layer of the encoder. x has shape [sentences, tokens, width]."""
+    heads, epsilon = shape
     query, key, value = (
-        _linear(weights, f"{name}.attention.self.{part}", x).reshape(*x.shape[:2], heads, -1).transpose(0, 2, 1, 3)
+        _linear(weights, f"{name}.attention.self.{part}", x, see).reshape(*x.shape[:2], heads, -1).transpose(0, 2, 1, 3)
         for part in ("query", "key", "value")
     )
     mixed = _softmax(query @ key.transpose(0, 1, 3, 2) / np.float32(query.shape[3] ** 0.5)) @ value
-    attended = _linear(weights, f"{name}.attention.output.dense", mixed.transpose(0, 2, 1, 3).reshape(x.shape))
+    attended = _linear(weights, f"{name}.attention.output.dense", mixed.transpose(0, 2, 1, 3).reshape(x.shape), see)
     x = _norm(weights, f"{name}.attention.output.LayerNorm", x + attended, epsilon)
-    inner = _gelu(_linear(weights, f"{name}.intermediate.dense", x))
-    return _norm(weights, f"{name}.output.LayerNorm", x + _linear(weights, f"{name}.output.dense", inner), epsilon)
+    inner = _gelu(_linear(weights, f"{name}.intermediate.dense", x, see))
+    made = _linear(weights, f"{name}.output.dense", inner, see)
+    return _norm(weights, f"{name}.output.LayerNorm", x + made, epsilon)
 
 
-def _linear(weights: Weights, name: str, x: F32) -> F32:
+def _linear(weights: Weights, name: str, x: F32, see: See) -> F32:
+    see(name, x.reshape(-1, x.shape[-1]))
     flat = x.reshape(-1, x.shape[-1]) @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]
     return flat.reshape(*x.shape[:-1], -1)
 

@@ -85,7 +85,7 @@ def search_global_scale(
         raise InputError(f"steps must be a whole number of at least 1 and octaves positive, not {steps} and {octaves}")
     amax = np.float32(np.abs(values).max())
     grid = [octaves * step / steps for step in (*range(-(steps // 4), 0), *range(1, steps + 1))]
-    own = headrooms(request, values.size)
+    own = headrooms(request, 0)
     factors = dict.fromkeys([1.0, *(float(np.float64(2) ** power) for power in grid), *own])  # 1 first: it wins ties
     best: tuple[float, np.float32, QuantizedTensor] | None = None
     plain = 0.0

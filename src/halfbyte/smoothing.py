@@ -126,9 +126,9 @@ def powers(exponents: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
 
 
 def write_smoothing(path: Path, smoothing: Smoothing) -> None:
-    """Write the file: to a temporary name, then renamed."""
+    """Write the file: to a name of its own, then renamed, because several ranks may write it at once."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.part")
+    part = path.with_name(f"{path.name}.{os.urandom(6).hex()}.part")
     part.write_text(json.dumps(smoothing.as_json(), indent=1) + "\n")
     os.replace(part, path)
 

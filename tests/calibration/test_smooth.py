@@ -20,11 +20,12 @@ from halfbyte.cli.convert import convert as _  # noqa: F401  registers the comma
 from halfbyte.contracts import get_contract
 from halfbyte.errors import CheckpointError, UnsupportedError
 from halfbyte.formats import get_format
-from halfbyte.models.folding import Fold
+from halfbyte.models.folding import Fold, folds
 from halfbyte.smoothing import FILE, read_smoothing, repeated
 from halfbyte.statistics import open_statistics, write_statistics
 from halfbyte.verify import verify
 from tests.calibration.scenes import model, windows
+from tests.checkpoint.toy import all_bytes
 from tests.tiny_models import llama, write_checkpoint
 
 
@@ -87,8 +88,32 @@ def test_a_smoothed_model_is_better(tmp_path: Path) -> None:
         kl[name] = evaluate(tmp_path / name, source, windows(8, seed=5), w4a4=True).kl.value
     assert kl["smooth"] < 0.9 * kl["plain"]
     assert verify(tmp_path / "smooth", source).count("error") == 0
-    again = fit_smoothing(make_plan(source, options), open_statistics(tmp_path / "stats"))
+    again = fit_smoothing(make_plan(source, options), open_statistics(tmp_path / "stats"), threads=3)
     assert again.digest == smoothing.digest
+    assert [link.origin.split(".")[2] for link in smoothing.links] == list("00001111")
+
+
+def test_places_come_in_the_order_of_layers() -> None:
+    """Not in that of a set, which differs from process to process: the digest of factors is that of their list."""
+    tensors, config = llama()
+    modules = {name.removesuffix(".weight") for name in tensors if "layers.0." in name}
+    modules = {name.replace("layers.0.", f"layers.{layer}.") for layer in (10, 0, 9, 2) for name in modules}
+    found = [fold.origin for fold in folds(config, modules) if fold.kind == "mlp norm"]
+    assert found == [f"model.layers.{layer}.post_attention_layernorm" for layer in (0, 2, 9, 10)]
+
+
+def test_ranks_choose_the_same_factors(tmp_path: Path) -> None:
+    """Each for itself, or read from the file of one that was earlier; the bytes are those of one process."""
+    source = uneven(tmp_path)
+    calibrate(source, windows(4), tmp_path / "stats", Collecting("full"))
+    given = ("--stats", tmp_path / "stats", "--smooth", "--method", "gptq")
+    assert command(source, tmp_path / "one", *given) == "0 "
+    for rank in (1, 0):
+        assert command(source, tmp_path / "d", *given, "--rank", rank, "--world-size", 2) == "0 "
+        if rank:
+            (tmp_path / "d.smoothing.json").unlink()
+    assert not list(tmp_path.glob("*.part"))
+    assert all_bytes(tmp_path / "d") == all_bytes(tmp_path / "one")
 
 
 def command(*arguments: object) -> str:

@@ -12,7 +12,7 @@ import pytest
 
 import halfbyte as hb
 from halfbyte.checkpoint import Options, Resources, make_plan, run
-from halfbyte.checkpoint.execute import calibrated
+from halfbyte.checkpoint.execute import solving
 from halfbyte.checkpoint.io.solved import SolvedWeight, write_solved
 from halfbyte.errors import CheckpointError, HalfbyteError
 from halfbyte.statistics import LinearStatistics, write_statistics
@@ -306,8 +306,8 @@ def test_second_moments_are_made_symmetric() -> None:
     blocks = np.stack([moments[i : i + 16, i : i + 16] for i in range(0, 64, 16)])
     wanted = (blocks + blocks.transpose(0, 2, 1)) / 2
     wanted[1] = np.eye(16)  # dead inputs
-    assert_same_bits(calibrated._blocks(moments, 16), wanted)
+    assert_same_bits(solving._blocks(moments, 16), wanted)
     joined = np.zeros((2, 32, 32), np.float32)
     for i, block in enumerate((blocks + blocks.transpose(0, 2, 1)) / 2):
         joined[i // 2, i % 2 * 16 :, i % 2 * 16 :][:16, :16] = block
-    assert_same_bits(calibrated._joined(blocks, 32), joined)
+    assert_same_bits(solving._joined(blocks, 32), joined)

@@ -11,10 +11,15 @@ import pytest
 from halfbyte.checkpoint import Options, Plan, Rules, make_plan, run
 from halfbyte.checkpoint.execute.disk import Disk
 from halfbyte.checkpoint.execute.pool import shard_bytes
+from halfbyte.errors import UnsupportedError
+from halfbyte.scale.convert import run_on_cluster
 from halfbyte.scale.parts import Parts
 from halfbyte.scale.tasks import remove_attempts, see, write_part
 from tests.checkpoint.execute.scenes import ONE, plan_of, small_source
-from tests.checkpoint.toy import llama, random, write_checkpoint
+from tests.checkpoint.test_calibrated import statistics
+from tests.checkpoint.test_smoothing import CONFIG, smoothing_of, tensors_of
+from tests.checkpoint.toy import all_bytes, llama, random, write_checkpoint
+from tests.scale.in_process import InProcess
 
 
 @pytest.fixture
@@ -38,6 +43,20 @@ def test_parts_write_the_shards_of_the_plan(tmp_path: Path, method: str, layout:
             made = (work / f"{done.name}{written.tag}").read_bytes()
             assert made == (tmp_path / "one machine" / done.name).read_bytes()
     assert len(list(work.iterdir())) == 4
+
+
+def test_parts_have_factors_and_statistics(tmp_path: Path) -> None:
+    """Factors of smoothing and statistics of gptq on the nodes of a cluster: the bytes of one machine."""
+    tensors = tensors_of()
+    statistics(tmp_path / "stats", tensors)
+    source = write_checkpoint(tmp_path / "s", tensors, CONFIG, shards=3)
+    options = Options(method="gptq", statistics=tmp_path / "stats", smoothing=smoothing_of(tensors))
+    plan = make_plan(source, options)
+    run(plan, tmp_path / "one", ONE)
+    run_on_cluster(plan, tmp_path / "d", InProcess(), ONE)
+    assert all_bytes(tmp_path / "d") == all_bytes(tmp_path / "one")
+    with pytest.raises(UnsupportedError, match="gptq and hessian on the CPU of its nodes; leave out --num-gpus-per"):
+        run_on_cluster(plan, tmp_path / "e", InProcess(), replace(ONE, device="cuda"))
 
 
 def test_a_part_has_the_fingerprints_of_its_shards(plan: Plan) -> None:

@@ -20,7 +20,7 @@ from halfbyte.request import Request
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Feedback", "Held", "hold", "solve", "solve_on_device"]
+__all__ = ["Feedback", "Held", "hold", "solve", "solve_on_device", "unserved_feedback"]
 
 
 def solve(w: F32, request: Request, feedback: Feedback, amax: F32 | None, backend: str) -> Parts[np.ndarray]:
@@ -44,8 +44,8 @@ def solve(w: F32, request: Request, feedback: Feedback, amax: F32 | None, backen
 def solve_on_device(
     w: torch.Tensor, request: Request, feedback: Feedback | Held, amax: F32 | None
 ) -> Parts[torch.Tensor]:
-    """The same on a GPU, which stays there. The last bits of sums may differ (backends/gpu/feedback.py)."""
+    """The same on a GPU, with the same bits, which stay there."""
     on_card = replace(request, device=w.device.type)
-    if (reason := unserved_feedback(on_card, feedback)) is not None:
+    if (reason := unserved_feedback(on_card, feedback.sweeps)) is not None:
         raise BackendError(f"backend gpu cannot do this: {reason}; or choose a tensor on the CPU")
     return solve_feedback(w, on_card, feedback, amax)

@@ -26,8 +26,8 @@ class Feedback:
     """The matrix of every block, by which its scale is chosen; the largest entry of each is in [1, 2)."""
     shift: F32 | None
     """N, (K, K): the target is W − W·N. None: the target is W."""
-    moments: F32
-    """The damped second moments, (K, K), which the descent needs."""
+    moments: F32 | None
+    """The damped second moments, (K, K), which the descent needs; None without one."""
     sweeps: int = 0
     """Sweeps of the descent."""
 

@@ -30,6 +30,15 @@ E_2·4 = E_1, except where
 A block above `Ends.bottom` never costs more under 2 than under 1: every scale that can win under 1 is tried under 2 as
 well, with the same float32 error. So to decide between 1 and 2 alone, a backend may add up all blocks at the bottom
 first, then others, and stop as soon as the sum of 2 is the smaller one: no further block can make it the larger one.
+
+The headroom of the contract's 4over6 (448/256) needs a search of every block under it and under 1. Small tensors get
+that. Larger ones, or groups that share a scale, are probed first: T_h over a sample of their blocks, for every
+headroom, and only if 448/256 is clearly better there is it a candidate for the whole.
+
+    sample    every `step`-th block of each tensor, from its first on, row by row; with one scale per row, all blocks of
+              every `step`-th row; step = floor(elements / 2**14), or one more if that is even
+    probed    16·T_{448/256} < 15·min(T_1, T_2) over the sample; not if one of them is left out. With one scale per row,
+              the sums of its rows are added, but for rows in which a headroom is left out
 """
 
 from __future__ import annotations
@@ -50,6 +59,10 @@ ALONE = (1.0,)
 DEFAULT = (1.0, 2.0)
 SMALL = 1 << 16
 """Elements of a tensor, or of all tensors that share a scale: up to so many, every headroom of 4over6 is tried too."""
+SAMPLED = 1 << 14
+"""Elements of a sample, or a few less: 1024 blocks."""
+CLEARLY = 15, 16
+"""A probed headroom is a candidate if it costs less than 15/16 of the best of the others."""
 FRACTION_BITS = 16
 """An error counts in steps of 2**-16 of its unit."""
 ORDINARY = (2.0**-60, 2.0**59)
@@ -76,9 +89,47 @@ def headrooms(request: Request, size: int) -> tuple[float, ...]:
     return tuple(sorted({*DEFAULT, *four_six_headrooms(rule)}))
 
 
-def most_headrooms(request: Request) -> bool:
-    """Whether the candidates of a request depend on the size of the tensor."""
-    return headrooms(request, 0) != headrooms(request, SMALL + 1)
+@dataclass(frozen=True)
+class Trial:
+    """Headrooms that are tried on every block, or on a sample."""
+
+    candidates: tuple[float, ...]
+    step: int = 1
+    """Blocks (or rows) with a number that is a multiple of this are in the sample."""
+
+    def finds(self, totals: tuple[Total, ...]) -> bool:
+        """Whether a headroom besides 1 and 2 costs clearly less. `totals`: of a sample, for each candidate."""
+        pairs = list(zip(self.candidates, totals, strict=True))
+        usual = [total for headroom, total in pairs if headroom in DEFAULT and total is not None]
+        others = [total for headroom, total in pairs if headroom not in DEFAULT and total is not None]
+        return len(usual + others) == len(pairs) and CLEARLY[1] * min(others) < CLEARLY[0] * min(usual)
+
+
+def probe(request: Request, size: int) -> Trial | None:
+    """The trial that decides whether further headrooms are candidates for so many elements that share a scale.
+
+    None: `headrooms` are all.
+    """
+    method = request.method
+    if size <= SMALL or not isinstance(method, Optimal) or method.headroom is not None:
+        return None
+    every = headrooms(request, 0)
+    return None if every == headrooms(request, size) else Trial(every, size // SAMPLED | 1)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Some blocks of a matrix, numbered row by row: `first`, and every `step`-th one after it."""
+
+    first: int = 0
+    step: int = 1
+
+    def behind(self, blocks: int) -> Sample:
+        """The same sample as a part of the tensor sees it that begins after so many blocks."""
+        return Sample((self.first - blocks) % self.step, self.step)
+
+
+EVERY = Sample()
 
 
 def four_six_headrooms(rule: NVFP4Rule) -> set[float]:
@@ -134,8 +185,8 @@ class Ends:
 
 
 @np.errstate(all="ignore")
-def ends(one: Candidate, two: Candidate, request: Request) -> list[Ends | None]:
-    """Which blocks to search under the headrooms 1 and 2, for each amax; None: every block."""
+def each_ends(one: Candidate, two: Candidate, request: Request) -> F32:
+    """(amaxes, 2): bottom and top of the blocks to search under 1 and 2; both -1 where that is every block."""
     weighted = isinstance(request.method, Optimal) and request.method.weights is not None
     factors = one.t.factor.reshape(-1), two.t.factor.reshape(-1)
     doubled = (two.multiplier == 2 * one.multiplier) & (two.amax == 2 * one.amax)
@@ -143,10 +194,14 @@ def ends(one: Candidate, two: Candidate, request: Request) -> list[Ends | None]:
     doubled &= (one.amax >= ORDINARY[0]) & (one.amax <= ORDINARY[1])
     g = one.multiplier
     down = np.frexp(g)[1] - 1
-    top = np.ldexp(np.float32(7) * (np.float32(240) * np.ldexp(g, -down).astype(np.float32)), down).astype(np.float32)
-    bottom = np.float32(1.5) * g
-    fits = doubled & ~np.bool_(weighted)
-    return [Ends(bottom[i], top[i]) if fits[i] else None for i in range(g.size)]
+    top = np.ldexp(np.float32(7) * (np.float32(240) * np.ldexp(g, -down).astype(np.float32)), down)
+    found = np.stack([np.float32(1.5) * g, top], axis=1)
+    return np.where((doubled & ~np.bool_(weighted))[:, None], found, -1).astype(np.float32)
+
+
+def ends(one: Candidate, two: Candidate, request: Request) -> list[Ends | None]:
+    """Which blocks to search under the headrooms 1 and 2, for each amax; None: every block."""
+    return [None if top < 0 else Ends(bottom, top) for bottom, top in each_ends(one, two, request)]
 
 
 def steps_of(error: F32, shift: int) -> int:
@@ -164,6 +219,12 @@ def best(candidates: Sequence[float], totals: Iterable[Total]) -> float:
 def exponents(multiplier: F32) -> I32:
     """k = floor(log2 g) of positive numbers."""
     return (np.frexp(multiplier)[1] - 1).astype(np.int32)
+
+
+def of_rows(rows: Iterable[tuple[Total, ...]], count: int) -> tuple[Total, ...]:
+    """The sums of a sample over rows with a scale each, but for those that leave a headroom out."""
+    usable = [totals for totals in rows if None not in totals]
+    return merged(usable) if usable else (0,) * count
 
 
 def merged(parts: Iterable[tuple[Total, ...]]) -> tuple[Total, ...]:

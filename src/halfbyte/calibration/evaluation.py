@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from halfbyte.calibration.layered import Layer, LayeredModel
@@ -116,6 +117,13 @@ def compare(
     source: LayeredModel, before: States, model: LayeredModel, after: States, tokens: torch.Tensor, activations: str
 ) -> Result:
     """The figures from the last states of both models."""
+    return result_of(window_figures(source, before, model, after, tokens), tokens.shape[1], activations)
+
+
+def window_figures(
+    source: LayeredModel, before: States, model: LayeredModel, after: States, tokens: torch.Tensor
+) -> npt.NDArray[np.float64]:
+    """(windows, 4): loss, loss of the source, KL and share of equal likeliest tokens of each window."""
     table = []
     start = 0
     for real, found in zip(before, after, strict=True):
@@ -124,10 +132,13 @@ def compare(
             start += len(real_row)
             figures = _figures(source.logits(rows, real_row), model.logits(rows, found_row), rows)
             table.append(torch.stack(figures, dim=1).cpu())
-    rows_of_figures = torch.cat(table).numpy()
-    loss, real_loss, kls, top = (interval(rows_of_figures[:, i]) for i in range(4))
-    predicted = tokens.shape[0] * (tokens.shape[1] - 1)
-    return Result(_exp(loss), _exp(real_loss), kls, top, len(tokens), predicted, activations)
+    return np.asarray(torch.cat(table).numpy(), np.float64)
+
+
+def result_of(figures: npt.NDArray[np.float64], length: int, activations: str) -> Result:
+    """Means of `window_figures` with their intervals; length: tokens of a window."""
+    loss, real_loss, kls, top = (interval(figures[:, i]) for i in range(4))
+    return Result(_exp(loss), _exp(real_loss), kls, top, len(figures), len(figures) * (length - 1), activations)
 
 
 def _figures(real: torch.Tensor, found: torch.Tensor, tokens: torch.Tensor) -> Figures:

@@ -19,7 +19,7 @@ from halfbyte.calibration.states import States, batches_of
 from halfbyte.calibration.tokens import Windows, check_vocabulary
 from halfbyte.calibration.weights import open_weights
 from halfbyte.checkpoint import Plan
-from halfbyte.checkpoint.io.solved import SolvedFolder, SolvedWeight, write_solved
+from halfbyte.checkpoint.io.solved import HEADER, SolvedFolder, SolvedWeight, write_solved
 from halfbyte.contracts import get_contract
 from halfbyte.errors import CheckpointError, InputError
 from halfbyte.quantize import dequantize, quantize
@@ -28,7 +28,6 @@ from halfbyte.types import QuantizedTensor
 __all__ = ["Options", "solve_sequentially"]
 
 FILE = "layer-{:05d}.safetensors"
-HEADER = "solved.json"
 FEW_FILE = "few_tokens.json"
 """Experts that were solved without second moments → how many tokens they saw."""
 

@@ -16,20 +16,24 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from halfbyte.backends.threads import thread_count
+from halfbyte.calibration.parallel import Workers
+from halfbyte.calibration.rounding_errors import DeviceErrors, Errors, HostErrors
 from halfbyte.calibration.weights import Weights, open_weights
 from halfbyte.checkpoint import Plan
 from halfbyte.contracts import Contract
 from halfbyte.errors import CheckpointError, InputError
 from halfbyte.formats import BlockFormat
 from halfbyte.models.folding import Fold, folds
-from halfbyte.quantize import dequantize, quantize
-from halfbyte.smoothing import LARGEST, Link, Smoothing, powers, repeated
+from halfbyte.smoothing import LARGEST, Link, Smoothing, repeated
 from halfbyte.statistics import LinearStatistics, Statistics, open_statistics
 
 F32 = npt.NDArray[np.float32]
@@ -44,7 +48,7 @@ NEEDED = ("channel_amax", "sample")
 Progress = Callable[[int, int], None]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Problem:
     """What the factors of one place are chosen from."""
 
@@ -59,35 +63,61 @@ class Problem:
     activations: bool
     """Whether activations are quantized."""
 
+    device: str = "cpu"
+
+    @cached_property
+    def _token(self) -> F64:
+        """(tokens, 1): one over the mean square of each token."""
+        return np.asarray(1 / np.maximum(np.mean(self.x.astype(np.float64) ** 2, axis=1, keepdims=True), 1e-30))
+
+    @cached_property
+    def _inputs(self) -> F64:
+        """(K,): the mean of x²·u over tokens. Factors are powers of two, so theirs are powers times these."""
+        return np.asarray((self.x.astype(np.float64) ** 2 * self._token).mean(axis=0))
+
+    @cached_property
+    def _columns(self) -> F64:
+        """(K,): the squares of the columns of the weights."""
+        return _squares(self.w)
+
+    @cached_property
+    def _lost_weights(self) -> Errors:
+        return self._errors(self.w, np.abs(self.w).max(axis=0, initial=0), None)
+
+    @cached_property
+    def _lost_inputs(self) -> Errors:
+        return self._errors(self.x, self.largest, self._token)
+
+    def _errors(self, values: F32, largest: F32, weights: F64 | None) -> Errors:
+        host = HostErrors(values, largest, weights, self.format, self.contract)
+        return host if self.device == "cpu" else DeviceErrors(host, self.device)
+
     def errors(self, exponents: npt.NDArray[Any]) -> F64:
         """(K,): the part of each channel in the error of the outputs."""
-        up = powers(exponents)
-        x, w = self.x / up, self.w * up
-        token = 1 / np.maximum(np.mean(self.x.astype(np.float64) ** 2, axis=1, keepdims=True), 1e-30)
-        squares: F64 = (x.astype(np.float64) ** 2 * token).mean(axis=0)
-        found: F64 = squares * _squares(self._rounded(w, float(np.abs(w).max(initial=0))) - w)
+        squared = np.ldexp(1.0, 2 * exponents.astype(np.int32))
+        found: F64 = self._inputs / squared * self._lost_weights(exponents)
         if self.activations:
-            lost = self._rounded(x, float((self.largest / up).max(initial=0))) - x
-            found += (lost.astype(np.float64) ** 2 * token).mean(axis=0) * _squares(w)
+            found += self._lost_inputs(-exponents) / len(self.x) * (self._columns * squared)
         return found
-
-    def _rounded(self, values: F32, amax: float) -> F32:
-        if not self.format.has_global:
-            return np.asarray(dequantize(quantize(values, self.format, self.contract)), np.float32)
-        if amax == 0:
-            return values
-        found = quantize(values, self.format, self.contract, "amax", global_amax=np.float32(amax))
-        return np.asarray(dequantize(found), np.float32)
 
 
 def _squares(values: F32) -> F64:
     return np.asarray((values.astype(np.float64) ** 2).sum(axis=0), np.float64)
 
 
-def fit_smoothing(plan: Plan, statistics: Statistics | Path, progress: Progress | None = None) -> Smoothing:
+def fit_smoothing(
+    plan: Plan,
+    statistics: Statistics | Path,
+    progress: Progress | None = None,
+    device: str = "cpu",
+    threads: int | None = None,
+) -> Smoothing:
     """The factors for a plan that has none, from the statistics of its source.
 
     Places where a weight is not quantized, or has no statistics, keep their factors of 1 and are left out.
+
+    device: "cpu", or a GPU: "cuda:0". threads: on the CPU; None: HALFBYTE_THREADS, or the processors there are. Neither
+    changes a factor.
     """
     if plan.format is None or plan.contract is None:
         raise InputError("--smooth belongs to conversions to FP4, not to bf16")
@@ -102,20 +132,32 @@ def fit_smoothing(plan: Plan, statistics: Statistics | Path, progress: Progress 
             f"--smooth: {known.path} has a sample of the inputs ({', '.join(NEEDED)}) of no place where factors can "
             "go; calibrate again with this halfbyte"
         )
-    links = []
-    four_bits = plan.activations.startswith("W4A4")
-    for number, fold in enumerate(places):
-        inputs = known.get(fold.into[0], arrays=NEEDED)
+    format, contract, four_bits = plan.format, plan.contract, plan.activations.startswith("W4A4")
+    reading = Lock()
+    links: list[Link] = []
+
+    def choose(number: int) -> Link | None:
+        fold = places[number]
+        with reading:  # whole weights are in memory while rows are taken from them: one at a time
+            inputs = known.get(fold.into[0], arrays=NEEDED)
+            rows = _rows(weights, fold)
         if inputs is None or inputs.sample is None or inputs.channel_amax is None:
             raise CheckpointError(f"--smooth: {known.path}: the statistics of {fold.into[0]} are gone")
-        problem = Problem(
-            inputs.sample, inputs.channel_amax, _rows(weights, fold), plan.format, plan.contract, four_bits
-        )
-        exponents = fit(problem, fold)
-        if exponents.any():
-            links.append(Link(fold.origin, fold.into, fold.is_norm, exponents, fold.repeats, fold.head))
+        exponents = fit(Problem(inputs.sample, inputs.channel_amax, rows, format, contract, four_bits, device), fold)
+        if not exponents.any():
+            return None
+        return Link(fold.origin, fold.into, fold.is_norm, exponents, fold.repeats, fold.head)
+
+    def take(number: int, link: Link | None) -> None:
+        links.extend(() if link is None else (link,))
         if progress is not None:
             progress(number + 1, len(places))
+
+    workers = Workers(thread_count(threads) if device == "cpu" else 1)
+    try:
+        workers.each(len(places), choose, take)
+    finally:
+        workers.close()
     return Smoothing(tuple(links), smoothing_origin(plan, known))
 
 
@@ -166,7 +208,11 @@ def fit(problem: Problem, fold: Fold) -> npt.NDArray[np.int8]:
     """The exponents of one place, one per channel of its origin."""
     best = np.zeros(problem.w.shape[1] // fold.repeats, np.int8)
     least = float(problem.errors(repeated(best, fold.repeats, fold.head)).sum())
+    tried = {best.tobytes()}
     for candidate in _candidates(problem, fold):
+        if candidate.tobytes() in tried:
+            continue
+        tried.add(candidate.tobytes())
         error = float(problem.errors(repeated(candidate, fold.repeats, fold.head)).sum())
         if error < least:
             best, least = candidate, error

@@ -9,10 +9,10 @@ from typing import Annotated
 import typer
 
 from halfbyte.checkpoint import Event, Options, Outcome, Plan, Resources, Rules, make_plan
-from halfbyte.checkpoint.execute.conversion import sizes_for
+from halfbyte.checkpoint.execute.conversion import DEFAULT_MEMORY, sizes_for
 from halfbyte.checkpoint.execute.destination import Found, check_destination, check_refusal
-from halfbyte.checkpoint.execute.device.choice import Choice, choose_device
-from halfbyte.checkpoint.execute.target_device import CPU, kernel_reason, resolve_device
+from halfbyte.checkpoint.execute.device.choice import Choice, choose_device, choose_for_model
+from halfbyte.checkpoint.execute.target_device import CPU, kernel_reason, placed, resolve_device
 from halfbyte.cli.app import app, write_json
 from halfbyte.cli.convert_arguments import Convert, memory_size
 from halfbyte.cli.convert_calibrated import Text, prepare
@@ -157,14 +157,21 @@ def convert(
         str,
         typer.Option(
             metavar="auto|cpu|cuda[:i,j]",
-            help="Where to compute. cuda: all GPUs, cuda:0,2: these. auto: GPUs if that is faster. gptq, hessian "
-            "and --smooth: cpu alone; but with --calibrate, cuda runs the model and gptq's solver on one GPU.",
+            help="Where to compute. cuda: all GPUs, cuda:0,2: these. auto: GPUs if that is faster. "
+            "With --calibrate the model runs, and gptq solves, on one of them.",
         ),
     ] = "auto",
     workers: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Number of threads. Default: the number of processors.")
     ] = None,
-    max_memory: Annotated[str, typer.Option(metavar="SIZE", help="Memory for buffers, such as 2GB.")] = "2GB",
+    max_memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Memory for buffers and for the factors of --stats, such as 4GB. Default: 2GB for buffers, and "
+            "what the factors need.",
+        ),
+    ] = None,
     max_gpu_memory: Annotated[
         str | None,
         typer.Option(metavar="SIZE", help="Memory on each GPU. Default: a quarter of what is free, at most 8 GiB."),
@@ -227,20 +234,22 @@ def convert(
             check_client(load)
         refused = {"--overwrite": overwrite, "--calibrate": calibrate_on is not None, "--check-load": load is not None}
         one = resolve_rank_options(rank, world_size, {**refused, "--engine ray": engine != "local"})
-        buffers = memory_size(max_memory, "--max-memory")
-        cluster = resolve_cluster(engine, address, gpus_per_task, max_tasks, workers or 1, buffers)
+        buffers = None if max_memory is None else memory_size(max_memory, "--max-memory")
+        per_task = DEFAULT_MEMORY if buffers is None else buffers
+        cluster = resolve_cluster(engine, address, gpus_per_task, max_tasks, workers or 1, per_task)
         check_destination(source, destination)
         text = None
         if calibrate_on is not None:
-            text = Text(calibrate_on, windows, length, device)
-        options = prepare(source, destination, options, text, smooth, dry_run, reporter.few)
+            text = Text(calibrate_on, windows, length, choose_for_model(device).device)
+        smooth_on = choose_for_model(device).device if smooth else None
+        options = prepare(source, destination, options, text, smooth_on, dry_run, reporter.few)
         plan = make_plan(source, options)
         if cluster is not None:
             chosen, workers = device_of_tasks(device, cluster), workers or 1
         else:
             chosen = choose_device(plan, workers) if device == "auto" else Choice(device, "")
             if text is not None and (reason := kernel_reason(plan)) is not None:
-                chosen = Choice(CPU, f"{reason}; the model ran on {text.runs_on}")
+                chosen = Choice(CPU, f"{reason}; the model {_where(device)}")
         resources = Resources(
             workers,
             buffers,
@@ -249,6 +258,7 @@ def convert(
             None if max_gpu_memory is None else memory_size(max_gpu_memory, "--max-gpu-memory"),
         )
         scale = Scale(one, cluster)
+        plan = placed(plan, CPU if cluster is not None else resources.device)
         reporter.plan(plan, resources, sizes_for(plan, resources))
         if json_file is not None:
             write_json("convert", json_file, plan.as_json())
@@ -270,6 +280,12 @@ def convert(
             "stopped. Finished shards are kept; the same command continues from there, --overwrite starts again"
         )
         raise typer.Exit(130) from error
+
+
+def _where(device: str) -> str:
+    """Where the model ran, and why there."""
+    choice = choose_for_model(device)
+    return f"ran on {choice.device}" + (f", because {choice.reason}" if choice.reason else "")
 
 
 def _examine(plan: Plan, destination: Path, overwrite: bool) -> Found:

@@ -31,15 +31,12 @@ class Text:
     windows: int
     length: int
     device: str
+    """cpu, or one GPU: cuda:0."""
 
     def read(self, source: Path) -> Windows:
         is_tokens = self.path.suffix in TOKENS
         text, tokens = (None, self.path) if is_tokens else (self.path, None)
         return read_windows(source, text, tokens, windows=self.windows, length=self.length)
-
-    @property
-    def runs_on(self) -> str:
-        return "cuda" if self.device.startswith("cuda") else "cpu"
 
 
 def prepare(
@@ -47,18 +44,19 @@ def prepare(
     destination: Path,
     options: Options,
     text: Text | None,
-    smooth: bool,
+    smooth: str | None,
     dry_run: bool,
     report_few: Callable[[dict[str, int]], None],
 ) -> Options:
     """The options with which to plan, once all that comes before is done.
 
     A dry run with a text runs no model: its plan has unit input scales and no factors, with the same tensors.
+    smooth: the device that chooses factors of smoothing; None: none are wanted.
     report_few: gets the experts with too few tokens for gptq, if there are any.
     """
-    for_inputs = smooth or options.activations == STATS
+    for_inputs = smooth is not None or options.activations == STATS
     if text is None:
-        return _smoothed(source, destination, options, dry_run) if smooth else options
+        return options if smooth is None else _smoothed(source, destination, options, smooth, dry_run)
     if options.solved is not None or (options.method != "gptq" and not for_inputs):
         raise InputError("--calibrate belongs to --method gptq, --smooth and --activations stats")
     if options.statistics is not None and not for_inputs:
@@ -76,8 +74,8 @@ def prepare(
         folder = _beside(destination, COLLECTED)
         _collect(source, windows, folder, options, text)
         options = replace(options, statistics=folder)
-    if smooth:
-        options = _smoothed(source, destination, options, dry_run)
+    if smooth is not None:
+        options = _smoothed(source, destination, options, smooth, dry_run)
     if options.method != "gptq":
         return options
     options, few = _solved(source, destination, options, text, windows)
@@ -97,10 +95,10 @@ def _collect(source: Path, windows: Windows, folder: Path, options: Options, tex
 
     moments = "blocks" if options.method == "hessian" else "diagonal"
     with layers_bar("calibrate") as progress:
-        run(source, windows, folder, Collecting(moments, text.runs_on), progress)
+        run(source, windows, folder, Collecting(moments, text.device), progress)
 
 
-def _smoothed(source: Path, destination: Path, options: Options, dry_run: bool) -> Options:
+def _smoothed(source: Path, destination: Path, options: Options, device: str, dry_run: bool) -> Options:
     """Choose the factors, or take those that were chosen from the same before."""
     if options.statistics is None:
         raise InputError(
@@ -113,8 +111,8 @@ def _smoothed(source: Path, destination: Path, options: Options, dry_run: bool) 
     path = _beside(destination, FACTORS)
     found = _read(path)
     if found is None or found.origin != origin_of(plan, options.statistics):
-        with layers_bar("smooth") as progress:
-            found = fit(plan, options.statistics, progress)
+        with layers_bar(f"smooth on {device}", "places") as progress:
+            found = fit(plan, options.statistics, progress, device)
         if not dry_run:
             write_smoothing(path, found)
     return replace(options, smoothing=found)
@@ -137,5 +135,5 @@ def _solved(
     from halfbyte.calibration.sequential import Options as Solving
 
     with layers_bar("gptq") as progress:
-        few = run(make_plan(source, plain), windows, folder, Solving(Gptq(), text.runs_on), progress)
+        few = run(make_plan(source, plain), windows, folder, Solving(Gptq(), text.device), progress)
     return replace(plain, solved=folder), few

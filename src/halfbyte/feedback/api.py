@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from halfbyte.arrays import Array, device_of, is_torch, like, to_numpy
+from halfbyte.backends.amax import largest_magnitude
 from halfbyte.backends.feedback import Feedback, solve, solve_on_device
 from halfbyte.backends.protocol import Parts
 from halfbyte.backends.threads import check_threads
@@ -56,7 +57,7 @@ def gptq(
     damping, order, descent: see `hb.Gptq`.
     global_amax, threads: as in `quantize`.
     backend: "auto", "cpu" (compiled) or "reference" (numpy); these two give the same bits. A CUDA tensor is solved on
-        its GPU by "auto" or "gpu"; there the last bits of sums may differ, and with them a few codes.
+        its GPU by "auto" or "gpu", with the same bits if the Factor was made on the CPU.
     device: "cuda" solves on a GPU whatever holds the weight; the result is where the weight is.
     name: how errors call the weight.
     """
@@ -126,7 +127,7 @@ def solve_weight(
     array = to_numpy(weight)
     dtype_name(array.dtype)
     matrix = np.ascontiguousarray(widen(array).reshape(-1, factor.width))
-    largest = np.abs(matrix).max(initial=0)
+    largest = float(largest_magnitude(matrix, threads=request.threads))
     if not np.isfinite(largest):
         raise InputError(f"{name} of shape {shape} holds NaN or Inf, which no feedback can make good; replace them")
     amax = _amax(matrix, request, global_amax, shape, largest)

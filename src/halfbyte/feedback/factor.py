@@ -7,6 +7,7 @@ good by the later ones. R comes from the Cholesky factor of A with rows and colu
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,6 +25,8 @@ STEP = 10.0
 """By how much the damping grows if A cannot be factored."""
 FIRST = 1e-3
 """The damping after 0."""
+STRIP = 256
+"""Rows of a matrix at a time, where that changes no bit."""
 SKEW = 1e-3
 """By how much two mirrored entries of a second moment may differ, as a share of √(diagonal · diagonal)."""
 
@@ -68,7 +71,9 @@ def prepare(
 
         return prepare_on_device(second_moment, cross_moment, block, chosen, device, name)
     h = _checked(second_moment, name, block)
-    cross = None if cross_moment is None or chosen.asymmetry == 0 else _square(cross_moment, f"{name}: cross_moment")
+    cross = None
+    if cross_moment is not None and chosen.asymmetry != 0:
+        cross = np.array(_square(cross_moment, f"{name}: cross_moment"))
     if cross is not None and cross.shape != h.shape:
         raise InputError(f"{name}: cross_moment has shape {cross.shape}, the second moments {h.shape}")
     diagonal = h.diagonal().copy()
@@ -80,8 +85,8 @@ def prepare(
     columns = (order[:, None] * block + np.arange(block)).reshape(-1)
     damping, damped = chosen.damping, False
     while True:
-        a = _damped(h, dead, damping * mean, mean)
-        r = _unit_factor(a[np.ix_(columns, columns)])
+        _damp(h, diagonal, dead, damping * mean, mean)
+        r = _unit_factor(h, columns)
         if r is not None:
             break
         if damping >= 1:
@@ -90,13 +95,28 @@ def prepare(
     feedback = Feedback(
         order=order.astype(np.int64),
         factor=r,
-        objective=Hessian(_by_block(a, block)),
-        shift=None if cross is None else _shift(a, cross, dead, chosen.asymmetry),
-        moments=_in_range(a[np.ix_(columns, columns)]),
+        objective=Hessian(_by_block(h, block)),
+        shift=None if cross is None else _shift(h, cross, dead, chosen.asymmetry),
+        moments=_in_range(h, columns) if chosen.descent else None,
         sweeps=chosen.descent,
     )
     used = replace(chosen, damping=damping)
     return Factor(h.shape[0], block, used, feedback, int(dead.sum()), damped)
+
+
+def factor_memory(width: int, crossed: bool, sweeps: int = 0) -> tuple[int, int]:
+    """The most bytes that `prepare` and its arguments take on the host, and those that solving with a factor takes."""
+    square = 4 * width * width
+    given, shift, moments = (2 if crossed else 1), (1 if crossed else 0), (1 if sweeps else 0)
+    making = given + 2 + 1 + (10 if crossed else 6)  # float32 arguments, A, R, and what LAPACK works in
+    held = 1 + shift + moments + 0.5 + shift + moments  # and again in the order in which the kernel reads it
+    return making * square + 32 * STRIP * width, int((held + 0.5) * square)
+
+
+def factor_memory_on_device(width: int, crossed: bool) -> tuple[int, int]:
+    """The same on a GPU."""
+    square = 4 * width * width
+    return (18 if crossed else 12) * square, (2 if crossed else 1) * square + 2048 * width
 
 
 def _square(values: object, name: str) -> F64:
@@ -109,37 +129,47 @@ def _square(values: object, name: str) -> F64:
 
 
 def _checked(second_moment: object, name: str, block: int) -> F64:
-    """The matrix as symmetric float64; it must be able to be one of second moments."""
-    h = _square(second_moment, name)
+    """The matrix as symmetric float64, of its own memory; it must be able to be one of second moments."""
+    h = np.array(_square(second_moment, name))
     if h.shape[0] % block:
         raise InputError(f"{name} of shape {h.shape}: the width must be a multiple of the block, {block}")
     diagonal = h.diagonal()
     if (diagonal < 0).any():
         raise InputError(f"{name} has a negative number on its diagonal ({diagonal.min():.3g}); squares have none")
     root = np.sqrt(diagonal)
-    if (np.abs(h - h.T) > SKEW * np.outer(root, root)).any():
-        raise InputError(f"{name} of shape {h.shape} is not symmetric; give the sum of x·xᵀ over tokens")
-    return (h + h.T) / 2
+    for rows in _strips(len(h)):
+        mirrored = h[:, rows].T.copy()
+        if (np.abs(h[rows] - mirrored) > SKEW * np.outer(root[rows], root)).any():
+            raise InputError(f"{name} of shape {h.shape} is not symmetric; give the sum of x·xᵀ over tokens")
+        h[rows] = (h[rows] + mirrored) / 2
+        h[rows.stop :, rows] = h[rows, rows.stop :].T
+    return h
 
 
-def _damped(h: F64, dead: npt.NDArray[np.bool_], added: float, mean: float) -> F64:
-    """A: λ on the diagonal. Dead inputs have λ alone, or a hundredth of the mean if there is no λ."""
-    a = h.copy()
-    a[np.diag_indices_from(a)] += added
-    places = np.flatnonzero(dead)
-    a[places, places] = added if added > 0 else 0.01 * mean
-    return a
+def _strips(size: int) -> Iterator[slice]:
+    """Rows that are worked on at once, so that what is made on the way stays small."""
+    for start in range(0, size, STRIP):
+        yield slice(start, min(size, start + STRIP))
 
 
-def _unit_factor(a: F64) -> F32 | None:
-    """R of A = R·D·Rᵀ as float32; None if A is not positive definite."""
+def _damp(h: F64, diagonal: F64, dead: npt.NDArray[np.bool_], added: float, mean: float) -> None:
+    """Make h A: λ is added to its diagonal. Dead inputs have λ alone, or a hundredth of the mean if there is no λ."""
+    places = np.arange(len(h))
+    h[places, places] = np.where(dead, added if added > 0 else 0.01 * mean, diagonal + added)
+
+
+def _unit_factor(a: F64, columns: npt.NDArray[np.int64]) -> F32 | None:
+    """R of A = R·D·Rᵀ as float32, rows and columns in that order; None if A is not positive definite."""
+    back = columns[::-1]
     try:
-        lower = np.linalg.cholesky(np.ascontiguousarray(a[::-1, ::-1]))
+        lower = np.linalg.cholesky(a[np.ix_(back, back)])
     except np.linalg.LinAlgError:
         return None
     upper = lower[::-1, ::-1]
-    unit = (upper / upper.diagonal()).astype(np.float32)
-    return np.ascontiguousarray(unit) if np.isfinite(unit).all() else None
+    unit, diagonal = np.empty(a.shape, np.float32), upper.diagonal().copy()
+    for rows in _strips(len(a)):
+        unit[rows] = upper[rows] / diagonal
+    return unit if np.isfinite(unit).all() else None
 
 
 def _by_block(a: F64, block: int) -> F32:
@@ -157,15 +187,21 @@ def scaled_blocks(parts: F64) -> F32:
 
 
 def _shift(a: F64, cross: F64, dead: npt.NDArray[np.bool_], asymmetry: float) -> F32:
-    """N = −a·C·A⁻¹, so that the target is W − W·N."""
-    c = cross.copy()
-    c[:, dead] = 0
-    shift = (-asymmetry * np.linalg.solve(a, c.T).T).astype(np.float32)
+    """N = −a·C·A⁻¹, so that the target is W − W·N. C is changed."""
+    cross[:, dead] = 0
+    solved = np.linalg.solve(a, cross.T).T
+    shift = np.empty(a.shape, np.float32)
+    for rows in _strips(len(a)):
+        shift[rows] = -asymmetry * solved[rows]
     if not np.isfinite(shift).all():
         raise InputError("the cross moments are too large for the second moments: the target exceeds float32")
-    return np.ascontiguousarray(shift)
+    return shift
 
 
-def _in_range(a: F64) -> F32:
-    """A as float32, scaled by a power of two so that the largest entry is in [1, 2) before it is rounded."""
-    return np.ascontiguousarray(np.ldexp(a, -(int(np.frexp(np.abs(a).max())[1]) - 1)).astype(np.float32))
+def _in_range(a: F64, columns: npt.NDArray[np.int64]) -> F32:
+    """A as float32 in that order, scaled by a power of two so that the largest entry is in [1, 2) before rounding."""
+    exponent = -(int(np.frexp(max(a.max(), -a.min()))[1]) - 1)
+    found = np.empty(a.shape, np.float32)
+    for rows in _strips(len(a)):
+        found[rows] = np.ldexp(a[np.ix_(columns[rows], columns)], exponent)
+    return found

@@ -12,7 +12,7 @@ from halfbyte.errors import InputError
 from halfbyte.feedback.factor import FIRST, SKEW, STEP, Factor, scaled_blocks
 from halfbyte.methods import Gptq, Hessian
 
-ROWS = 4096
+ROWS = 1024
 """Rows that are compared with their mirror image at once."""
 
 
@@ -38,26 +38,28 @@ def prepare_on_device(
     columns = (order[:, None] * block + torch.arange(block, device=h.device)).reshape(-1)
     damping, damped = method.damping, False
     while True:
-        a = h.clone()
         added = damping * mean
-        a.diagonal().add_(added)
-        a[places, places] = added if added > 0 else 0.01 * mean
-        r = _unit_factor(a, columns)
+        h.diagonal().copy_(diagonal + added)
+        h[places, places] = added if added > 0 else 0.01 * mean
+        r = _unit_factor(h, columns)
         if r is not None:
             break
         if damping >= 1:
             raise InputError(f"{name} cannot be factored, even with damping 1: it is not positive semidefinite")
         damping, damped = min(1.0, damping * STEP if damping else FIRST), True
-    shift = None if cross is None else _shift(a, cross, places, method.asymmetry)
+    shift = None if cross is None else _shift(h, cross, places, method.asymmetry)
     at = torch.arange(len(order), device=h.device)
-    parts = a.reshape(len(order), block, len(order), block)[at, :, at, :]
+    parts = h.reshape(len(order), block, len(order), block)[at, :, at, :]
     objective = Hessian(scaled_blocks(to_numpy(parts)))
     used = replace(method, damping=damping)
     return Factor(len(h), block, used, hold(order, r, shift, objective), len(places), damped)
 
 
 def _square(values: object, device: str, name: str) -> torch.Tensor:
-    found = torch.as_tensor(values).to(device, torch.float64)
+    """The matrix in float64, in memory of its own."""
+    given = torch.as_tensor(values)
+    found = given.to(device).double()
+    found = found.clone() if found.data_ptr() == given.data_ptr() else found
     if found.ndim != 2 or found.shape[0] != found.shape[1] or found.numel() == 0:
         raise InputError(f"{name} has shape {tuple(found.shape)}; it must be (K, K), K the width of the input")
     if not bool(torch.isfinite(found).all()):
@@ -66,7 +68,7 @@ def _square(values: object, device: str, name: str) -> torch.Tensor:
 
 
 def _checked(h: torch.Tensor, name: str, block: int) -> torch.Tensor:
-    """The matrix, symmetric; it must be able to be one of second moments."""
+    """The matrix made symmetric; it must be able to be one of second moments."""
     if len(h) % block:
         raise InputError(f"{name} of shape {tuple(h.shape)}: the width must be a multiple of the block, {block}")
     diagonal = h.diagonal()
@@ -76,27 +78,29 @@ def _checked(h: torch.Tensor, name: str, block: int) -> torch.Tensor:
         )
     root = diagonal.sqrt()
     for start in range(0, len(h), ROWS):
-        rows = slice(start, start + ROWS)
-        if bool(((h[rows] - h.T[rows]).abs() > SKEW * root[rows, None] * root).any()):
+        stop = min(len(h), start + ROWS)
+        mirrored = h[:, start:stop].T.clone()
+        if bool(((h[start:stop] - mirrored).abs() > SKEW * root[start:stop, None] * root).any()):
             raise InputError(f"{name} of shape {tuple(h.shape)} is not symmetric; give the sum of x·xᵀ over tokens")
-    return (h + h.T) / 2
+        h[start:stop].add_(mirrored).div_(2)
+        h[stop:, start:stop] = h[start:stop, stop:].T
+    return h
 
 
 def _unit_factor(a: torch.Tensor, columns: torch.Tensor) -> torch.Tensor | None:
     """R of A = R·D·Rᵀ as float32, columns in their order; None if A is not positive definite."""
     back = columns.flip(0)
-    lower, info = torch.linalg.cholesky_ex(a[back][:, back])
+    lower, info = torch.linalg.cholesky_ex(a[back[:, None], back])
     if int(info):
         return None
-    unit = (lower / lower.diagonal()).flip(0, 1).float().contiguous()
+    unit = lower.div_(lower.diagonal().clone()).float().flip(0, 1).contiguous()
     return unit if bool(torch.isfinite(unit).all()) else None
 
 
 def _shift(a: torch.Tensor, cross: torch.Tensor, dead: torch.Tensor, asymmetry: float) -> torch.Tensor:
-    """N = −a·C·A⁻¹, so that the target is W − W·N."""
-    c = cross.clone()
-    c[:, dead] = 0
-    shift: torch.Tensor = (-asymmetry * torch.linalg.solve(a, c.T).T).float().contiguous()
+    """N = −a·C·A⁻¹, so that the target is W − W·N. C is changed."""
+    cross[:, dead] = 0
+    shift: torch.Tensor = torch.linalg.solve(a, cross.T).T.mul_(-asymmetry).float().contiguous()
     if not bool(torch.isfinite(shift).all()):
         raise InputError("the cross moments are too large for the second moments: the target exceeds float32")
     return shift

@@ -46,8 +46,8 @@ class Optimal(Method):
 
     `headroom`: by how much the tensor's amax is multiplied before the contract derives the tensor scale of NVFP4 from
     it. Block scales can then exceed the one that the amax itself needs. One number of at least 1, or several, of which
-    the best for the tensor is taken (docs/methods.md). None: 1 and 2; for small tensors also 448/256, if the contract's
-    4over6 has it. An amax that the caller gives is used as it is.
+    the best for the tensor is taken (docs/methods.md). None: 1 and 2; also 448/256, if the contract's 4over6 has it and
+    the tensor is small or a sample of its blocks speaks for it. An amax that the caller gives is used as it is.
     """
 
     weights: object = None

@@ -71,6 +71,12 @@ class Fold:
         return self.kind in ("attention norm", "mlp norm")
 
 
+def _number(layer: str) -> tuple[str, int]:
+    """Layers in their order, whatever the order of the modules."""
+    head, _, number = layer.rpartition(".")
+    return head, int(number)
+
+
 def folds(config: Mapping[str, Any], modules: Collection[str]) -> Iterator[Fold]:
     """The places of a model, layer by layer. modules: its linear layers; a fold has all of its own among them.
 
@@ -88,8 +94,8 @@ def folds(config: Mapping[str, Any], modules: Collection[str]) -> Iterator[Fold]
     heads = heads if type(heads) is int and heads > 0 else 1
     repeats = heads // key_heads if type(key_heads) is int and key_heads > 0 and heads % key_heads == 0 else 1
     width = setting(config, "head_dim") or int(setting(config, "hidden_size") or 0) // heads
-    layers = dict.fromkeys(at[1] for module in modules if (at := LAYER.match(module)))
-    for layer in layers:
+    layers = {at[1] for module in modules if (at := LAYER.match(module))}
+    for layer in sorted(layers, key=_number):
         for kind in KINDS[model_type]:
             origin, into = PLACES[kind]
             fold = Fold(kind, f"{layer}.{origin}", tuple(f"{layer}.{name}" for name in into))

@@ -20,9 +20,10 @@ from halfbyte.checkpoint.execute.journal import Journal, work_folder
 from halfbyte.checkpoint.execute.locks import FileLock
 from halfbyte.checkpoint.execute.pool import Event, shard_bytes
 from halfbyte.checkpoint.execute.ranks import Rank, guarded
+from halfbyte.checkpoint.execute.target_device import CPU, placed
 from halfbyte.checkpoint.execute.writer import disk_error
 from halfbyte.checkpoint.plan.types import Plan
-from halfbyte.errors import CheckpointError
+from halfbyte.errors import CheckpointError, UnsupportedError
 from halfbyte.scale.cluster import Cluster, Node
 from halfbyte.scale.in_flight import InFlight
 from halfbyte.scale.parts import Part, Parts
@@ -47,6 +48,12 @@ def run_on_cluster(
     The bytes are those of `run`. resources: of each task.
     """
     resources = resources or Resources(workers=1)
+    if plan.calibrated is not None and resources.device != CPU:
+        raise UnsupportedError(
+            "--engine ray computes gptq and hessian on the CPU of its nodes; leave out --num-gpus-per-task, or use "
+            "--rank on machines with GPUs"
+        )
+    plan = placed(plan, CPU)
     sizes_for(plan, resources)  # raises if a task has too little memory
     cluster.places()  # raises if no node can run one
     check_destination(plan.source, destination)

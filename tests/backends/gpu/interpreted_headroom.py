@@ -22,6 +22,7 @@ from halfbyte.backends import headroom
 from halfbyte.backends.gpu import survey as gpu_survey
 from halfbyte.backends.gpu import survey_matrix, total_of
 from halfbyte.backends.reference.headroom import survey as reference_survey
+from halfbyte.backends.survey import survey_part
 from halfbyte.codec.bits import widen
 from halfbyte.codec.blocks import split
 from halfbyte.layouts.swizzle import swizzle
@@ -127,13 +128,34 @@ def pieces() -> Iterator[int]:
         wanted = reference_survey(split(widen(x), 16), amax, request, candidates)
         found = [0] * len(candidates)
         for piece in (x[:1], x[1:]):
-            totals = survey_matrix(tensor(piece), request, float(amax), candidates)
+            totals = survey_matrix(tensor(piece), request, float(amax), headroom.Trial(candidates))
             found = [sum + total_of(words) for sum, words in zip(found, totals.tolist(), strict=True)]
         assert [total - found[0] for total in found] == [int(total or 0) - int(wanted[0] or 0) for total in wanted]
         yield 1
 
 
+def probed() -> Iterator[int]:
+    """Operands beyond the small ones: a sample speaks for the headroom of 4over6, or does not; whole, and in parts."""
+    limits, headroom.SMALL, headroom.SAMPLED = (headroom.SMALL, headroom.SAMPLED), 256, 150
+    try:
+        x = operand("gauss", "fp32", 8, 64)
+        x = np.asarray(hb.dequantize(hb.quantize(x, "nvfp4", TE, hb.FourSix("mse", 256)))).astype(x.dtype)
+        yield compare(x, TE, hb.Optimal())
+        yield compare(operand("uniform", "bf16", 8, 64), TE, hb.Optimal())
+        if EVERY:
+            yield compare(x, ROWS, hb.Optimal())
+            yield compare(x, TE, hb.Optimal(np.random.default_rng(1).uniform(0, 2, 64).astype(np.float32)))
+        request, amax = resolve("nvfp4", TE, "optimal", dtype="fp32"), np.abs(x).max()
+        trial = headroom.Trial((1.0, 1.75, 2.0), 3)
+        words = survey_matrix(tensor(x[2:5]), request, float(amax), trial, 2).tolist()
+        assert tuple(map(total_of, words)) == survey_part(x[2:5], request, amax, trial, 2)
+        yield 1
+    finally:
+        headroom.SMALL, headroom.SAMPLED = limits
+
+
 def comparisons() -> Iterator[int]:
+    yield from probed()
     yield from kinds()
     yield from forms()
     yield from large_tiles()

@@ -195,7 +195,7 @@ def test_what_is_taken_is_what_was_planned(
 
 def test_a_worker_has_room_for_the_largest_piece_and_some_slack() -> None:
     unit = stand_in()
-    plan: Any = SimpleNamespace(units=[unit])
+    plan: Any = SimpleNamespace(units=[unit], calibrated=None)
     needed = largest_piece(unit, 1) + SLACK
     least = -(-needed * 10 // 9)
     sizes, workers = sizes_for(plan, Resources(workers=1, max_memory=least, chunk=1))

@@ -97,17 +97,19 @@ def strips_of(feedback: Feedback) -> Strips:
         count = feedback.order.size
         width = feedback.factor.shape[0]
         block = width // count
-        factor = np.concatenate(
-            [feedback.factor[: turn + block, turn : turn + block].reshape(-1) for turn in range(0, width, block)]
-        )
+        ends = np.cumsum([block * (turn + block) for turn in range(0, width, block)])
+        factor = np.empty(ends[-1], np.float32)
+        for turn, end in zip(range(0, width, block), ends.tolist(), strict=True):
+            strip = feedback.factor[: turn + block, turn : turn + block]
+            factor[end - strip.size : end] = strip.reshape(-1)
 
         def columns(matrix: F32) -> F32:
             return np.ascontiguousarray(matrix.reshape(width, count, block).transpose(1, 0, 2))
 
         _STRIPS[feedback] = Strips(
-            factor=np.ascontiguousarray(factor, np.float32),
+            factor=factor,
             shift=None if feedback.shift is None else columns(feedback.shift),
-            moments=columns(feedback.moments) if feedback.sweeps else None,
+            moments=columns(feedback.moments) if feedback.sweeps and feedback.moments is not None else None,
             order=np.ascontiguousarray(feedback.order, np.int32),
         )
     return _STRIPS[feedback]

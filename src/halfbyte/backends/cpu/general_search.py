@@ -113,6 +113,18 @@ def nvfp4_search(call: NVFP4Call) -> Search:
     return search
 
 
+def row_search(call: NVFP4Call) -> Search:
+    """The numbers of rows by TransformerEngine's formulas, from which the library makes the tables of each row."""
+    search = Search(call)
+    own = search.native
+    own.first, own.last = first_scale_byte(call.rule), E4M3.magnitudes.size - 1
+    own.element, own.per_row, own.most_value, own.zero_below = ELEMENTS.index("even"), 1, E2M1.max, 0.25
+    own.zero_byte = zero_scale_byte(call.rule, call.t)
+    search.point("prescale", call.t.factor.reshape(-1))
+    search.point("unit", call.multiplier.reshape(-1))
+    return search
+
+
 @np.errstate(all="ignore")
 def mx_search(call: MXCall, element_name: str) -> Search:
     """The search for power-of-two scales. Each block has its own k; codes come from `tables_mx.search_tables`."""

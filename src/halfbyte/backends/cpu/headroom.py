@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,26 +15,32 @@ import numpy.typing as npt
 
 from halfbyte.backends.cpu.call import NVFP4Call
 from halfbyte.backends.cpu.choose import Kernel, choose
-from halfbyte.backends.cpu.general_search import Search, nvfp4_search
+from halfbyte.backends.cpu.general_search import Search, nvfp4_search, row_search
 from halfbyte.backends.cpu.library import native, one_thread, over_ranges, pointer
 from halfbyte.backends.cpu.ranges import each_in_range
 from halfbyte.backends.cpu.structs import MOST_HEADROOMS, Survey
 from halfbyte.backends.headroom import (
     ALONE,
+    DEFAULT,
+    EVERY,
     FRACTION_BITS,
     Candidate,
     Ends,
+    Sample,
     Total,
     best,
     candidate,
+    each_ends,
     ends,
     exponents,
     headrooms,
     only,
+    probe,
     widened,
 )
+from halfbyte.backends.numbering import DTYPE_NUMBERS
 from halfbyte.backends.reference import headroom as reference
-from halfbyte.codec.bits import F32, widen
+from halfbyte.codec.bits import DTYPES, F32, widen
 from halfbyte.codec.blocks import split
 from halfbyte.contracts import NVFP4Rule
 from halfbyte.request import Request
@@ -56,36 +63,99 @@ def raised_amax(x: npt.NDArray[Any], amax: F32, request: Request, size: int) -> 
     flat = amax.reshape(-1)
     if len(candidates) == 1:
         return only(flat, candidates[0], request)
-    chosen = [best(candidates, totals) for totals in survey(x, flat, request, candidates, decides=True)]
-    return widened(flat, np.array(chosen))
+    looked = probe(request, size)
+    by_row = request.scaling == "row"
+    if looked is not None:
+        if by_row:
+            some = np.ascontiguousarray(x[:: looked.step])
+            total = _row_totals(some, flat[:: looked.step], request, looked.candidates, False).total()
+        else:
+            sample = Sample(0, looked.step)
+            (total,) = survey(x, flat, request, looked.candidates, decides=True, sample=sample)
+        if looked.finds(total):
+            candidates = looked.candidates
+    if by_row:
+        return widened(flat, _row_totals(x, flat, request, candidates, True).best(candidates))
+    return widened(flat, best(candidates, survey(x, flat, request, candidates, decides=True)[0]))
 
 
 def survey(
-    x: npt.NDArray[Any], amax: F32, request: Request, candidates: tuple[float, ...], decides: bool = False
+    x: npt.NDArray[Any],
+    amax: F32,
+    request: Request,
+    candidates: tuple[float, ...],
+    decides: bool = False,
+    sample: Sample = EVERY,
 ) -> list[tuple[Total, ...]]:
     """For each amax (one, or one per row), T_h of each candidate, up to a number that all of them share.
 
     x: a contiguous matrix of whole blocks, which may be a part of a tensor: the sums of all parts are added.
     decides: x is all that shares the amax. Then only the order of the sums has to be right, which needs fewer searches.
+    sample: the blocks that count, of a tensor with one scale. Of more candidates than 1 and 2 the least sum is T_h.
     """
     flat = np.ascontiguousarray(amax, np.float32).reshape(-1)
-    by_row = request.scaling == "row"
+    if request.scaling == "row":
+        return _row_totals(x, flat, request, candidates, decides).listed()
     found = [candidate(flat, headroom, request) for headroom in candidates]
-    served = _served(x, request, found, flat)
-    totals: list[tuple[Total, ...]] = [()] * flat.size
-    if not by_row:
-        compiled = _one_scale(x, request, candidates, found, flat, decides) if served[0] else None
-        totals[0] = _by_reference(x, flat[0], request, candidates) if compiled is None else compiled
-        return totals
-    rows = np.flatnonzero(served)
-    if rows.size:
-        part = x if rows.size == flat.size else np.ascontiguousarray(x[rows])
-        chosen = found if rows.size == flat.size else [candidate(flat[rows], h, request) for h in candidates]
-        for row, total in zip(rows, _many_scales(part, request, candidates, chosen, flat[rows], decides), strict=True):
-            totals[row] = total
-    for row in np.flatnonzero([not total for total in totals]):
-        totals[row] = _by_reference(x[row : row + 1], flat[row], request, candidates)
-    return totals
+    served = _served(x, request, found, flat)[0]
+    compiled = _one_scale(x, request, candidates, found, flat, decides, sample) if served else None
+    return [_by_reference(x, flat[0], request, candidates, sample) if compiled is None else compiled]
+
+
+@dataclass(frozen=True)
+class RowTotals:
+    """T_h of every row, which has a scale of its own, for each candidate."""
+
+    totals: npt.NDArray[Any]
+    """(rows, candidates): int64, or Python's integers where they are larger."""
+    left_out: npt.NDArray[np.bool_]
+
+    def best(self, candidates: tuple[float, ...]) -> npt.NDArray[np.float64]:
+        """The headroom of each row, as `best` chooses it."""
+        bound = self.totals.max(initial=0) + 1
+        least = np.where(self.left_out, bound, self.totals).argmin(axis=1)
+        return np.where(self.left_out.all(axis=1), 1.0, np.array(candidates)[least])
+
+    def total(self) -> tuple[Total, ...]:
+        """The sums over rows that leave no headroom out (headroom.of_rows)."""
+        kept = self.totals[~self.left_out.any(axis=1)]
+        return tuple(
+            int(a) + (int(b) << 32) for a, b in zip((kept & _LOW).sum(axis=0), (kept >> 32).sum(axis=0), strict=True)
+        )
+
+    def listed(self) -> list[tuple[Total, ...]]:
+        return [
+            tuple(None if out else int(total) for total, out in zip(totals, outs, strict=True))
+            for totals, outs in zip(self.totals, self.left_out, strict=True)
+        ]
+
+
+_LOW = 0xFFFFFFFF
+
+
+def _row_totals(
+    x: npt.NDArray[Any], amax: F32, request: Request, candidates: tuple[float, ...], decides: bool
+) -> RowTotals:
+    found = [candidate(amax, headroom, request) for headroom in candidates]
+    rows = np.flatnonzero(_served(x, request, found, amax))
+    sums = None
+    if rows.size == amax.size:
+        sums = _many_scales(x, request, candidates, found, amax, decides)
+    elif rows.size:
+        some = [candidate(amax[rows], headroom, request) for headroom in candidates]
+        sums = _many_scales(np.ascontiguousarray(x[rows]), request, candidates, some, amax[rows], decides)
+    if sums is None:
+        rows, sums = rows[:0], np.zeros((0, len(candidates)), np.int64)
+    others = np.setdiff1d(np.arange(amax.size), rows)
+    whole = others.size and (amax[others] > 0).any()  # sums by the reference may be larger
+    totals = np.zeros((amax.size, len(candidates)), object if whole else sums.dtype)
+    totals[rows] = sums
+    left_out = np.zeros(totals.shape, bool)
+    for row in others:
+        made = _by_reference(x[row : row + 1], amax[row], request, candidates, EVERY)
+        totals[row] = [total or 0 for total in made]
+        left_out[row] = [total is None for total in made]
+    return RowTotals(totals, left_out)
 
 
 def _served(x: npt.NDArray[Any], request: Request, found: list[Candidate], amax: F32) -> npt.NDArray[np.bool_]:
@@ -105,22 +175,23 @@ def _one_scale(
     found: list[Candidate],
     amax: F32,
     decides: bool,
+    sample: Sample,
 ) -> tuple[Total, ...] | None:
-    own, held = _survey(x, request, candidates, found)
-    edge = _ends(candidates, found, request)[0]
+    own, held = _survey(x, request, candidates, found, sample.step)
+    edge = ends(found[own.one], found[own.two], request)[0] if own.two >= 0 else None
     if edge is None:
         own.one = own.two = -1
     else:
         own.bottom, own.top = float(edge.bottom), float(edge.top)
     own.shift[: len(found)] = _shifts(amax, found, request)[0].tolist()
     library, isa = native()
-    size = int(x.strides[0])
+    size, columns = int(x.strides[0]), x.shape[1] // request.format.block
 
     def run(start: int, stop: int) -> npt.NDArray[np.int64] | None:
         sums = np.zeros((len(found), 2), np.int64)
         failed = library.hb_survey(
-            isa, pointer(x, start * size), ctypes.c_int64(stop - start),
-            ctypes.c_int64(x.shape[1] // request.format.block), ctypes.byref(own), pointer(sums),
+            isa, pointer(x, start * size), ctypes.c_int64(stop - start), ctypes.c_int64(columns),
+            ctypes.c_int64(sample.behind(start * columns).first), ctypes.byref(own), pointer(sums),
         )  # fmt: skip
         return None if failed else sums
 
@@ -137,6 +208,32 @@ def _one_scale(
         totals = _by_steps(own, edge, x, over_rows)
     del held
     return totals
+
+
+def edge_of(request: Request, amax: np.float32) -> Ends | None:
+    """The blocks that differ between the headrooms 1 and 2; None: all of them, or the reference has to tell."""
+    own = np.array([amax], np.float32)
+    one, two = (candidate(own, headroom, request) for headroom in DEFAULT)
+    none = np.empty((0, request.format.block), DTYPES[request.dtype])
+    return ends(one, two, request)[0] if _served(none, request, [one, two], own)[0] else None
+
+
+def ends_listed(
+    blocks: npt.NDArray[Any], request: Request, bottom: float, top: float, most: int
+) -> npt.NDArray[np.int64]:
+    """The first `most` blocks (or a few less) whose amax is above `top`, or above 0 and up to `bottom`."""
+    library, isa = native()
+    size, found, step = int(blocks.strides[0]), [np.zeros(0, np.int64)], 1 << 14
+    listed = np.empty(step, np.int64)
+    for start in range(0, len(blocks), step):
+        count = library.hb_list_ends(
+            isa, pointer(blocks, start * size), ctypes.c_int64(min(step, len(blocks) - start)), request.format.block,
+            DTYPE_NUMBERS[request.dtype], ctypes.c_float(bottom), ctypes.c_float(top), pointer(listed),
+        )  # fmt: skip
+        found.append(listed[:count] + start)
+        if sum(map(len, found)) >= most:
+            break
+    return np.concatenate(found)[:most]
 
 
 def _by_steps(
@@ -161,13 +258,13 @@ def _many_scales(
     found: list[Candidate],
     amax: F32,
     decides: bool,
-) -> list[tuple[Total, ...]]:
-    own, held = _survey(x, request, candidates, found)
+) -> npt.NDArray[Any] | None:
+    """(rows, candidates)."""
+    own, held = _survey(x, request, candidates, found, 1)
     own.decides = int(decides)
-    edges = np.array(
-        [(-1, -1) if edge is None else (edge.bottom, edge.top) for edge in _ends(candidates, found, request)]
-    )
-    edges = np.ascontiguousarray(edges, np.float32)
+    edges = np.full((x.shape[0], 2), -1, np.float32)
+    if own.two >= 0:
+        edges = np.ascontiguousarray(each_ends(found[own.one], found[own.two], request))
     shifts = np.ascontiguousarray(_shifts(amax, found, request), np.int32)
     sums = np.zeros((x.shape[0], len(found), 2), np.int64)
     library, isa = native()
@@ -186,21 +283,21 @@ def _many_scales(
     failed = any(over_ranges(run, x.shape[0], size, request.threads))
     del held
     if failed:
-        return [()] * x.shape[0]
-    if sums[..., 1].max(initial=0) < 1 << 30 and sums[..., 0].max(initial=0) < 1 << 61:
-        return list(map(tuple, (sums[..., 0] + (sums[..., 1] << 32)).tolist()))
-    whole = sums[..., 0].astype(object) + sums[..., 1].astype(object) * (1 << 32)
-    return [tuple(map(int, row)) for row in whole]
+        return None
+    if sums[..., 1].max(initial=0) < 1 << 29 and sums[..., 0].max(initial=0) < 1 << 61:
+        return np.asarray(sums[..., 0] + (sums[..., 1] << 32))
+    return np.asarray(sums[..., 0].astype(object) + sums[..., 1].astype(object) * (1 << 32))
 
 
 def _survey(
-    x: npt.NDArray[Any], request: Request, candidates: tuple[float, ...], found: list[Candidate]
+    x: npt.NDArray[Any], request: Request, candidates: tuple[float, ...], found: list[Candidate], step: int
 ) -> tuple[Survey, list[Search]]:
     """The structure for the library, without ends and shifts; and what its pointers need."""
     both = 1.0 in candidates and 2.0 in candidates
-    own = Survey(count=len(found))
+    own = Survey(count=len(found), step=step)
     own.one, own.two = (candidates.index(1.0), candidates.index(2.0)) if both else (-1, -1)
-    held = [nvfp4_search(_call(x, request, one)) for one in found]
+    rows = choose(request) is Kernel.EXACT_ROWS
+    held = [(row_search if rows else nvfp4_search)(_call(x, request, one)) for one in found]
     for place, search in enumerate(held):
         own.search[place] = search.native
     return own, held
@@ -217,12 +314,6 @@ def _call(x: npt.NDArray[Any], request: Request, found: Candidate) -> NVFP4Call:
     )  # fmt: skip
 
 
-def _ends(candidates: tuple[float, ...], found: list[Candidate], request: Request) -> list[Ends | None]:
-    if not (1.0 in candidates and 2.0 in candidates):
-        return [None] * found[0].amax.size
-    return ends(found[candidates.index(1.0)], found[candidates.index(2.0)], request)
-
-
 def _shifts(amax: F32, found: list[Candidate], request: Request) -> npt.NDArray[np.int32]:
     """(amaxes, candidates): 2·(k_h − k_1) + 16."""
     base = exponents(candidate(amax, 1.0, request).multiplier)
@@ -230,6 +321,6 @@ def _shifts(amax: F32, found: list[Candidate], request: Request) -> npt.NDArray[
 
 
 def _by_reference(
-    x: npt.NDArray[Any], amax: np.float32, request: Request, candidates: tuple[float, ...]
+    x: npt.NDArray[Any], amax: np.float32, request: Request, candidates: tuple[float, ...], sample: Sample
 ) -> tuple[Total, ...]:
-    return reference.survey(split(widen(x), request.format.block), amax, request, candidates)
+    return reference.survey(split(widen(x), request.format.block), amax, request, candidates, sample)

@@ -59,6 +59,7 @@ def load_library() -> ctypes.CDLL | None:
         "hb_cast",
         "hb_plain_tiles",
         "hb_general",
+        "hb_list_ends",
         "hb_feedback",
         "hb_read_amax",
         "hb_read_to_device",

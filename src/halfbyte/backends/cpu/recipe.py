@@ -16,7 +16,7 @@ from halfbyte.backends.cpu.structs import DecodeRecipe, Recipe
 from halfbyte.backends.cpu.tables_mx import ELEMENTS as MX_ROUNDINGS
 from halfbyte.backends.cpu.tables_mx import build_mx_tables, element_number, search_tables, zero_block_byte
 from halfbyte.backends.cpu.tables_nvfp4 import sign_number
-from halfbyte.backends.headroom import ALONE, SMALL, headrooms
+from halfbyte.backends.headroom import ALONE, CLEARLY, SAMPLED, SMALL, headrooms, probe
 from halfbyte.backends.numbering import (
     DECODES,
     DTYPE_NUMBERS,
@@ -118,6 +118,9 @@ def _fill_headrooms(request: Request, recipe: Recipe) -> bool:
     recipe.headrooms = 0 if large == ALONE else len(large)
     recipe.small_headrooms = 0 if small == ALONE else len(small)
     recipe.headroom[: len(large)], recipe.small_headroom[: len(small)] = large, small
+    if probe(request, SMALL + 1) is not None:
+        recipe.sampled = SAMPLED
+        recipe.clearly[:] = CLEARLY
     return True
 
 

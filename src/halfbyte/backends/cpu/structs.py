@@ -138,9 +138,10 @@ class Recipe(ctypes.Structure):
         ("worth_tables", ctypes.c_int32),
         *((name, ctypes.c_float) for name in ("smallest", "for_zero", "largest", "top", "given")),
         *((name, ctypes.c_void_p) for name in ("tables", "values")),
-        ("small", ctypes.c_int64),
+        *((name, ctypes.c_int64) for name in ("small", "sampled")),
         *((name, ctypes.c_int32) for name in ("headrooms", "small_headrooms")),
         *((name, ctypes.c_double * 4) for name in ("headroom", "small_headroom")),
+        ("clearly", ctypes.c_int64 * 2),
     ]
 
 
@@ -201,7 +202,7 @@ class Survey(ctypes.Structure):
     """searches.h: Survey."""
 
     _fields_ = [
-        *((name, ctypes.c_int32) for name in ("count", "one", "two", "decides")),
+        *((name, ctypes.c_int32) for name in ("count", "one", "two", "decides", "step")),
         *((name, ctypes.c_float) for name in ("bottom", "top")),
         ("shift", ctypes.c_int32 * MOST_HEADROOMS),
         ("search", GeneralSearch * MOST_HEADROOMS),

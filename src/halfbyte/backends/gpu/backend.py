@@ -30,6 +30,7 @@ from halfbyte.backends.gpu.operand import (
 )
 from halfbyte.backends.gpu.programs import decoding_for, quantization_for, survey_for
 from halfbyte.backends.gpu.small import Small
+from halfbyte.backends.headroom import Sample, Trial
 from halfbyte.backends.protocol import Parts, Reason
 from halfbyte.codec.blocks import ceil_div
 from halfbyte.contracts import MXRule
@@ -163,11 +164,12 @@ def quantize_matrix(
 
 
 def survey_matrix(
-    x: torch.Tensor, request: Request, amax: float, headroom: tuple[float, ...], scratch: torch.Tensor | None = None
+    x: torch.Tensor, request: Request, amax: float, trial: Trial, before: int = 0, scratch: torch.Tensor | None = None
 ) -> torch.Tensor:
     """The totals of a (rows, K) matrix for each candidate, but for a number that all have in common.
 
-    amax: of all tensors that share the scale, whose totals are to be added. scratch: bytes, as many as the codes have.
+    amax: of all tensors that share the scale, whose totals are to be added. before: rows of the tensor before these.
+    scratch: bytes, as many as the codes have.
     The result is int64: a row of words for each candidate, each of which stands for 32 bits (`total_of`).
     """
     import torch
@@ -181,18 +183,19 @@ def survey_matrix(
             x = rotated(x, request.contract.transform.random_signs)
         operand = readable(x, request.tile[0], request.format.block)
         matrix = Matrix(operand.shape[0], operand.shape[1], row_quads(operand), operand.is_contiguous())
-        made = survey_for(kernel, request, matrix, headroom, x.device)
+        made = survey_for(kernel, request, matrix, trial, x.device)
         small = torch.empty(made.program.small_floats, dtype=torch.float32, device=x.device)
         needed = operand.numel() // request.format.codes_per_byte
         if scratch is None or scratch.numel() < needed:
             scratch = torch.empty(needed, dtype=torch.uint8, device=x.device)
         run(made.program, x.device, {
             Slot.X: operand, Slot.CODES: scratch, Slot.SMALL: small, Slot.GIVEN: float32_bits(amax),
+            Slot.SCALES: Sample(0, trial.step).behind(before * (operand.shape[1] // request.format.block)).first,
         })  # fmt: skip
     if made.small is None:
         raise TypeError("a survey has totals")
     first, count = made.small.totals // 2, made.small.candidates
-    return small.view(torch.int64)[first : first + count * WORDS].view(count, WORDS)[count - len(headroom) :]
+    return small.view(torch.int64)[first : first + count * WORDS].view(count, WORDS)[count - len(trial.candidates) :]
 
 
 def total_of(words: Sequence[int]) -> int:

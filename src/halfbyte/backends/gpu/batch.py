@@ -42,8 +42,8 @@ from halfbyte.backends.gpu.launch import (
 )
 from halfbyte.backends.gpu.operand import LANES, check_device, dtype_name_of, on_device, row_quads
 from halfbyte.backends.gpu.small import Small
-from halfbyte.backends.gpu.survey import Survey
-from halfbyte.backends.headroom import ALONE, headrooms
+from halfbyte.backends.gpu.survey import survey_of
+from halfbyte.backends.headroom import ALONE, Trial, headrooms, probe
 from halfbyte.backends.protocol import Parts, Reason
 from halfbyte.codec.blocks import ceil_div
 from halfbyte.contracts import NVFP4Rule
@@ -182,6 +182,10 @@ def _tables_on(device: torch.device) -> AddressTables:
 # --- quantization ---
 
 
+Tried = tuple[tuple[float, ...], Trial | None]
+"""The candidates for a headroom, and what decides whether there are more."""
+
+
 class ListQuantizer:
     """Quantizes separate tensors of given sizes together. Made once, it serves every list of these sizes.
 
@@ -209,9 +213,9 @@ class ListQuantizer:
         launch = Launch(kernel, request, source, listed.device)
         self.at_once = True
         """Whether the program finds the amaxes itself."""
-        (headroom,) = candidates_of_list(listed.sizes, request, share)
+        ((headroom, trial),) = candidates_of_list(listed.sizes, request, share)
         if headroom != ALONE:
-            survey = Survey(launch, headroom, share, repairs)
+            survey = survey_of(launch, headroom, trial, share, repairs)
             self.small, first = survey.small, survey.commands()
         else:
             first = self._scales(share, repairs)
@@ -274,12 +278,14 @@ def quantize_list(tensors: list[torch.Tensor], request: Request, share: int = 1)
         return made[0] if len(kinds) == 1 else _in_order(made, kinds, sizes, request.format.block)
 
 
-def candidates_of_list(sizes: Sequence[int], request: Request, share: int) -> dict[tuple[float, ...], list[int]]:
+def candidates_of_list(sizes: Sequence[int], request: Request, share: int) -> dict[Tried, list[int]]:
     """The candidates for the headroom of scales, and the tensors that have them; `share` tensors have one scale."""
-    found: dict[tuple[float, ...], list[int]] = {}
+    found: dict[Tried, list[int]] = {}
     for at in range(0, len(sizes), share):
-        headroom = headrooms(request, sum(sizes[at : at + share]))
-        found.setdefault(headroom, []).extend(range(at, min(at + share, len(sizes))))
+        size = sum(sizes[at : at + share])
+        found.setdefault((headrooms(request, size), probe(request, size)), []).extend(
+            range(at, min(at + share, len(sizes)))
+        )
     return found
 
 

@@ -16,6 +16,7 @@ from halfbyte.backends.gpu.launch import Matrix
 from halfbyte.backends.gpu.operand import check_device
 from halfbyte.backends.gpu.programs import decoding_for, quantization_for, survey_for
 from halfbyte.backends.gpu.small import Small
+from halfbyte.backends.headroom import Trial
 from halfbyte.backends.protocol import Reason
 from halfbyte.contracts import MXRule
 from halfbyte.errors import BackendError
@@ -73,14 +74,14 @@ class QuantizingCalls:
         found = self._found.get((rows, width, whose))
         return self._make(rows, width, whose) if found is None else found
 
-    def survey(self, rows: int, width: int, headroom: tuple[float, ...]) -> BoundSurvey:
+    def survey(self, rows: int, width: int, trial: Trial) -> BoundSurvey:
         """What each candidate for the headroom of a given amax costs. (survey_matrix in backend.py) Not kept here."""
-        made = survey_for(self.kernel, self.request, self._matrix(rows, width), headroom, self.device)
+        made = survey_for(self.kernel, self.request, self._matrix(rows, width), trial, self.device)
         if made.small is None:
             raise TypeError("a survey has totals")
         bound = Bound(made.program, self.device.index or 0, made.small, False)
-        behind = made.small.candidates - len(headroom)
-        return BoundSurvey(bound, 4 * made.small.totals + 8 * WORDS * behind, 8 * WORDS * len(headroom))
+        behind = made.small.candidates - len(trial.candidates)
+        return BoundSurvey(bound, 4 * made.small.totals + 8 * WORDS * behind, 8 * WORDS * len(trial.candidates))
 
     def _matrix(self, rows: int, width: int) -> Matrix:
         return Matrix(rows, width, width * (4 if self.request.dtype == "fp32" else 2) // 16, True)
@@ -106,9 +107,9 @@ class BoundSurvey:
         self.first, self.size = first, words
         """Bytes: where in slot SMALL the totals of the candidates lie, one after the other, and how many they are."""
 
-    def launch(self, x: int, scratch: int, small: int, amax: int) -> None:
-        """scratch: as many bytes as the codes have. amax: its bits."""
-        self.bound.launch(x, scratch, 0, small, amax, 0)
+    def launch(self, x: int, scratch: int, small: int, amax: int, first: int) -> None:
+        """scratch: as many bytes as the codes have. amax: its bits. first: the first block of a sample."""
+        self.bound.launch(x, scratch, first, small, amax, 0)
 
 
 class DecodingCalls:

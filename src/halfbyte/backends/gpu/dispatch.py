@@ -25,8 +25,8 @@ from halfbyte.backends.gpu.mx_tables import mx_table_on
 from halfbyte.backends.gpu.operand import LANES, assembly
 from halfbyte.backends.gpu.peer_searches import qwantize_commands, static_commands, tile_commands
 from halfbyte.backends.gpu.small import Small
-from halfbyte.backends.gpu.survey import Survey
-from halfbyte.backends.headroom import ALONE, headrooms
+from halfbyte.backends.gpu.survey import survey_of
+from halfbyte.backends.headroom import ALONE, headrooms, probe
 from halfbyte.backends.numbering import DTYPE_NUMBERS
 from halfbyte.codec.blocks import ceil_div
 from halfbyte.contracts import MXRule
@@ -105,9 +105,10 @@ def quantization(
         blocks, table_bytes = block_commands(launch)
         return Quantization(Program(tuple(blocks), 0, table_bytes), None)
     alone = group_rows == x.rows or request.scaling == "row"
-    headroom = headrooms(request, x.elements if alone else group_rows * x.width)
+    size = x.elements if alone else group_rows * x.width
+    headroom = headrooms(request, size)
     if whose == OWN and headroom != ALONE:
-        survey = Survey(launch, headroom)
+        survey = survey_of(launch, headroom, probe(request, size))
         blocks, table_bytes = block_commands(launch)
         small = survey.small
         return Quantization(Program((*survey.commands(), *blocks), small.floats, table_bytes), small)

@@ -1,8 +1,8 @@
-"""Error feedback on a GPU: the scales of a block by the Hessian search, its codes by one kernel, the rest by matmuls.
+"""Error feedback on a GPU: the scales of a block by the Hessian search, the rest by the kernels of triton/feedback.py.
 
-Blocks go in batches of BATCH columns. After each block the rest of its batch is updated, after each batch the columns
-behind it. Sums over columns are matrix products here, whose order of additions is the library's own: so the last bit of
-an updated weight may differ from that of the reference, and with it now and then a code.
+Blocks go in batches of BATCH columns. A block takes in the errors of its batch when its turn comes; the columns behind
+a batch do after the batch. Every element takes its terms in the order of the reference, each operation rounded once: so
+the same Feedback gives the same bits as on the CPU, however the rows are cut.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from halfbyte.backends.cpu.tables_nvfp4 import element_constants
 from halfbyte.backends.feedback_problem import Feedback
 from halfbyte.backends.gpu.backend import quantize_matrix
 from halfbyte.backends.gpu.choose import choose
+from halfbyte.backends.gpu.operand import on_device
 from halfbyte.backends.numbering import SIGNS, TIES
 from halfbyte.backends.protocol import Parts, Reason
 from halfbyte.codec.bits import F32
@@ -32,6 +33,11 @@ if TYPE_CHECKING:
 BATCH = 128
 """Columns that are decided before all later ones are updated."""
 LANES = 64
+"""Rows per program of the kernels that take one block."""
+TILE = 64
+"""Columns, and rows, per program of the one that subtracts products."""
+UNROLLED = 8
+"""Terms of it at a time; divides every block."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,8 +46,6 @@ class Held:
 
     order: torch.Tensor
     factor: torch.Tensor
-    inverses: torch.Tensor
-    """(blocks, block, block): the inverse of the factor's square of each turn."""
     shift: torch.Tensor | None
     columns: torch.Tensor
     objective: Hessian
@@ -53,14 +57,14 @@ class Held:
 _HELD: weakref.WeakKeyDictionary[Feedback, dict[str, Held]] = weakref.WeakKeyDictionary()
 
 
-def unserved(request: Request, feedback: Feedback | Held) -> Reason | None:
-    """Why a GPU does not serve a request; None if it does."""
+def unserved(request: Request, sweeps: int = 0) -> Reason | None:
+    """Why a GPU does not serve a request with so many sweeps of descent; None if it does."""
     found, rule = choose(request), request.rule
     if isinstance(found, Reason):
         return found
     if isinstance(rule, DecodeRule):
         return Reason("this contract has no quantizer")
-    if feedback.sweeps:
+    if sweeps:
         return Reason("error feedback on a GPU has no descent")
     if request.scaling == "row" or rule.scale_search is not None or getattr(rule, "nearest", None) is not None:
         return Reason("error feedback on a GPU takes one tensor scale and contracts without a search of their own")
@@ -71,7 +75,7 @@ def solve(w: torch.Tensor, request: Request, feedback: Feedback | Held, amax: F3
     """Quantize a (rows, K) float32 matrix on its device with error feedback."""
     import torch
 
-    from halfbyte.backends.gpu.triton.feedback import decide_block
+    from halfbyte.backends.gpu.triton.feedback import bring_block, decide_block
 
     held = feedback if isinstance(feedback, Held) else _held(feedback, w.device)
     rule, block, (rows, width) = request.rule, request.format.block, w.shape
@@ -81,55 +85,64 @@ def solve(w: torch.Tensor, request: Request, feedback: Feedback | Held, amax: F3
     if isinstance(rule, DecodeRule):
         raise TypeError(f"{request.contract} has no quantizer")
     rounding = rule.rounding
-    with _full_precision(torch):
-        aim = w if held.shift is None else torch.addmm(w, w, held.shift, alpha=-1)
-        aim = aim[:, held.columns].contiguous()
-        updated = aim.clone()
-        error = torch.empty_like(aim)
+    with on_device(w):
+        aim = _shifted(w.T.contiguous(), held.shift)[held.columns]
+        updated, error = aim.clone(), torch.empty_like(aim)
+        whole = torch.empty((rows, block), dtype=torch.float32, device=w.device)
         codes = torch.empty((rows, width // 2), dtype=torch.uint8, device=w.device)
         bytes_ = torch.empty((width // block, rows), dtype=torch.uint8, device=w.device)
+        lanes = (-(-rows // LANES),)
         for start in range(0, width, BATCH):
             stop = min(width, start + BATCH)
             for first in range(start, stop, block):
-                turn, last = first // block, first + block
-                part, goal = updated[:, first:last], aim[:, first:last]
-                whole = torch.addmm(goal, part - goal, held.inverses[turn])
+                turn = first // block
+                part, goal, factor = updated[first:], aim[first:], held.factor[start:, first:]
+                bring_block[lanes](
+                    part, goal, error[start:], factor, whole, rows, first - start, width, B=LANES, N=block,
+                    num_warps=2, enable_fp_fusion=False,
+                )  # fmt: skip
                 own = replace(request, method=held.blocks[turn])
-                found = quantize_matrix(whole, own, given)
-                bytes_[turn] = found.scales.reshape(-1)
-                decide_block[(-(-rows // LANES),)](
+                bytes_[turn] = quantize_matrix(whole, own, given).scales.reshape(-1)
+                decide_block[lanes](
                     part, goal, bytes_[turn], constants, scales_of, held.factor[first:, first:], codes[:, first // 2 :],
-                    error[:, first:], rows, width, width, width, width // 2, width,
+                    error[first:], rows, width, width // 2,
                     B=LANES, N=block, DIVIDES=divides, TIE=TIES.index(rounding.tie), SIGN=SIGNS.index(rounding.sign),
                     NAN_CODE=rounding.nan_code, ZERO_INPUT=rounding.zero_input, WRAPS=rounding.wraps,
                     num_warps=2, enable_fp_fusion=False,
                 )  # fmt: skip
-                if last < stop:
-                    updated[:, last:stop].addmm_(error[:, first:last], held.factor[first:last, last:stop], alpha=-1)
             if stop < width:
-                updated[:, stop:].addmm_(error[:, start:stop], held.factor[start:stop, stop:], alpha=-1)
+                _subtract(updated[stop:], updated[stop:], held.factor[start:, stop:], error[start:stop])
     placed_codes, placed = torch.empty_like(codes), torch.empty_like(bytes_)
     placed_codes.view(rows, -1, block // 2)[:, held.order] = codes.view(rows, -1, block // 2)
     placed[held.order] = bytes_
 
-    def on_device(value: F32 | None) -> torch.Tensor | None:
+    def on_card(value: F32 | None) -> torch.Tensor | None:
         return None if value is None else torch.from_numpy(np.ascontiguousarray(value)).to(w.device)
 
-    return Parts(placed_codes, placed.T.contiguous(), on_device(stored), on_device(multiplier))
+    return Parts(placed_codes, placed.T.contiguous(), on_card(stored), on_card(multiplier))
 
 
-class _full_precision:
-    """Matrix products in float32, not in TF32, while it is entered."""
+def _shifted(w: torch.Tensor, shift: torch.Tensor | None) -> torch.Tensor:
+    """The target of weights (K, rows): W − W·N."""
+    import torch
 
-    def __init__(self, torch: object) -> None:
-        self.settings = torch.backends.cuda.matmul  # type: ignore[attr-defined]
+    if shift is None:
+        return w
+    target = torch.empty_like(w)
+    _subtract(w, target, shift, w)
+    return target
 
-    def __enter__(self) -> None:
-        self.before = self.settings.allow_tf32
-        self.settings.allow_tf32 = False
 
-    def __exit__(self, *error: object) -> None:
-        self.settings.allow_tf32 = self.before
+def _subtract(start: torch.Tensor, out: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
+    """out = start − leftᵀ·right, term by term: (columns, rows); left from (terms, columns) on, right (terms, rows)."""
+    from halfbyte.backends.gpu.triton.feedback import subtract_products
+
+    columns, rows = start.shape
+    grid = (-(-columns // TILE), -(-rows // TILE))
+    subtract_products[grid](
+        start, out, left, right, columns, rows, len(right), left.stride(0), C=TILE, R=TILE, U=UNROLLED,
+        num_warps=4, enable_fp_fusion=False,
+    )  # fmt: skip
 
 
 def _held(feedback: Feedback, device: torch.device) -> Held:
@@ -150,12 +163,10 @@ def hold(
     import torch
 
     count = order.numel()
-    block, at = len(factor) // count, torch.arange(count, device=factor.device)
-    squares = factor.reshape(count, block, count, block)[at, :, at, :].double()
+    block = len(factor) // count
     return Held(
         order=order,
         factor=factor,
-        inverses=torch.linalg.inv(squares).float(),
         shift=shift,
         columns=(order[:, None] * block + torch.arange(block, device=order.device)).reshape(-1),
         objective=objective,

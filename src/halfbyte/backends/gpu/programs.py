@@ -19,6 +19,7 @@ from halfbyte.backends.gpu.launch import CODES, SCALES, Launch, Matrix, X, group
 from halfbyte.backends.gpu.mx_tables import decode_table_on
 from halfbyte.backends.gpu.operand import LANES, assembly
 from halfbyte.backends.gpu.survey import Survey
+from halfbyte.backends.headroom import Trial
 from halfbyte.backends.numbering import DTYPE_NUMBERS
 from halfbyte.codec.blocks import ceil_div
 from halfbyte.methods import Method
@@ -59,19 +60,20 @@ def quantization_for(
     return _kept(cache, key, lambda: quantization(kernel, request, x, group_rows, swizzled, whose, device))
 
 
-def survey_for(
-    kernel: ChosenKernel, request: Request, x: Matrix, headroom: tuple[float, ...], device: torch.device
-) -> Quantization:
-    """The commands that find the totals of a matrix under each candidate for the headroom of a given amax."""
+def survey_for(kernel: ChosenKernel, request: Request, x: Matrix, trial: Trial, device: torch.device) -> Quantization:
+    """The commands that find the totals of a matrix under each candidate for the headroom of a given amax.
+
+    Of a sample, the number of the first block is in slot SCALES.
+    """
     method = request.method
     cache = _PROGRAMS_OF_METHODS.setdefault(method, {}) if weighs_columns(method) else _PROGRAMS
 
     def make() -> Quantization:
-        survey = Survey(Launch(kernel, request, source_of(x, request, x.rows, False), device), headroom)
-        commands = survey.commands(Address(Slot.GIVEN), decides=False)
+        survey = Survey(Launch(kernel, request, source_of(x, request, x.rows, False), device), trial.candidates)
+        commands = survey.totals_of(Address(Slot.GIVEN), trial.step)
         return Quantization(Program(tuple(commands), survey.small.floats), survey.small)
 
-    return _kept(cache, ("survey", kernel, x, headroom, device), make)
+    return _kept(cache, ("survey", kernel, x, trial, device), make)
 
 
 def decoding_for(

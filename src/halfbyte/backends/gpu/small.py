@@ -29,6 +29,8 @@ class Small:
     """Tensor-level scales whose headroom is chosen."""
     candidates: int = 0
     """Of each of them."""
+    samples: int = 0
+    """Samples of blocks, each with a total for every candidate."""
 
     @property
     def stored(self) -> int:
@@ -53,8 +55,13 @@ class Small:
         return ceil_div(self.least + self.parts, ALIGNED) * ALIGNED
 
     @property
-    def candidate_numbers(self) -> int:
+    def sampled(self) -> int:
+        """The same for each candidate over a sample, at a multiple of 32 bytes."""
         return ceil_div(self.totals + 2 * WORDS * self.scales * self.candidates, ALIGNED) * ALIGNED
+
+    @property
+    def candidate_numbers(self) -> int:
+        return ceil_div(self.sampled + 2 * WORDS * self.samples * self.candidates, ALIGNED) * ALIGNED
 
     @property
     def candidate_stored(self) -> int:

@@ -18,7 +18,7 @@ from halfbyte.backends.gpu.driver.triton_kernels import triton_kernel
 from halfbyte.backends.gpu.exact_search import weights_on
 from halfbyte.backends.gpu.launch import SEARCH_LANES, Launch, X
 from halfbyte.backends.gpu.small import Small
-from halfbyte.backends.headroom import DEFAULT
+from halfbyte.backends.headroom import CLEARLY, DEFAULT, Trial
 from halfbyte.codec.blocks import ceil_div
 from halfbyte.methods import Optimal
 
@@ -43,16 +43,32 @@ PROGRAMS = {True: 2048, False: 8192}
 
 
 @dataclass(frozen=True)
+class Mode:
+    """How the survey kernel is launched."""
+
+    some: bool
+    """Whether the totals of two candidates differ by some of the blocks only, which alone are searched."""
+    decides: bool
+    """Whether the best candidate's numbers are written; otherwise the totals are all that is wanted."""
+    step: int = 1
+    """Every such block counts."""
+    probed: bool = False
+    """Whether the totals of a sample tell which candidates count."""
+
+
+@dataclass(frozen=True)
 class Survey:
     """The choice of headroom for the blocks of a launch."""
 
     launch: Launch
     headroom: tuple[float, ...]
-    """The candidates, ascending. (backends/headroom.py)"""
+    """The candidates, ascending, with those that a probe may find. (backends/headroom.py)"""
     share: int = 1
     """So many groups that follow each other have one scale."""
     repairs: bool = False
     """Whether zero and tiny amaxes are raised to the next usable one."""
+    probe: Trial | None = None
+    """The trial that decides whether candidates besides 1 and 2 count."""
 
     @property
     def weighted(self) -> bool:
@@ -62,7 +78,17 @@ class Survey:
     @property
     def some(self) -> bool:
         """Whether the totals of two candidates differ by some of the blocks only."""
-        return self.headroom == DEFAULT and not self.weighted
+        return (self.headroom == DEFAULT or self.probe is not None) and not self.weighted
+
+    @property
+    def two(self) -> int:
+        """The place of the headroom 2; -1 if it is not a candidate."""
+        return self.tried.index(2.0) if 2.0 in self.tried else -1
+
+    @property
+    def by_row(self) -> bool:
+        """Whether every group is a row of one tensor, whose sample is made of rows."""
+        return self.launch.request.scaling == "row" and self.launch.source.map != LISTED
 
     @property
     def competes(self) -> bool:
@@ -94,14 +120,28 @@ class Survey:
     @property
     def small(self) -> Small:
         groups = self.launch.source.groups
-        return Small(groups, groups * self.amax_parts, groups // self.share, len(self.tried))
+        scales = groups // self.share
+        samples = 0 if self.probe is None else 1 if self.by_row else scales
+        return Small(groups, groups * self.amax_parts, scales, len(self.tried), samples)
 
-    def commands(self, given: Address | None = None, decides: bool = True) -> list[Command]:
-        """Amaxes, candidates and survey. given: the bits of an amax, in place of the operand's own.
+    def commands(self) -> list[Command]:
+        """Amaxes, candidates, the sample if there is a probe, and the survey.
 
-        decides: whether the numbers of the best candidate are written, as `prepare` writes them for one amax.
+        The numbers of the best candidate are written, as `prepare` writes them for one amax.
         """
-        return [self._amaxes(), self._candidates(given), self._survey(decides)]
+        first = [self._amaxes(), self._candidates(None)]
+        if self.probe is None:
+            return [*first, self._survey(Mode(self.some, True))]
+        sample = Mode(some=False, decides=False, step=self.probe.step)
+        return [*first, self._survey(sample), self._survey(Mode(self.some, True, probed=True))]
+
+    def totals_of(self, amax: Address, step: int) -> list[Command]:
+        """Amaxes, candidates and totals under an amax that is given by its bits.
+
+        step: the totals of a sample, whose first block is in slot SCALES; 1: those of every block.
+        """
+        first = [self._amaxes(), self._candidates(amax)]
+        return [*first, self._survey(Mode(self.some and step == 1, False, step))]
 
     def _amaxes(self) -> Command:
         chosen, source, small = self.launch.kernel.constants, self.launch.source, self.small
@@ -119,13 +159,14 @@ class Survey:
         small = self.small
         constants: Constants = {
             **self.launch.kernel.prepare, "COUNT": small.candidates, "GIVEN": given is not None,
-            "REPAIRS": self.repairs,
+            "REPAIRS": self.repairs, "SAMPLES": 0 if self.probe is None else 1 if self.by_row else 2,
         }  # fmt: skip
         written = (
             small.candidate_numbers,
             small.candidate_stored,
             small.candidate_multiplier,
             small.totals,
+            small.sampled,
             small.done,
             small.lowest,
         )
@@ -137,26 +178,31 @@ class Survey:
         kernel = triton_kernel("survey.prepare_candidates", constants, 4)
         return Command(kernel, (small.scales * small.candidates, 1), arguments)
 
-    def _survey(self, decides: bool) -> Command:
-        launch, source, small, some = self.launch, self.launch.source, self.small, self.some
+    def _survey(self, mode: Mode) -> Command:
+        launch, source, small = self.launch, self.launch.source, self.small
         method, chosen = launch.request.method, launch.kernel.constants
         weights = fixed(weights_on(method, launch)) if self.weighted and isinstance(method, Optimal) else X
         names = ("N", "DTYPE", "FIRST", "ELEMENT", "TIE", "SIGN", "NAN_CODE", "ZERO_INPUT", "WRAPS")
-        tile = LARGE_TILE if some and self.all_blocks > FEW_BLOCKS else SEARCH_LANES
-        steps = ceil_div(self.group_blocks, tile)
-        tiles = min(MOST_TILES, ceil_div(steps, ceil_div(PROGRAMS[some], source.groups)))
+        tile = LARGE_TILE if mode.some and self.all_blocks > FEW_BLOCKS else SEARCH_LANES
+        rows = self.by_row and mode.step > 1  # then a group is in the sample with all of its blocks, or not at all
+        blocks = self.group_blocks if rows else ceil_div(self.group_blocks, mode.step)
+        groups = ceil_div(source.groups, mode.step) if rows else source.groups
+        steps = ceil_div(blocks, tile)
+        tiles = min(MOST_TILES, ceil_div(steps, ceil_div(PROGRAMS[mode.some], groups)))
         parts = ceil_div(steps, tiles)
         if len(self.headroom) == 1:  # nothing to compare
             tiles, parts = 0, 1
         constants: Constants = {
             "B": SEARCH_LANES, "TILE": tile, "MAP": source.map, "SHORT": launch.kernel.short,
             "OBJECTIVE": WEIGHTED if self.weighted else UNIFORM, "COUNT": small.candidates,
-            "COMPETES": self.competes, "SOME": some, "DECIDES": decides,
+            "COMPETES": self.competes, "SOME": mode.some, "DECIDES": mode.decides, "SAMPLE": mode.step > 1,
+            "BY_ROW": self.by_row, "PROBED": mode.probed, "TWO": self.two, "LESS": CLEARLY[0], "OF": CLEARLY[1],
             "STORED": launch.kernel.prepare["STORED"], **{name: chosen[name] for name in names},
         }  # fmt: skip
+        totals = small.sampled if mode.step > 1 and self.probe is not None else small.totals
         read = (
-            small.candidate_numbers, small.candidate_stored, small.candidate_multiplier, small.totals, small.done,
-            small.lowest,
+            small.candidate_numbers, small.candidate_stored, small.candidate_multiplier, totals, small.sampled,
+            small.done, small.lowest,
         )  # fmt: skip
         written = (0, small.stored, small.multiplier)
         programs = parts * self.share * small.candidates
@@ -164,9 +210,17 @@ class Survey:
             X, weights, Address(Slot.CODES), Address(Slot.CODES, HALF * self.all_blocks),
             *(small.address(place) for place in (*read, *written)),
             source.columns, source.row_quads, self.group_blocks, parts, tiles, self.share, programs, self.all_blocks,
+            mode.step, Address(Slot.SCALES) if mode.step > 1 and self.probe is None else 0,
         )  # fmt: skip
         kernel = triton_kernel("survey.survey", constants, SEARCH_LANES // 32)
-        return Command(kernel, (source.groups * parts, small.candidates), arguments)
+        return Command(kernel, (groups * parts, small.candidates), arguments)
+
+
+def survey_of(
+    launch: Launch, headroom: tuple[float, ...], probe: Trial | None, share: int = 1, repairs: bool = False
+) -> Survey:
+    """The choice among candidates, and among all that are probed where a sample speaks for them."""
+    return Survey(launch, headroom if probe is None else probe.candidates, share, repairs, probe)
 
 
 @functools.lru_cache(maxsize=64)

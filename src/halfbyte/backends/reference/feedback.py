@@ -130,6 +130,8 @@ def _descend(codes: U8, scales: U8, aim: F32, error: F32, feedback: Feedback, el
     grid = np.unique(element.values[np.isfinite(element.values)] + np.float32(0))
     grid_codes = np.array([_code_of(value, element) for value in grid], np.uint8)
     h = feedback.moments
+    if h is None:
+        raise TypeError("the descent needs second moments")
     for place, number in enumerate(feedback.order.tolist()):
         first = place * block
         scale = elements.scale(scales[:, number])

@@ -10,15 +10,17 @@ from halfbyte.backends.threads import thread_count
 from halfbyte.checkpoint.execute.calibrated import Calibrator, SolvedCodes
 from halfbyte.checkpoint.execute.closing import close
 from halfbyte.checkpoint.execute.destination import check_destination, only_one, open_destination
+from halfbyte.checkpoint.execute.device.cards import CardSolver
 from halfbyte.checkpoint.execute.device.sizes import DevicePlan, Limits, plan_devices
 from halfbyte.checkpoint.execute.device.work import DeviceWork
 from halfbyte.checkpoint.execute.disk import Disk
 from halfbyte.checkpoint.execute.ending import Ending
 from halfbyte.checkpoint.execute.engine import Engine
 from halfbyte.checkpoint.execute.journal import Journal, work_folder
-from halfbyte.checkpoint.execute.pieces import SLACK, Sizes, largest_piece
+from halfbyte.checkpoint.execute.pieces import SLACK, Sizes, largest_piece, widened_bytes
 from halfbyte.checkpoint.execute.pool import Event, Into, Pool, check_unchanged
-from halfbyte.checkpoint.execute.target_device import open_devices
+from halfbyte.checkpoint.execute.solving import HostSolver, Solver, share_memory
+from halfbyte.checkpoint.execute.target_device import CPU, numbers_of, open_cards, open_devices, placed
 from halfbyte.checkpoint.execute.tasks import Tasks
 from halfbyte.checkpoint.execute.unit import UnitWork
 from halfbyte.checkpoint.execute.writer import disk_error
@@ -41,7 +43,8 @@ class Resources:
 
     workers: int | None = None
     """None: HALFBYTE_THREADS, or the processors there are."""
-    max_memory: int = DEFAULT_MEMORY
+    max_memory: int | None = None
+    """Bytes for buffers and for factors of statistics. None: 2 GiB for buffers, and what factors need besides."""
     device: str = "cpu"
     """cpu, cuda (all that are visible), cuda:0, cuda:0,2."""
     device_reason: str = ""
@@ -73,19 +76,28 @@ class Outcome:
 def sizes_for(plan: Plan, resources: Resources) -> tuple[Sizes, int]:
     """How to cut the work so that it fits the memory, and how many workers to use."""
     workers = thread_count(resources.workers)
-    units = plan.units
+    units, solves = plan.units, plan.calibrated is not None
+    memory, _ = shared_memory(plan, resources)
     while True:
-        arena = resources.max_memory * 9 // 10 // workers
+        arena = memory * 9 // 10 // workers
         for part in PARTS:
             chunk = max(1, min(resources.chunk, arena // part))
             needed = max((largest_piece(unit, chunk) for unit in units), default=0) + SLACK
+            needed += max((widened_bytes(unit, chunk) for unit in units), default=0) if solves else 0
             if needed <= arena:
                 return Sizes(chunk, arena), workers
         if workers == 1:
             raise InputError(
-                f"--max-memory {resources.max_memory:,} is too little: a piece of the largest tensor needs {needed:,}"
+                f"--max-memory {resources.max_memory or memory:,} is too little: a piece of the largest tensor needs "
+                f"{needed:,}" + (f", and {memory:,} are left beside the factors of statistics" if solves else "")
             )
         workers -= 1
+
+
+def shared_memory(plan: Plan, resources: Resources) -> tuple[int, int]:
+    """Bytes of memory for the buffers of workers, and for factors of statistics."""
+    cards = len(numbers_of(resources.device)) or (0 if resources.device == CPU else 1)
+    return share_memory(plan, resources.max_memory, DEFAULT_MEMORY, cards)
 
 
 @dataclass(frozen=True)
@@ -96,16 +108,24 @@ class Prepared:
     devices: DevicePlan | None
     sizes: Sizes
     workers: int
+    solver: Solver | None = None
 
 
 def prepare(plan: Plan, resources: Resources) -> Prepared:
     """Open the devices, and cut the work so that it fits them. Nothing is written."""
     sizes, workers = sizes_for(plan, resources)
     engine = Engine(plan.format, plan.contract, plan.method, plan.repairs)
+    buffers, factors = shared_memory(plan, resources)
     found = open_devices(resources.device, plan, engine)
-    limits = Limits(resources.max_memory * 9 // 10, resources.max_gpu_memory, resources.chunk)
+    limits = Limits(buffers * 9 // 10, resources.max_gpu_memory, resources.chunk)
     devices = plan_devices(found, engine, plan.units, workers, limits) if found else None
-    return Prepared(engine, devices, sizes if devices is None else devices.sizes, workers)
+    solver: Solver | None = None
+    if plan.calibrated is not None:
+        cards = open_cards(resources.device, plan, engine)
+        solver = HostSolver(plan.calibrated, engine, factors)
+        if cards:
+            solver = CardSolver(plan, engine, cards, resources.max_gpu_memory)
+    return Prepared(engine, devices, sizes if devices is None else devices.sizes, workers, solver)
 
 
 def run(
@@ -120,6 +140,7 @@ def run(
     On any error, and when interrupted, finished shards stay in the work folder and nothing stands under a final name.
     """
     resources = resources or Resources()
+    plan = placed(plan, resources.device)
     prepared = prepare(plan, resources)
     check_destination(plan.source, destination)
     disk = Disk(resources.sync)
@@ -138,18 +159,20 @@ def run(
         raise disk_error(error, destination) from error
 
 
-def _codes(plan: Plan, engine: Engine) -> Calibrator | SolvedCodes | None:
+def _codes(plan: Plan, prepared: Prepared) -> Calibrator | SolvedCodes | None:
     """Where the codes of a plan come from, if not from its weights alone."""
     if plan.solved is not None:
-        return SolvedCodes(plan.solved, engine)
-    return None if plan.calibrated is None else Calibrator(plan.calibrated, engine, plan.smoothing)
+        return SolvedCodes(plan.solved, prepared.engine)
+    if plan.calibrated is None or prepared.solver is None:
+        return None
+    return Calibrator(plan.calibrated, prepared.engine, prepared.solver, plan.smoothing)
 
 
 def write_shards(plan: Plan, into: Into, prepared: Prepared, report: Callable[[Event], None]) -> tuple[int, UnitWork]:
     """Write the shards that the journal does not list. The source bytes of all of them, and who computed them."""
     engine, devices = prepared.engine, prepared.devices
     files = Files({file.name: str(plan.source / file.name) for file in plan.files})
-    acts = UnitWork(files, engine, _codes(plan, engine)) if devices is None else DeviceWork(files, engine, devices)
+    acts = UnitWork(files, engine, _codes(plan, prepared)) if devices is None else DeviceWork(files, engine, devices)
     acts.workers = prepared.workers
     try:
         pool = Pool(plan, Tasks(plan, acts, prepared.sizes), into, report)
@@ -157,6 +180,8 @@ def write_shards(plan: Plan, into: Into, prepared: Prepared, report: Callable[[E
         pool.work(prepared.workers)
     finally:
         files.close()
+        if prepared.solver is not None:
+            prepared.solver.close()
         if devices is not None:
             devices.lanes.close()
     return pool.total, acts

@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from halfbyte.backends.amax import largest_magnitude
 from halfbyte.backends.encoding import Encoder, encoder_of
-from halfbyte.backends.headroom import ALONE, Total, candidate, headrooms
-from halfbyte.backends.survey import survey_part
+from halfbyte.backends.headroom import ALONE, DEFAULT, Total, Trial, candidate, headrooms, probe
+from halfbyte.backends.survey import Between, survey_part
 from halfbyte.checkpoint.execute.hashes import LEAF
 from halfbyte.checkpoint.execute.repair import usable_amax
 from halfbyte.codec.bits import U8, dtype_name
@@ -25,7 +25,7 @@ from halfbyte.errors import UnsupportedError
 from halfbyte.formats import BlockFormat
 from halfbyte.methods import Amax, Method
 from halfbyte.quantize import quantize
-from halfbyte.request import resolve
+from halfbyte.request import Request, resolve
 from halfbyte.types import QuantizedTensor
 
 
@@ -74,12 +74,31 @@ class Engine:
             return ALONE
         return headrooms(resolve(self.format, self.contract, self.method), size)
 
-    def survey(self, x: npt.NDArray[Any], amax: np.float32, candidates: tuple[float, ...]) -> tuple[Total, ...]:
-        """What each candidate costs on a chunk: sums that are added over all that share the amax."""
+    def probe(self, size: int) -> Trial | None:
+        """What has to be tried on a sample first, to know whether there are further candidates."""
+        if self.format is None or self.contract is None:
+            return None
+        return probe(resolve(self.format, self.contract, self.method), size)
+
+    def survey(self, x: npt.NDArray[Any], amax: np.float32, trial: Trial, before: int = 0) -> tuple[Total, ...]:
+        """What each candidate costs on a chunk: sums that are added over all that share the amax.
+
+        before: rows of its tensor before the chunk, which a sample depends on.
+        """
+        return survey_part(x, self._request(x.dtype), amax, trial, before)
+
+    def between(self, amax: np.float32, candidates: tuple[float, ...], dtype: npt.DTypeLike) -> Between | None:
+        """The choice for chunks that are seen once, if there is nothing to choose but 1 or 2."""
+        return Between(self._request(dtype), amax) if candidates == DEFAULT else None
+
+    def take_in(self, between: Between, x: npt.NDArray[Any]) -> None:
+        """Add a chunk to such a choice."""
+        between.add(x, self._request(x.dtype))
+
+    def _request(self, dtype: npt.DTypeLike) -> Request:
         if self.format is None or self.contract is None:
             raise UnsupportedError("this conversion decodes; it has no tensor scale")
-        request = resolve(self.format, self.contract, self.method, dtype=dtype_name(x.dtype), threads=1)
-        return survey_part(x, request, amax, candidates)
+        return resolve(self.format, self.contract, self.method, dtype=dtype_name(np.dtype(dtype)), threads=1)
 
     def usable_headrooms(
         self, amax: np.float32, candidates: tuple[float, ...], dtype: npt.DTypeLike

@@ -77,6 +77,13 @@ def piece_memory(unit: Unit, piece: Piece) -> int:
     return scratch_bytes(source, rows) + values + outputs + scales + scaled + SLACK
 
 
+def widened_bytes(unit: Unit, chunk: int) -> int:
+    """Bytes of the unit's largest piece in float32, as statistics take it."""
+    if unit.action != "quantize":
+        return 0
+    return max((piece.stop - piece.start) * unit.sources[piece.source].columns * 4 for piece in pieces_of(unit, chunk))
+
+
 def largest_piece(unit: Unit, chunk: int) -> int:
     """Bytes of the unit's largest piece, raw bytes included. The first piece of each source has the most rows."""
     firsts = (

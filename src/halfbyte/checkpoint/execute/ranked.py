@@ -27,6 +27,7 @@ from halfbyte.checkpoint.execute.locks import FileLock
 from halfbyte.checkpoint.execute.manifest import read_manifest
 from halfbyte.checkpoint.execute.pool import Event, Into
 from halfbyte.checkpoint.execute.ranks import Rank, absorb, guarded, load_all, rank_journals, running_ranks, share_of
+from halfbyte.checkpoint.execute.target_device import placed
 from halfbyte.checkpoint.execute.writer import disk_error
 from halfbyte.checkpoint.plan.types import Plan
 from halfbyte.errors import CheckpointError
@@ -49,6 +50,7 @@ def run_rank(
     The bytes are those of `run`, however many ranks there are.
     """
     resources = resources or Resources()
+    plan = placed(plan, resources.device)
     prepared = prepare(plan, resources)
     check_destination(plan.source, destination)
     disk = Disk(resources.sync)

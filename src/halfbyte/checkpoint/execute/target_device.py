@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import importlib.util
+import platform
 import re
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from halfbyte.backends import BACKENDS
+from halfbyte.backends.feedback import unserved_feedback
 from halfbyte.backends.gpu import OLDEST, capability_of
+from halfbyte.checkpoint.execute.device.cards import Card
 from halfbyte.checkpoint.execute.device.protocol import Device
 from halfbyte.checkpoint.execute.engine import Engine
 from halfbyte.checkpoint.io.views import NUMPY, SourceMatrix
-from halfbyte.checkpoint.plan.types import Plan
+from halfbyte.checkpoint.plan.types import Calibrated, Plan
 from halfbyte.codec.bits import dtype_name
+from halfbyte.contracts import Contract
 from halfbyte.errors import InputError, UnsupportedError
+from halfbyte.feedback import request_for
+from halfbyte.formats import BlockFormat
+from halfbyte.methods import Hessian, Optimal
 from halfbyte.request import resolve
 
 CPU = "cpu"
@@ -60,8 +70,10 @@ def kernel_reason(plan: Plan) -> str | None:
     """Why GPUs have no kernel for what a plan quantizes, or None. Asks no GPU."""
     if plan.format is None:
         return None
-    if plan.calibrated is not None or plan.solved is not None:
-        return "conversions with statistics or solved weights compute on the CPU"
+    if plan.solved is not None:
+        return "weights that are solved already are written by the CPU"
+    if plan.calibrated is not None and plan.contract is not None:
+        return solving_reason(plan.calibrated, plan.format, plan.contract)
     if plan.smoothing is not None:
         return "smoothed weights are computed on the CPU"
     for dtype in sorted(
@@ -81,6 +93,8 @@ def _dtype(source: SourceMatrix) -> str:
 
 def open_devices(device: str, plan: Plan, engine: Engine) -> tuple[Device, ...]:
     """The devices that a run uses; none for the CPU, and none if nothing is quantized."""
+    if plan.calibrated is not None:
+        return ()
     name = resolve_device(device)
     if name == CPU or all(unit.action != "quantize" for unit in plan.units):
         return ()
@@ -88,10 +102,63 @@ def open_devices(device: str, plan: Plan, engine: Engine) -> tuple[Device, ...]:
         raise UnsupportedError(f"device {device} cannot do this: {reason}; use --device cpu")
     from halfbyte.checkpoint.execute.device.cuda import CudaDevice
 
+    _check_capability(name)
+    return tuple(CudaDevice(number, engine) for number in numbers_of(name))
+
+
+def open_cards(device: str, plan: Plan, engine: Engine) -> tuple[Card, ...]:
+    """The GPUs that solve the modules of a plan by their statistics; none for the CPU."""
+    name = resolve_device(device)
+    if name == CPU or plan.calibrated is None:
+        return ()
+    if (reason := kernel_reason(plan)) is not None:
+        raise UnsupportedError(f"device {device} cannot do this: {reason}; use --device cpu")
+    from halfbyte.checkpoint.execute.device.torch_card import TorchCard
+
+    _check_capability(name)
+    return tuple(TorchCard(f"cuda:{number}", engine) for number in numbers_of(name))
+
+
+def _check_capability(name: str) -> None:
     for number in numbers_of(name):
         if (found := capability_of(number)) < OLDEST:
             raise UnsupportedError(
                 f"device cuda:{number} has compute capability {found[0]}.{found[1]}, and the kernels need "
                 f"{OLDEST[0]}.{OLDEST[1]}; use --device cpu"
             )
-    return tuple(CudaDevice(number, engine) for number in numbers_of(name))
+
+
+def kind_of(device: str) -> str:
+    """What computes, by name: last bits may depend on it. Raises if GPUs of several kinds would."""
+    name = resolve_device(device)
+    if name == CPU:
+        return f"{CPU} {platform.machine()}"
+    import torch
+
+    kinds = sorted({str(torch.cuda.get_device_name(number)) for number in numbers_of(name)})
+    if len(kinds) > 1:
+        raise UnsupportedError(
+            f"device {device}: {' and '.join(kinds)} may differ in the last bits of factors; give GPUs of one kind"
+        )
+    return kinds[0]
+
+
+def placed(plan: Plan, device: str) -> Plan:
+    """The plan with the name of what makes the factors of gptq, which its fingerprint and manifest have."""
+    known = plan.calibrated
+    if known is None or known.kind != "gptq" or known.device:
+        return plan
+    return replace(plan, calibrated=replace(known, device=kind_of(device)))
+
+
+def solving_reason(planned: Calibrated, format: BlockFormat, contract: Contract) -> str | None:
+    """Why GPUs cannot solve by statistics, or None. Asks no GPU."""
+    one = Hessian(np.eye(format.block, dtype=np.float32)[None])
+    if planned.kind == "gptq":
+        request = replace(request_for(format, contract), method=one, device="cuda")
+        return unserved_feedback(request, planned.method.descent)
+    for method in (one, Optimal(np.ones(1, np.float32))):
+        request = resolve(format, contract, method, dtype="fp32", device="cuda")
+        if (reason := BACKENDS["gpu"].supports(request)) is not None:
+            return reason
+    return None

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from halfbyte.backends.encoding import Encoder
-from halfbyte.backends.headroom import ALONE, Total, best, merged, widened
+from halfbyte.backends.headroom import ALONE, Total, Trial, best, merged, widened
 from halfbyte.casting.optimal import write
 from halfbyte.casting.rows import Rows
 from halfbyte.checkpoint.execute.bad_values import BadModules
@@ -40,6 +41,16 @@ MANY = 8
 
 Key = tuple[str, int]
 """A module and the number of a piece of it."""
+
+
+@dataclass(frozen=True)
+class FirstLook:
+    """What is known of a group before its headroom is chosen."""
+
+    amax: np.float32
+    candidates: tuple[float, ...]
+    probe: Trial | None
+    """What decides whether there are further candidates."""
 
 
 class UnitWork:
@@ -225,28 +236,58 @@ class UnitWork:
         candidates = self.engine.headrooms(size)
         if candidates == ALONE or amax == 0:
             return amax
-        parts = self._totals(units, amax, candidates, chunk, arena, held)
-        return np.float32(widened(amax, best(candidates, merged(parts))))
+        first = FirstLook(amax, candidates, self.engine.probe(size))
+        chosen = self._look(units, first, chunk, arena, held)
+        if isinstance(chosen, tuple):
+            parts = self._totals(units, amax, Trial(chosen), chunk, arena, held)
+            chosen = best(chosen, merged(parts))
+        return np.float32(widened(amax, chosen))
+
+    def _look(
+        self,
+        units: Sequence[Unit],
+        first: FirstLook,
+        chunk: int,
+        arena: Arena,
+        held: Mapping[Key, npt.NDArray[Any]],
+    ) -> float | tuple[float, ...]:
+        """The headroom if one look at every piece tells; otherwise the candidates, for which all are searched."""
+        between = self.engine.between(first.amax, first.candidates, values_dtype(units[0]))
+        totals = []
+        for unit, piece, raw in self._all_pieces(units, chunk, arena, held):
+            values = self._values(unit, piece, raw, arena)
+            if first.probe is not None:
+                totals.append(self.engine.survey(values, first.amax, first.probe, piece.start))
+            if between is not None:
+                self.engine.take_in(between, values)
+        if first.probe is not None and first.probe.finds(merged(totals)):
+            return first.probe.candidates
+        chosen = None if between is None else between.headroom()
+        return first.candidates if chosen is None else chosen
+
+    def _all_pieces(
+        self, units: Sequence[Unit], chunk: int, arena: Arena, held: Mapping[Key, npt.NDArray[Any]]
+    ) -> Iterator[tuple[Unit, Piece, npt.NDArray[Any]]]:
+        """Every piece with its raw bytes, read again if they are not held; each is gone when the next one comes."""
+        for unit in units:
+            for piece in pieces_of(unit, chunk):
+                mark = arena.mark()
+                raw = held.get((unit.module, piece.number))
+                yield unit, piece, self.read(unit, piece, arena) if raw is None else raw
+                arena.release(mark)
 
     def _totals(
         self,
         units: Sequence[Unit],
         amax: np.float32,
-        candidates: tuple[float, ...],
+        trial: Trial,
         chunk: int,
         arena: Arena,
         held: Mapping[Key, npt.NDArray[Any]],
     ) -> list[tuple[Total, ...]]:
         """What each candidate costs, in parts whose sums are added."""
-        parts = []
-        for unit in units:
-            for piece in pieces_of(unit, chunk):
-                mark = arena.mark()
-                raw = held.get((unit.module, piece.number))
-                raw = self.read(unit, piece, arena) if raw is None else raw
-                parts.append(self._piece_totals(unit, piece, raw, amax, candidates, arena))
-                arena.release(mark)
-        return parts
+        pieces = self._all_pieces(units, chunk, arena, held)
+        return [self._piece_totals(unit, piece, raw, amax, trial, arena) for unit, piece, raw in pieces]
 
     def _piece_totals(
         self,
@@ -254,10 +295,10 @@ class UnitWork:
         piece: Piece,
         raw: npt.NDArray[Any],
         amax: np.float32,
-        candidates: tuple[float, ...],
+        trial: Trial,
         arena: Arena,
     ) -> tuple[Total, ...]:
-        return self.engine.survey(self._values(unit, piece, raw, arena), amax, candidates)
+        return self.engine.survey(self._values(unit, piece, raw, arena), amax, trial, piece.start)
 
     def _rows(self, unit: Unit, piece: Piece, raw: npt.NDArray[Any], arena: Arena) -> Rows:
         """A piece of an MXFP4 source."""

@@ -25,6 +25,8 @@ from halfbyte.formats import BlockFormat
 
 VERSION = "1"
 MARK = "halfbyte_solved"
+HEADER = "solved.json"
+"""What the run that solved them says of itself, in a folder of `convert --calibrate`."""
 
 
 class SolvedWeight(NamedTuple):
@@ -79,6 +81,15 @@ class SolvedFolder:
             with file.open("rb") as stream:
                 digest.update(hashlib.file_digest(stream, "sha256").digest())
         self.digest = digest.hexdigest()
+
+    @property
+    def device(self) -> str:
+        """What solved the weights; "" if the folder does not say so."""
+        try:
+            said = json.loads((self.path / HEADER).read_text())
+        except (OSError, ValueError):
+            return ""
+        return str(said.get("device", "")) if isinstance(said, dict) else ""
 
     def check(self, format: BlockFormat, contract: Contract) -> None:
         """Raise if the codes are those of another format or contract."""

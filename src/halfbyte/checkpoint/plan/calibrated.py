@@ -65,7 +65,9 @@ def _calibrated(
         raise CheckpointError(f"--stats {path} serves none of the {len(fresh)} modules; {first[0]}: {first[1]}")
     if fallback and options.strict_statistics:
         raise CheckpointError(f"--strict-stats: {_listed(fallback)}")
-    calibrated = Calibrated(path, kind, method, *_digest(statistics, path), chosen, fallback)
+    taken = [name for found in chosen.values() for name in found if name is not None]
+    crossed = kind == "gptq" and method.asymmetry != 0 and any("cross_moment" in statistics.holds(one) for one in taken)
+    calibrated = Calibrated(path, kind, method, *_digest(statistics, path), chosen, fallback, crossed)
     notes = [f"{_listed(fallback)}; they get optimal scales without statistics"] if fallback else []
     others = len(draft.converted) - len(fresh)
     if others:
@@ -126,7 +128,7 @@ def _solved(draft: Draft, path: Path, fresh: list[SourceWeight]) -> Solved:
             folder.rows(name, (rows, columns), 0, 0, format)
             found.append(name)
         names[weight.module] = tuple(found)
-    return Solved(path, folder.said["method"], folder.digest, names)
+    return Solved(path, folder.said["method"], folder.digest, names, folder.device)
 
 
 def _digest(statistics: Statistics, path: Path) -> tuple[str, int]:

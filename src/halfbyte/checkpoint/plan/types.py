@@ -152,6 +152,10 @@ class Calibrated:
     """Module → the statistics of each of its sources; None: optimal scales without statistics."""
     fallback: Mapping[str, str]
     """Module → why some of it is quantized without statistics."""
+    crossed: bool = False
+    """Whether gptq finds cross moments."""
+    device: str = ""
+    """What makes the factors of gptq, once that is known: their last bits depend on it."""
 
     def __str__(self) -> str:
         return str(self.method) if self.kind == "gptq" else "Hessian"
@@ -166,6 +170,8 @@ class Solved:
     digest: str
     names: Mapping[str, tuple[str, ...]]
     """Module → the name of each of its sources in the folder."""
+    device: str = ""
+    """What solved them, if the folder says so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,8 +293,10 @@ class Plan:
         }
         if self.calibrated is not None:
             choices |= {"method": str(self.calibrated), "statistics": self.calibrated.digest}
+            choices |= {"device": self.calibrated.device} if self.calibrated.device else {}
         if self.solved is not None:
             choices |= {"method": self.solved.method, "solved": self.solved.digest}
+            choices |= {"device": self.solved.device} if self.solved.device else {}
         if self.smoothing is not None:
             choices["smoothing"] = self.smoothing.digest
         return choices

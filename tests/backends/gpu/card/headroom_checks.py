@@ -106,6 +106,29 @@ def larger_operands() -> int:
     return done + same(got, hb.quantize(x.bfloat16(), "nvfp4", None, hb.Optimal(headroom=EVERY_BLOCK)))
 
 
+def written_by_four_six() -> int:
+    """Weights beyond the small ones that 4over6 with 256 wrote, for which a sample speaks; beside the CPU."""
+    done = 0
+    for shape in ((256, 512), (2048, 2064)):
+        for number, contract in enumerate((contracts.transformer_engine(), contracts.modelopt(), contracts.miles())):
+            x = normal(*shape, seed=number)
+            wrote = hb.dequantize(hb.quantize(x, "nvfp4", contract, hb.FourSix("mse", 256)))
+            for dtype in (torch.bfloat16, torch.float32):
+                given = torch.as_tensor(wrote).to(dtype)
+                got = hb.quantize(given, "nvfp4", contract, hb.Optimal(), backend="gpu")
+                done += same(got, hb.quantize(given.cpu(), "nvfp4", contract, hb.Optimal(), backend="cpu"))
+                done += same(got, hb.quantize(given, "nvfp4", contract, hb.Optimal(headroom=1.75), backend="gpu"))
+    by_row = contracts.transformer_engine(row_scaled_nvfp4=True)
+    wrote = hb.dequantize(hb.quantize(normal(512, 512), "nvfp4", by_row, hb.FourSix("mse", 256)))
+    for x in (torch.as_tensor(wrote).bfloat16(), normal(512, 512), uniform(300, 1024)):
+        got = hb.quantize(x, "nvfp4", by_row, hb.Optimal(), backend="gpu")
+        done += same(got, hb.quantize(x.cpu(), "nvfp4", by_row, hb.Optimal(), backend="cpu"))
+    both = [torch.as_tensor(wrote).bfloat16(), normal(512, 512), normal(16, 64), torch.as_tensor(wrote).bfloat16() * 3]
+    for got, x in zip(gpu.quantize_experts(both, method=hb.Optimal()), both, strict=True):
+        done += same(got, hb.quantize(x.cpu(), "nvfp4", None, hb.Optimal(), backend="cpu"))
+    return done
+
+
 def batches() -> int:
     """Experts in one tensor or listed, sharing a scale or not; small and large ones in one list."""
     done = 0
@@ -163,6 +186,7 @@ CHECKS: dict[str, Callable[[], int]] = {
     "headroom of small operands": small_operands,
     "headroom in other forms": other_forms,
     "headroom of larger operands": larger_operands,
+    "headroom of what 4over6 wrote": written_by_four_six,
     "headroom of batches": batches,
     "headroom in graphs and streams": graphs_and_streams,
 }

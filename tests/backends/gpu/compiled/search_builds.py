@@ -41,16 +41,19 @@ DESCENT = {"B": 32, "N": 16, "DTYPE": 0, "GROUP": 0, "SWIZZLED": False, "POWERS"
 ROTATE = {"B": 128, "DTYPE": 0, "SIGNS": 0xD7E8, "ROWS_FIRST": False}
 HALVES = {"x_ptr": "*i16"}
 CANDIDATES = {name: value for name, value in PREPARE.items() if name not in ("LANES", "SOURCE")} | {
-    "COUNT": 2, "GIVEN": False,
+    "COUNT": 2, "GIVEN": False, "SAMPLES": 0,
 }  # fmt: skip
 SURVEY = {
     "B": 32, "TILE": 1024, "N": 16, "DTYPE": 0, "MAP": 0, "SHORT": True, "OBJECTIVE": 0, "COUNT": 2,
     "COMPETES": True, "SOME": True, "DECIDES": True, "STORED": 0, "FIRST": 1, "ELEMENT": 0, "WRAPS": False, **ROUNDING,
+    "SAMPLE": False, "BY_ROW": False, "PROBED": False, "TWO": 1, "LESS": 15, "OF": 16,
 }  # fmt: skip
 ALL_BLOCKS = {**SURVEY, "TILE": 32, "SHORT": False, "COUNT": 3, "SOME": False}
+SAMPLE = {**ALL_BLOCKS, "DECIDES": False, "SAMPLE": True}
+PROBED = {**SURVEY, "COUNT": 3, "TWO": 2, "PROBED": True}
 SURVEYED = {
-    "block_ptr": "*i16", "queue_ptr": "*i16", "totals_ptr": "*i64", "done_ptr": "*i32", "headroom_ptr": "*i64",
-    "least_ptr": "*i32", "lowest_ptr": "*i32",
+    "block_ptr": "*i16", "queue_ptr": "*i16", "totals_ptr": "*i64", "sampled_ptr": "*i64", "done_ptr": "*i32",
+    "headroom_ptr": "*i64", "least_ptr": "*i32", "lowest_ptr": "*i32",
 }  # fmt: skip
 
 BUILDS: dict[str, Build] = {
@@ -78,6 +81,10 @@ BUILDS: dict[str, Build] = {
     "candidates": Build(survey_kernels.prepare_candidates, CANDIDATES, 4, SURVEYED),
     "survey": Build(survey_kernels.survey, SURVEY, 1, SURVEYED),
     "survey of all blocks": Build(survey_kernels.survey, ALL_BLOCKS, 1, SURVEYED),
+    "survey of a sample": Build(survey_kernels.survey, SAMPLE, 1, SURVEYED),
+    "survey after a sample": Build(
+        survey_kernels.survey, {**SURVEY, "COUNT": 3, "TWO": 2, "PROBED": True}, 1, SURVEYED
+    ),
     "survey float32 in rows": Build(survey_kernels.survey, {**SURVEY, "DTYPE": FP32, "MAP": ROWS}, 1, SURVEYED),
     "survey weighted": Build(survey_kernels.survey, {**ALL_BLOCKS, "OBJECTIVE": WEIGHTED, "MAP": ROWS}, 1, SURVEYED),
     "descent": Build(descent_kernels.descend, DESCENT, 1),

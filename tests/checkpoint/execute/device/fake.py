@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from halfbyte.backends.gpu import WORDS
+from halfbyte.backends.headroom import Trial
 from halfbyte.checkpoint.execute.device.protocol import DeviceMemoryError, Encoded, Matrix
 from halfbyte.checkpoint.execute.engine import Engine
 from halfbyte.checkpoint.io.files import read_all
@@ -178,14 +179,14 @@ class FakeStream:
 
         self._add(run)
 
-    def survey(self, matrix: Matrix, amax: np.float32, candidates: tuple[float, ...], scratch: U8, into: U8) -> None:
+    def survey(self, matrix: Matrix, amax: np.float32, tried: tuple[Trial, int], scratch: U8, into: U8) -> None:
         self._device.count("survey")
         assert scratch.nbytes >= matrix.rows * matrix.columns // 2
 
         def run() -> None:
             scratch[:] = 0xA5  # a card writes there
-            totals = self._device.engine.survey(_values(matrix), amax, candidates)
-            words = into.view(np.int64).reshape(len(candidates), WORDS)
+            totals = self._device.engine.survey(_values(matrix), amax, *tried)
+            words = into.view(np.int64).reshape(len(tried[0].candidates), WORDS)
             for at, total in enumerate(totals):
                 for index in range(WORDS):
                     word = (total or 0) >> 32 * index

@@ -10,9 +10,10 @@ import pytest
 
 from halfbyte.backends import BACKENDS
 from halfbyte.checkpoint import Options, Plan, Rules, make_plan
-from halfbyte.checkpoint.execute.device import choice
-from halfbyte.checkpoint.execute.device.choice import MOVING, START, choose_device, cpu_seconds
+from halfbyte.checkpoint.execute.device import choice, solving_time
+from halfbyte.checkpoint.execute.device.choice import MOVING, START, choose_device, choose_for_model, cpu_seconds
 from tests.backends.gpu.card import convert_checks
+from tests.checkpoint.test_calibrated import statistics
 from tests.checkpoint.toy import llama, write_checkpoint
 
 
@@ -97,6 +98,38 @@ def test_the_estimate_grows_with_the_plan(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_the_timing_is_a_time(plan: Plan) -> None:
     assert 0 < cpu_seconds(plan) < 60
+
+
+@pytest.mark.usefixtures("gpu")
+def test_conversions_by_statistics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many rows of the same few inputs are for a GPU; a small model is not."""
+    tensors = llama()
+    statistics(tmp_path / "stats", tensors)
+    source = write_checkpoint(tmp_path / "s", tensors)
+    plan = make_plan(source, Options(method="gptq", statistics=tmp_path / "stats"))
+    work = solving_time.work_of(plan)
+    linears = [source for unit in plan.units for source in unit.sources]
+    assert work.elements == sum(one.rows * one.columns for one in linears)
+    assert work.terms == sum(one.rows * one.columns**2 / 2 for one in linears)
+    assert work.turns == sum(one.columns / 16 for one in linears)
+    assert work.squares == 2 * (3 * 64**2 + 96**2)  # q, k and v share theirs; so do gate and up
+    small = choose_device(plan, 2)
+    assert (small.device, small.reason.startswith("about 0 s on the CPU, 5 s on a GPU")) == ("cpu", True)
+    monkeypatch.setattr(choice, "work_of", lambda plan: solving_time.Work(elements=1e11, turns=100))
+    large = choose_device(plan, 2)
+    assert (large.device, large.reason.startswith("about 850 s on the CPU, 5 s on a GPU")) == ("cuda", True)
+
+
+def test_a_model_runs_on_one_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "driver_present", lambda: False)
+    assert choose_for_model("auto").reason == "there is no NVIDIA driver"
+    monkeypatch.setattr(choice, "driver_present", lambda: True)
+    monkeypatch.setattr(choice, "cuda_count", lambda: ": torch finds no CUDA device here")
+    assert choose_for_model("auto").device == "cpu"
+    monkeypatch.setattr(choice, "cuda_count", lambda: 2)
+    assert choose_for_model("auto").device == "cuda:0"
+    monkeypatch.setattr(choice, "resolve_device", {"cuda": "cuda:0,1", "cuda:1": "cuda:1", "cpu": "cpu"}.__getitem__)
+    assert [choose_for_model(name).device for name in ("cuda", "cuda:1", "cpu")] == ["cuda:0", "cuda:1", "cpu"]
 
 
 @pytest.mark.usefixtures("gpu")

@@ -1,5 +1,6 @@
 // The C functions that Python loads with ctypes. They pick an instruction set and call its kernels.
 #include "kernels.h"
+#include <array>
 
 extern const Kernels hb_base;
 #if defined(HB_X86)
@@ -20,6 +21,32 @@ static const int64_t CHUNK = 4096;   // blocks per step: 128 KiB of bfloat16, wh
 static const int64_t GATHERED = 64;  // undecided blocks that are searched together
 static const int64_t WORTH_ROWS = 2048;  // blocks: with fewer, building the error table takes longer than it saves
 static const int64_t ROWS = 64;          // rows per step of a search that goes down columns
+
+// Fills the numbers of every scale byte for a row that has its own global scale, by TransformerEngine's formulas.
+// (backends/cpu/tables.py)
+void fill_search_tables(float factor, float multiplier, int first, int zero_byte, SearchTables* t) {
+    int exponent;
+    std::frexp(multiplier, &exponent);
+    exponent -= 1;
+    const float inverse = 1.0f / factor, largest = std::numeric_limits<float>::max();
+    t->divides = 0;
+    t->first = first;
+    t->zero_byte = zero_byte;
+    t->prescale = std::ldexp(1.0f, -exponent);
+    t->unit = std::ldexp(multiplier, -exponent);
+    t->to_scale = 1.0f / (6.0f * t->unit);
+    static const std::array<float, 128> values = [] {
+        std::array<float, 128> found = {};
+        for (int byte = 0; byte < 127; ++byte) found[(size_t)byte] = e4m3_decode(byte);
+        return found;
+    }();
+    const float up = std::ldexp(1.0f, exponent);
+    for (int byte = 0; byte < 127; ++byte) {
+        const float scale = values[(size_t)byte], reciprocal = 1.0f / (scale * inverse);
+        t->multiplier[byte] = (reciprocal < largest ? reciprocal : largest) * up;
+        t->scale[byte] = scale * t->unit;
+    }
+}
 
 extern "C" {
 
@@ -178,25 +205,6 @@ void hb_search(int isa, const void* x, int64_t rows, int64_t columns, int dtype,
                 k->search(at + c * size, columns * size, count / columns, dtype, t, weights + c * 16,
                           scales + start + c, columns);
         k->emit(at, count, 16, dtype, tables, codes + start * 8, scales + start);
-    }
-}
-// Fills the numbers of every scale byte for a row that has its own global scale, by TransformerEngine's formulas.
-// (backends/cpu/tables.py)
-static void fill_search_tables(float factor, float multiplier, int first, int zero_byte, SearchTables* t) {
-    int exponent;
-    std::frexp(multiplier, &exponent);
-    exponent -= 1;
-    const float inverse = 1.0f / factor, largest = std::numeric_limits<float>::max();
-    t->divides = 0;
-    t->first = first;
-    t->zero_byte = zero_byte;
-    t->prescale = std::ldexp(1.0f, -exponent);
-    t->unit = std::ldexp(multiplier, -exponent);
-    t->to_scale = 1.0f / (6.0f * t->unit);
-    for (int byte = 0; byte < 127; ++byte) {
-        const float scale = e4m3_decode(byte), reciprocal = 1.0f / (scale * inverse);
-        t->multiplier[byte] = std::ldexp(reciprocal < largest ? reciprocal : largest, exponent);
-        t->scale[byte] = scale * t->unit;
     }
 }
 void hb_search_rows(int isa, const void* x, int64_t rows, int64_t columns, int dtype, const float* factors,

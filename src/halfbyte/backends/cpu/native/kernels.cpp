@@ -133,16 +133,17 @@ void four_six_tiles(const void* x, int64_t columns, int64_t stride, int dtype, i
     by_error<TileRow>(kind, squared, (const uint8_t*)x, columns, stride, dtype, s, scales);
 }
 
+void search_errors(const void* x, int64_t stride, int64_t blocks, int dtype, const SearchTables* t,
+                   const float* weights, uint8_t* scales, int64_t scale_stride, float* errors) {
+    const auto run = weights      ? t->divides ? search_blocks<true, true> : search_blocks<false, true>
+                     : t->divides ? search_blocks<true, false>
+                                  : search_blocks<false, false>;
+    run((const uint8_t*)x, stride, blocks, dtype, *t, weights, scales, scale_stride, errors);
+}
+
 void search(const void* x, int64_t stride, int64_t blocks, int dtype, const SearchTables* t, const float* weights,
             uint8_t* scales, int64_t scale_stride) {
-    const uint8_t* at = (const uint8_t*)x;
-    if (weights) {
-        if (t->divides) search_blocks<true, true>(at, stride, blocks, dtype, *t, weights, scales, scale_stride);
-        else search_blocks<false, true>(at, stride, blocks, dtype, *t, weights, scales, scale_stride);
-    } else {
-        if (t->divides) search_blocks<true, false>(at, stride, blocks, dtype, *t, weights, scales, scale_stride);
-        else search_blocks<false, false>(at, stride, blocks, dtype, *t, weights, scales, scale_stride);
-    }
+    search_errors(x, stride, blocks, dtype, t, weights, scales, scale_stride, nullptr);
 }
 
 void hessian(const void* x, int64_t stride, int64_t rows, int dtype, const SearchTables* t, const float* h,
@@ -196,7 +197,8 @@ void tile_amax(const void* x, int64_t columns, int dtype, uint32_t* out) {
 }  // namespace
 
 extern const Kernels HB_NAME;
-const Kernels HB_NAME = {plain,          emit,         direct<false>, direct<true>,   mxfp8,      amax,
-                         decode,         decode_mxfp8, four_six,      four_six_tiles, search,     build_error_rows,
-                         search_by_rows, hessian,      descend,       mx_search,      mxfp8_emit, cast_blocks,
-                         tile_amax,      compare_rows, LANES};
+const Kernels HB_NAME = {plain,        emit,          direct<false>,    direct<true>,   mxfp8,
+                         amax,         decode,        decode_mxfp8,     four_six,       four_six_tiles,
+                         search,       search_errors, build_error_rows, search_by_rows, hessian,
+                         descend,      mx_search,     mxfp8_emit,       cast_blocks,    tile_amax,
+                         compare_rows, LANES};

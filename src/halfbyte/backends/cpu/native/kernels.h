@@ -61,6 +61,9 @@ struct Kernels {
                            const FourSixScale*, uint8_t* scales);
     void (*search)(const void* x, int64_t stride, int64_t blocks, int dtype, const SearchTables*, const float* weights,
                    uint8_t* scales, int64_t scale_stride);
+    // The same, and the error of each block, next to each other.
+    void (*search_errors)(const void* x, int64_t stride, int64_t blocks, int dtype, const SearchTables*,
+                          const float* weights, uint8_t* scales, int64_t scale_stride, float* errors);
     bool (*build_error_rows)(const SearchTables&, ErrorRows*);
     int64_t (*search_by_rows)(const void* x, int64_t blocks, const ErrorRows&, uint8_t* scales, int32_t* undecided);
     void (*hessian)(const void* x, int64_t stride, int64_t rows, int dtype, const SearchTables*, const float* h,
@@ -79,6 +82,9 @@ struct Kernels {
                           const ScaleJudge*, RowSums*, uint8_t* marks, FactorSums*);
     int lanes;
 };
+
+// The tables of a row with its own tensor scale, by TransformerEngine's formulas. (backends/cpu/tables_nvfp4.py)
+void fill_search_tables(float factor, float multiplier, int first, int zero_byte, SearchTables* t);
 
 // The kernels of an instruction set, by its number in backends/cpu/library.py.
 const Kernels* tables_of(int isa);

@@ -36,9 +36,12 @@ struct Recipe {
     const float* values;   // the value of each scale byte, 256 of them: searches that take an array
     // By how much the tensor's own amax may be raised: for tensors of more than `small` elements, and for others.
     // (backends/headroom.py)
-    int64_t small;
+    // `sampled`: whether those of small tensors are candidates for a larger one is decided by a sample of about so many
+    // elements; 0: they are not.
+    int64_t small, sampled;
     int32_t headrooms, small_headrooms;  // 0: the amax stays
     double headroom[4], small_headroom[4];
+    int64_t clearly[2];  // a headroom of the sample is one if it costs less than this share of 1 and 2
 };
 
 struct DecodeRecipe {

@@ -98,11 +98,13 @@ struct Searches {
 
 static const int MOST_HEADROOMS = 8;
 
-// The search under each of several tensor scales, to choose among them. (backends/headroom.py)
+// The search under each of several tensor scales, to choose among them. (backends/headroom.py) Rows by
+// TransformerEngine's formulas have no constants: then `prescale` holds their factors, and `unit` their multipliers.
 struct Survey {
     int32_t count;                  // candidates
     int32_t one, two;               // the places of the headrooms 1 and 2 if only the ends differ; otherwise -1
-    int32_t decides;                // of 1 and 2 alone: only the order of the two sums has to be right
+    int32_t decides;                // only the order of the sums has to be right
+    int32_t step;                   // 1; or of a sample, every such block counts, under all candidates
     float bottom, top;              // the ends: amaxes of blocks
     int32_t shift[MOST_HEADROOMS];  // an error counts floor(E·2**shift)
     GeneralSearch search[MOST_HEADROOMS];
@@ -113,8 +115,12 @@ struct Sum {
     int64_t low, rest;
 };
 
-// Adds the errors of a matrix of `columns` blocks per row under each candidate, up to a number that all share. Returns
-// false if an error is beyond what it can add.
-bool survey_blocks(int isa, const void* x, int64_t rows, int64_t columns, const Survey& survey, Sum* sums);
+// Finds the errors of a matrix of `columns` blocks per row under each candidate, up to a number that all share; of more
+// candidates than 1 and 2, and of a sample, the errors themselves. If it `decides`, only the order is right, and a
+// candidate that cannot win may have any larger sum. `first`: the first block of a sample. `bytes` gets the scales of
+// all blocks under each candidate, or is null; not of one that cannot win. Returns false if an error is beyond what it
+// can add.
+bool survey_blocks(int isa, const void* x, int64_t rows, int64_t columns, int64_t first, const Survey& survey,
+                   uint8_t* bytes, Sum* sums);
 
 const Searches* searches_of(int isa);

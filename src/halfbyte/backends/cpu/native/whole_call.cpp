@@ -55,6 +55,7 @@ struct Call {
     uint8_t *codes, *scales;
     Numbers n = {};
     float largest = -1.0f;  // the largest magnitude of the operand itself; negative: not known
+    bool searched = false;  // whether the choice of a headroom has found the scale bytes
 
     int64_t blocks() const { return rows * columns; }
     int64_t block_bytes() const { return recipe.block * (recipe.dtype == FP32 ? 4 : 2); }
@@ -183,6 +184,7 @@ struct Call {
 
     bool exact() {
         if (!in_range(own_largest())) return false;
+        if (searched) return emit();
         if (blocks() < recipe.worth_tables) {
             SearchTables t;
             if (recipe.tie != TIE_EVEN) return general();
@@ -241,10 +243,10 @@ struct Call {
 
     // Raises the tensor's own amax by the best headroom. Returns false if only the reference can tell.
     // (backends/headroom.py)
-    bool raise(float* amax) const {
-        const bool small = blocks() * recipe.block <= recipe.small;
-        const int count = small ? recipe.small_headrooms : recipe.headrooms;
-        const double* headroom = small ? recipe.small_headroom : recipe.headroom;
+    bool raise(float* amax) {
+        const bool small = blocks() * recipe.block <= recipe.small, looks = !small && recipe.sampled > 0;
+        const int count = small || looks ? recipe.small_headrooms : recipe.headrooms;
+        const double* headroom = small || looks ? recipe.small_headroom : recipe.headroom;
         if (count == 0 || *amax == 0.0f) return true;
         Numbers own, tried[4];
         float numbers[4][2];
@@ -252,7 +254,7 @@ struct Call {
         Survey survey;
         survey.count = count;
         survey.one = survey.two = -1;
-        survey.decides = 1;
+        survey.decides = survey.step = 1;
         for (int c = 0; c < count; ++c) {
             if (!numbers_of(recipe, (float)(*amax * headroom[c]), &tried[c]) || !in_range(*amax, tried[c]))
                 return false;
@@ -261,23 +263,78 @@ struct Call {
             if (headroom[c] == 2.0) survey.two = c;
         }
         if (count == 1) return *amax = tried[0].rule.amax, true;
-        for (int c = 0; c < count; ++c) survey.search[c] = general_search(&tried[c], 0, numbers[c]);
-        const bool both = survey.one >= 0 && survey.two >= 0;
-        if (both && is_doubled(own, tried[survey.two])) {
-            const int k = std::ilogb(own.multiplier);
-            survey.bottom = 1.5f * own.multiplier;
-            survey.top = std::ldexp(7.0f * (240.0f * std::ldexp(own.multiplier, -k)), k);
-        } else survey.one = survey.two = -1;
+        for (int c = 0; c < count; ++c) {
+            const int zero_byte = scale_byte_of(recipe, tried[c].rule, 0.0f);
+            if (zero_byte >= 0x7F) return false;
+            survey.search[c] = general_search(&tried[c], zero_byte, numbers[c]);
+        }
+        bool left_out[4] = {};
+        if (looks) {
+            Survey sample = survey;
+            sample.step = (int32_t)(blocks() * recipe.block / recipe.sampled | 1);
+            Sum sums[MOST_HEADROOMS] = {};
+            set_ends(&sample, own, tried, headroom);
+            if (!survey_blocks(isa, x, rows, columns, 0, sample, nullptr, sums)) return false;
+            if (!finds(survey, sums)) leave_out(&survey, left_out);
+        }
+        set_ends(&survey, own, tried, headroom);
         Sum sums[MOST_HEADROOMS] = {};
-        if (!survey_blocks(isa, x, rows, columns, survey, sums)) return false;
+        // A search of every block has found the scales too, if it is the one that `exact` would use.
+        const bool keeps =
+            small && recipe.route == EXACT_BLOCKS && recipe.tie == TIE_EVEN && (survey.two < 0 || survey.count > 2);
+        uint8_t* bytes = keeps ? found_bytes(count * blocks()) : nullptr;
+        if (!survey_blocks(isa, x, rows, columns, 0, survey, bytes, sums)) return false;
         int best = 0;
-        for (int c = 1; c < count; ++c)
+        for (int c = 1; c < survey.count; ++c)
             if (total(sums[c]) < total(sums[best])) best = c;
+        if (keeps) std::memcpy(scales, bytes + best * blocks(), (size_t)blocks());
+        searched = keeps;
+        for (int c = 0; c <= best; ++c) best += left_out[c];
         *amax = tried[best].rule.amax;
         return true;
     }
 
+    static uint8_t* found_bytes(int64_t size) {
+        static thread_local std::vector<uint8_t> kept;
+        kept.resize((size_t)size);
+        return kept.data();
+    }
+
+    // The ends of the candidates 1 and 2, or that there are none. `headroom`, `tried`: of all candidates there were.
+    static void set_ends(Survey* survey, const Numbers& own, const Numbers* tried, const double* headroom) {
+        const Numbers* twice = tried;
+        while (survey->two >= 0 && *headroom != 2.0) ++headroom, ++twice;
+        if (survey->one >= 0 && survey->two >= 0 && is_doubled(own, *twice)) {
+            const int k = std::ilogb(own.multiplier);
+            survey->bottom = 1.5f * own.multiplier;
+            survey->top = std::ldexp(7.0f * (240.0f * std::ldexp(own.multiplier, -k)), k);
+        } else survey->one = survey->two = -1;
+    }
+
     static __int128 total(const Sum& sum) { return ((__int128)sum.rest << 32) + sum.low; }
+
+    // Whether a sample speaks for a headroom besides 1 and 2. (backends/headroom.py: Probe.finds)
+    bool finds(const Survey& survey, const Sum* sums) const {
+        const __int128 usual = std::min(total(sums[survey.one]), total(sums[survey.two]));
+        for (int c = 0; c < survey.count; ++c)
+            if (c != survey.one && c != survey.two && total(sums[c]) * recipe.clearly[1] < usual * recipe.clearly[0])
+                return true;
+        return false;
+    }
+
+    // Leaves 1 and 2 alone as candidates.
+    static void leave_out(Survey* survey, bool* left_out) {
+        int kept = 0;
+        for (int c = 0; c < survey->count; ++c) {
+            left_out[c] = c != survey->one && c != survey->two;
+            if (left_out[c]) continue;
+            survey->search[kept] = survey->search[c];
+            survey->shift[kept++] = survey->shift[c];
+        }
+        survey->count = kept;
+        survey->one = 0;
+        survey->two = 1;
+    }
 
     static bool is_doubled(const Numbers& one, const Numbers& two) {
         const float a = one.rule.factor, b = two.rule.factor, amax = one.rule.amax;

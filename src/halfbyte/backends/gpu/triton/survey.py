@@ -21,6 +21,8 @@ all blocks are searched.
 A block of the first kind never costs more under 2 than under 1. So if there is none of the second kind, and nothing but
 the better candidate is asked for, the first block that costs less under 2 decides: programs search under both
 candidates until one of them has found such a block.
+
+If a probe decides whether there are candidates besides 1 and 2, a launch before finds the totals of a sample under all.
 """
 
 import triton
@@ -133,12 +135,15 @@ def amax_blocks(
 
 @triton.jit(do_not_specialize=["parts", "given"])
 def prepare_candidates(
-    amax_ptr, least_ptr, headroom_ptr, numbers_ptr, stored_ptr, multiplier_ptr, totals_ptr, done_ptr, lowest_ptr, parts,
-    given,
+    amax_ptr, least_ptr, headroom_ptr, numbers_ptr, stored_ptr, multiplier_ptr, totals_ptr, sampled_ptr, done_ptr,
+    lowest_ptr, parts, given,
     TOP: tl.constexpr, KIND: tl.constexpr, STATISTICS: tl.constexpr, CONSTANT: tl.constexpr, STORED: tl.constexpr,
     MULTIPLIER: tl.constexpr, DTYPE: tl.constexpr, COUNT: tl.constexpr, GIVEN: tl.constexpr, REPAIRS: tl.constexpr,
+    SAMPLES: tl.constexpr,
 ):  # fmt: skip
     """What `prepare` writes, for each of COUNT candidates of each group; their totals become zero.
+
+    SAMPLES: 0 if no sample is added up, 1 if one is for all groups, 2 if one is for each.
 
     amax_ptr, least_ptr: `parts` partial amaxes of every group, and its smallest amaxes of blocks, of which the least
     goes to lowest_ptr. GIVEN: the bits `given` for the amax of all groups.
@@ -171,6 +176,8 @@ def prepare_candidates(
     )  # fmt: skip
     for i in tl.static_range(WORDS):
         tl.store(totals_ptr + WORDS * pid + i, pid * 0)
+        if SAMPLES > 0:
+            tl.store(sampled_ptr + WORDS * pid + i, pid * 0, mask=(SAMPLES > 1) | (pid < COUNT))
     tl.store(done_ptr + pid // COUNT, (pid * 0).to(tl.int32))
 
 
@@ -253,31 +260,54 @@ def _add(words, n):
 
 
 @triton.jit(
-    do_not_specialize=["columns", "row_quads", "group_blocks", "parts", "tiles", "share", "programs", "all_blocks"]
-)
+    do_not_specialize=[
+        "columns", "row_quads", "group_blocks", "parts", "tiles", "share", "programs", "all_blocks", "step",
+        "sample_first",
+    ]
+)  # fmt: skip
 def survey(
-    x_ptr, weights_ptr, block_ptr, queue_ptr, numbers_ptr, stored_ptr, multiplier_ptr, totals_ptr, done_ptr, lowest_ptr,
-    out_numbers_ptr, out_stored_ptr, out_multiplier_ptr,
-    columns, row_quads, group_blocks, parts, tiles, share, programs, all_blocks,
+    x_ptr, weights_ptr, block_ptr, queue_ptr, numbers_ptr, stored_ptr, multiplier_ptr, totals_ptr, sampled_ptr,
+    done_ptr, lowest_ptr, out_numbers_ptr, out_stored_ptr, out_multiplier_ptr,
+    columns, row_quads, group_blocks, parts, tiles, share, programs, all_blocks, step, sample_first,
     B: tl.constexpr, TILE: tl.constexpr, N: tl.constexpr, DTYPE: tl.constexpr, MAP: tl.constexpr, SHORT: tl.constexpr,
     OBJECTIVE: tl.constexpr, COUNT: tl.constexpr, COMPETES: tl.constexpr, SOME: tl.constexpr, DECIDES: tl.constexpr,
+    SAMPLE: tl.constexpr, BY_ROW: tl.constexpr, PROBED: tl.constexpr, TWO: tl.constexpr, LESS: tl.constexpr,
+    OF: tl.constexpr,
     STORED: tl.constexpr, FIRST: tl.constexpr, ELEMENT: tl.constexpr, TIE: tl.constexpr, SIGN: tl.constexpr,
     NAN_CODE: tl.constexpr, ZERO_INPUT: tl.constexpr, WRAPS: tl.constexpr,
 ):  # fmt: skip
     """Adds the errors of blocks under candidate program_id(1) to its total. The last program of a group decides.
 
     A group has `parts` parts of `tiles` tiles of TILE blocks. Every `share` groups have one scale, for which `programs`
-    programs run. SOME: the candidates are 1 and 2, and only some blocks are searched: a program writes the numbers of
+    programs run. SOME: of the candidates 1 and TWO only some blocks are searched: a program writes the numbers of
     these to its own place at queue_ptr, whole warps of them are searched at a time. DECIDES: the numbers of the best
     candidate are written for all groups; otherwise the totals are all that is wanted. With both, and without blocks at
     the bottom, the programs of candidate 1 search under both, and its total counts the blocks found that gain.
+
+    SAMPLE: of each group every `step`-th block counts, from sample_first on; or if BY_ROW, all of every `step`-th
+    group, whose totals are added, but for groups that leave a candidate out. PROBED: candidates besides 1 and TWO are
+    left out unless the sample speaks for one of them; if it does, all blocks are searched under all.
     """
     pid = tl.program_id(0).to(tl.int64)
     candidate = tl.program_id(1).to(tl.int64)
     group = pid // parts
+    if SAMPLE and BY_ROW:
+        group = group * step
     base, first, blocks = _members(x_ptr, group, group_blocks, MAP)
     one = (group // share) * COUNT
     which = one + candidate
+    into = which
+    counts = _is_candidate(numbers_ptr, which)
+    if SAMPLE and BY_ROW:
+        into = candidate
+        for i in tl.static_range(COUNT):
+            counts = counts & _is_candidate(numbers_ptr, one + i)
+    elif SAMPLE:
+        blocks = (blocks - sample_first + step - 1) // step
+    wanted = tl.full((), 1, tl.int32)
+    if PROBED:
+        wanted = _is_wanted(numbers_ptr, sampled_ptr, one, COUNT, BY_ROW, TWO, LESS, OF).to(tl.int32)
+        counts = counts & ((wanted > 0) | (candidate == 0) | (candidate == TWO))
     begin = (pid % parts) * tiles * TILE
     end = tl.minimum(begin + tiles * TILE, blocks)
     own = tl.where(number(numbers_ptr, one, SEARCHED) > 0, _power(numbers_ptr, one), 2.0)  # k of no multiplier is −1
@@ -287,7 +317,10 @@ def survey(
     from_candidate, to_candidate = candidate, candidate + 1
     quick = tl.full((), 0, tl.int32)
     if SOME:
-        some = _differ_by_two(numbers_ptr, one, one + 1, ELEMENT).to(tl.int32)
+        some = _differ_by_two(numbers_ptr, one, one + TWO, ELEMENT).to(tl.int32)
+        if PROBED:
+            some = some * (1 - wanted)
+        count = tl.where(counts, count, 0)
         if DECIDES:
             quick = some * _is_above(tl.load(lowest_ptr + group // share), numbers_ptr, one, FIRST)
             if quick > 0:
@@ -295,7 +328,7 @@ def survey(
                 count = tl.where(_is_settled(totals_ptr, one) | (candidate > 0), 0, count)
         if (some > 0) & (count > 0):
             count = _queue_some(block_ptr + first, own_queue, numbers_ptr, one, begin, end, TILE, DTYPE, FIRST)
-    if _is_candidate(numbers_ptr, which):
+    if counts:
         start = count * 0
         while start < count:
             entry = start + tl.arange(0, B)
@@ -303,13 +336,16 @@ def survey(
             if SOME:
                 found = tl.load(own_queue + entry, mask=entry < count * some, other=0).to(tl.int64) & 0xFFFF
                 local = begin + tl.where(some > 0, found, entry)
+            elif SAMPLE and not BY_ROW:
+                local = sample_first + (begin + entry) * step
             else:
                 local = begin + entry
             n = tl.zeros((B,), tl.float64)
             for tried in range(from_candidate, to_candidate):
-                ratio = own / _power(numbers_ptr, one + tried)
+                under = one + tl.where((quick > 0) & (tried > 0), TWO, tried)
+                ratio = own / _power(numbers_ptr, under)
                 found_n = _rounded_errors(
-                    base, weights_ptr, numbers_ptr, one + tried, local, exists, first, columns, row_quads,
+                    base, weights_ptr, numbers_ptr, under, local, exists, first, columns, row_quads,
                     ratio * ratio * 65536.0, N, DTYPE, MAP, SHORT, OBJECTIVE, FIRST, ELEMENT, TIE, SIGN, NAN_CODE,
                     ZERO_INPUT, WRAPS,
                 )  # fmt: skip
@@ -319,12 +355,12 @@ def survey(
             start = tl.where(settled, count, start + B)
     for i in tl.static_range(WORDS):
         if words[i] > 0:
-            tl.atomic_add(totals_ptr + WORDS * which + i, words[i])
+            tl.atomic_add(totals_ptr + WORDS * into + i, words[i])
     if DECIDES:
         tl.debug_barrier()  # what the whole program has added comes before the count
         before = tl.atomic_add(done_ptr + group // share, 1)
         if before == programs - 1:
-            best = _best(numbers_ptr, totals_ptr, one, COUNT, COMPETES)
+            best = _best(numbers_ptr, totals_ptr, one, wanted, COUNT, COMPETES, TWO)
             _copy(
                 numbers_ptr, stored_ptr, multiplier_ptr, best, out_numbers_ptr, out_stored_ptr, out_multiplier_ptr,
                 (group // share) * share, share, STORED,
@@ -379,32 +415,61 @@ def _queue_some(
 
 
 @triton.jit
-def _total(totals_ptr, which):
-    """The words of a total, with what they carry over."""
+def _is_wanted(
+    numbers_ptr, sampled_ptr, one, COUNT: tl.constexpr, BY_ROW: tl.constexpr, TWO: tl.constexpr, LESS: tl.constexpr,
+    OF: tl.constexpr,
+):  # fmt: skip
+    """Whether a sample speaks for a candidate besides 1 and TWO. (backends/headroom.py: Trial.finds)"""
+    sample = one * 0 if BY_ROW else one
+    usable = one == one
+    found = one != one
+    first = _total(sampled_ptr, sample, LESS)
+    second = _total(sampled_ptr, sample + TWO, LESS)
+    for i in tl.static_range(COUNT):
+        if not BY_ROW:  # a row that leaves a candidate out is not in the sample
+            usable = usable & _is_candidate(numbers_ptr, one + i)
+        if (i > 0) & (i != TWO):
+            total = _total(sampled_ptr, sample + i, OF)
+            found = found | (_is_less(total, first) & _is_less(total, second))
+    return usable & found
+
+
+@triton.jit
+def _is_less(total, other):
+    less = total[0] < other[0]
+    for i in tl.static_range(1, WORDS):
+        less = (total[i] < other[i]) | ((total[i] == other[i]) & less)
+    return less
+
+
+@triton.jit
+def _total(totals_ptr, which, TIMES: tl.constexpr):
+    """The words of a total times a small number, with what they carry over."""
     words = ()
     carried = which * 0
     for i in tl.static_range(WORDS):
-        sum = tl.load(totals_ptr + WORDS * which + i, volatile=True) + carried
+        sum = tl.load(totals_ptr + WORDS * which + i, volatile=True) * TIMES + carried
         carried = sum >> 32
         words = words + (sum & 0xFFFFFFFF,)
     return words
 
 
 @triton.jit
-def _best(numbers_ptr, totals_ptr, one, COUNT: tl.constexpr, COMPETES: tl.constexpr):
-    """The candidate of least total, the first of equals.
+def _best(
+    numbers_ptr, totals_ptr, one, wanted, COUNT: tl.constexpr, COMPETES: tl.constexpr, TWO: tl.constexpr
+):  # fmt: skip
+    """The candidate of least total, the first of equals. wanted: 0 if only 1 and TWO are candidates.
 
     COMPETES: the first one counts whatever its numbers are. Otherwise it is taken only if no other can be.
     """
     best = one
-    least = _total(totals_ptr, one)
+    least = _total(totals_ptr, one, 1)
     found = (one == one) & COMPETES
     for i in tl.static_range(1, COUNT):
-        total = _total(totals_ptr, one + i)
-        less = total[0] < least[0]
-        for j in tl.static_range(1, WORDS):
-            less = (total[j] < least[j]) | ((total[j] == least[j]) & less)
-        taken = _is_candidate(numbers_ptr, one + i) & (less | (found == 0))
+        total = _total(totals_ptr, one + i, 1)
+        taken = _is_candidate(numbers_ptr, one + i) & (_is_less(total, least) | (found == 0))
+        if i != TWO:
+            taken = taken & (wanted > 0)
         best = tl.where(taken, one + i, best)
         found = found | taken
         kept = ()

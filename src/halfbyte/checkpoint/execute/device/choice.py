@@ -15,8 +15,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from halfbyte.backends.threads import thread_count
+from halfbyte.checkpoint.execute.device.solving_time import work_of
 from halfbyte.checkpoint.execute.engine import Engine
-from halfbyte.checkpoint.execute.target_device import CPU, cuda_count, driver_present, kernel_reason
+from halfbyte.checkpoint.execute.target_device import (
+    CPU,
+    cuda_count,
+    driver_present,
+    kernel_reason,
+    numbers_of,
+    resolve_device,
+)
 from halfbyte.checkpoint.io.views import NUMPY
 from halfbyte.checkpoint.plan.types import Plan
 
@@ -51,8 +59,13 @@ def choose_device(plan: Plan, workers: int | None, timing: Callable[[Plan], floa
         return Choice(CPU, f"GPUs cannot do this: {reason}")
     threads = thread_count(workers)
     size = sum(unit.source_bytes for unit in plan.units if unit.action == "quantize")
-    on_cpu = max((MOVING * size + (timing or cpu_seconds)(plan)) / threads, FASTEST * size)
-    on_gpu = max(MOVING * size / threads, FASTEST * size) + START
+    if plan.calibrated is not None:
+        work = work_of(plan)
+        on_cpu = MOVING * size / threads + work.on_cpu(threads)
+        on_gpu = MOVING * size / threads + work.on_gpu() + START
+    else:
+        on_cpu = max((MOVING * size + (timing or cpu_seconds)(plan)) / threads, FASTEST * size)
+        on_gpu = max(MOVING * size / threads, FASTEST * size) + START
     estimate = f"about {on_cpu:.0f} s on the CPU, {on_gpu:.0f} s on a GPU, of which {START:.0f} to start"
     if on_cpu <= on_gpu:
         return Choice(CPU, estimate)
@@ -60,6 +73,19 @@ def choose_device(plan: Plan, workers: int | None, timing: Callable[[Plan], floa
     if isinstance(count, str):
         return Choice(CPU, f"torch cannot use a GPU (device cuda{count})")
     return Choice("cuda", estimate)
+
+
+def choose_for_model(device: str) -> Choice:
+    """Where a model runs, and its weights are solved: one device. A GPU is always the faster."""
+    if device != "auto":
+        numbers = numbers_of(resolve_device(device))
+        return Choice(f"cuda:{numbers[0]}" if numbers else CPU, "")
+    if not driver_present():
+        return Choice(CPU, "there is no NVIDIA driver")
+    count = cuda_count()
+    if isinstance(count, str):
+        return Choice(CPU, f"torch cannot use a GPU (device cuda{count})")
+    return Choice("cuda:0", "a GPU runs a model many times faster")
 
 
 def cpu_seconds(plan: Plan) -> float:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from halfbyte.backends.device_reading import DeviceReader, can_read_to_device
 from halfbyte.backends.gpu import Bound, BoundSurvey, QuantizingCalls, float32_bits, group_amaxes, survey_matrix
+from halfbyte.backends.headroom import Sample, Trial
 from halfbyte.checkpoint.execute.device.protocol import DeviceMemoryError, Encoded, Matrix
 from halfbyte.checkpoint.execute.device.torch_decode import decode
 from halfbyte.checkpoint.execute.engine import Engine
@@ -111,7 +112,7 @@ class CudaDevice:
         self.index, self.engine = index, engine
         self._calls: dict[str, QuantizingCalls] = {}
         self._bound: dict[tuple[str, int, int, bool], Bound] = {}
-        self._surveys: dict[tuple[str, int, int, tuple[float, ...]], BoundSurvey] = {}
+        self._surveys: dict[tuple[str, int, int, Trial], BoundSurvey] = {}
         self._made: set[object] = set()
         self._lock = threading.Lock()
 
@@ -163,9 +164,9 @@ class CudaDevice:
                 return None
             return self._bound.setdefault(key, calls.bound(matrix.rows, matrix.columns, "value" if given else "own"))
 
-    def bound_survey(self, matrix: Matrix, candidates: tuple[float, ...]) -> BoundSurvey | None:
+    def bound_survey(self, matrix: Matrix, trial: Trial) -> BoundSurvey | None:
         """Likewise the kernels that survey a matrix under a given amax."""
-        key = (dtype_name(matrix.dtype), matrix.rows, matrix.columns, candidates)
+        key = (dtype_name(matrix.dtype), matrix.rows, matrix.columns, trial)
         found = self._surveys.get(key)
         if found is not None:
             return found
@@ -174,8 +175,13 @@ class CudaDevice:
             if not calls.usual:
                 return None
             if key not in self._surveys:
-                self._surveys[key] = calls.survey(matrix.rows, matrix.columns, candidates)
+                self._surveys[key] = calls.survey(matrix.rows, matrix.columns, trial)
             return self._surveys[key]
+
+    @property
+    def block(self) -> int:
+        """Elements of a block of the format."""
+        return 1 if self.engine.format is None else self.engine.format.block
 
     def request(self, dtype: str) -> Request:
         """What is asked for, of operands of that dtype."""
@@ -288,28 +294,30 @@ class CudaStream:
             into.tensor.view(torch.float32).copy_(group_amaxes(_values(matrix), matrix.rows))
 
     def survey(
-        self, matrix: Matrix, amax: np.float32, candidates: tuple[float, ...], scratch: CudaMemory, into: CudaMemory
+        self, matrix: Matrix, amax: np.float32, tried: tuple[Trial, int], scratch: CudaMemory, into: CudaMemory
     ) -> None:
-        bound = self._device.bound_survey(matrix, candidates)
+        trial, before = tried
+        bound = self._device.bound_survey(matrix, trial)
         if bound is None:
-            self._survey_generally(matrix, amax, candidates, scratch, into)
+            self._survey_generally(matrix, amax, tried, scratch, into)
             return
         small = self._scratch_of(4 * bound.bound.small_floats)
-        bound.launch(matrix.memory.pointer, scratch.pointer, small, float32_bits(float(amax)))
+        first = Sample(0, trial.step).behind(before * matrix.columns // self._device.block).first
+        bound.launch(matrix.memory.pointer, scratch.pointer, small, float32_bits(float(amax)), first)
         self._copy(into.pointer, small + bound.first, bound.size, DEVICE_TO_DEVICE)
 
     def _survey_generally(
-        self, matrix: Matrix, amax: np.float32, candidates: tuple[float, ...], scratch: CudaMemory, into: CudaMemory
+        self, matrix: Matrix, amax: np.float32, tried: tuple[Trial, int], scratch: CudaMemory, into: CudaMemory
     ) -> None:
         """A contract with a transform."""
         import torch
 
         def found() -> torch.Tensor:
             request = self._device.request(dtype_name(matrix.dtype))
-            return survey_matrix(_values(matrix), request, float(amax), candidates, scratch.tensor)
+            return survey_matrix(_values(matrix), request, float(amax), *tried, scratch.tensor)
 
         with _RunningOut():
-            totals = self._device.once((dtype_name(matrix.dtype), candidates), found)
+            totals = self._device.once((dtype_name(matrix.dtype), tried[0]), found)
             into.tensor.view(torch.int64).copy_(totals.reshape(-1))
 
     def quantize(self, matrix: Matrix, amax: np.float32 | None, codes: CudaMemory, scales: CudaMemory) -> None:

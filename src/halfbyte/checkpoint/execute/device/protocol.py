@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from halfbyte.backends.headroom import Trial
 from halfbyte.checkpoint.io.decode import RowScales
 from halfbyte.checkpoint.io.views import SourceMatrix
 from halfbyte.codec.bits import U8
@@ -74,12 +75,11 @@ class Stream(Protocol):
     def amax(self, matrix: Matrix, into: Memory) -> None:
         """The largest magnitude, NaN if there is one, as a float32 in four bytes."""
 
-    def survey(
-        self, matrix: Matrix, amax: np.float32, candidates: tuple[float, ...], scratch: Memory, into: Memory
-    ) -> None:
+    def survey(self, matrix: Matrix, amax: np.float32, tried: tuple[Trial, int], scratch: Memory, into: Memory) -> None:
         """What each candidate for the headroom of `amax` costs, up to a number that all share (backends/headroom.py).
 
-        into: WORDS int64 for each candidate, which stand for 32 bits each. scratch: as many bytes as the codes have.
+        tried: headrooms and blocks, and how many rows of the tensor come before these. into: WORDS int64 for each
+        candidate, which stand for 32 bits each. scratch: as many bytes as the codes have.
         """
 
     def quantize(self, matrix: Matrix, amax: np.float32 | None, codes: Memory, scales: Memory) -> None:

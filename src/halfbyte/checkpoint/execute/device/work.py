@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from halfbyte.backends.encoding import Encoder
 from halfbyte.backends.gpu import WORDS, total_of
-from halfbyte.backends.headroom import Total
+from halfbyte.backends.headroom import Total, Trial, merged
 from halfbyte.checkpoint.execute.device.lanes import Lane
 from halfbyte.checkpoint.execute.device.protocol import DeviceMemoryError, Encoded, Event, Matrix, Memory
 from halfbyte.checkpoint.execute.device.sizes import (
@@ -33,7 +33,7 @@ from halfbyte.checkpoint.execute.device.sizes import (
 from halfbyte.checkpoint.execute.engine import Engine
 from halfbyte.checkpoint.execute.group import Group
 from halfbyte.checkpoint.execute.pieces import SLACK, Piece, Sizes, piece_bytes, pieces_of
-from halfbyte.checkpoint.execute.unit import Key, UnitWork
+from halfbyte.checkpoint.execute.unit import FirstLook, Key, UnitWork
 from halfbyte.checkpoint.execute.writer import ShardWriter
 from halfbyte.checkpoint.io.buffers import Arena, page_memory
 from halfbyte.checkpoint.io.decode import Scales, read_row_scales
@@ -202,11 +202,25 @@ class DeviceWork(UnitWork):
 
     # --- headroom ---
 
+    def _look(
+        self,
+        units: Sequence[Unit],
+        first: FirstLook,
+        chunk: int,
+        arena: Arena,
+        held: Mapping[Key, npt.NDArray[Any]],
+    ) -> float | tuple[float, ...]:
+        """The candidates. A device searches faster than one could stop it."""
+        if first.probe is None:
+            return first.candidates
+        totals = merged(self._totals(units, first.amax, first.probe, chunk, arena, held))
+        return first.probe.candidates if first.probe.finds(totals) else first.candidates
+
     def _totals(
         self,
         units: Sequence[Unit],
         amax: np.float32,
-        candidates: tuple[float, ...],
+        trial: Trial,
         chunk: int,
         arena: Arena,
         held: Mapping[Key, npt.NDArray[Any]],
@@ -215,8 +229,8 @@ class DeviceWork(UnitWork):
         job = getattr(self._at_hand, "job", None)
         if job is not None:
             lane, loaded = job
-            return self._totals_of_job(lane, loaded, arena, units, amax, candidates)
-        return super()._totals(units, amax, candidates, chunk, arena, held)
+            return self._totals_of_job(lane, loaded, arena, units, amax, trial)
+        return super()._totals(units, amax, trial, chunk, arena, held)
 
     def _piece_totals(
         self,
@@ -224,23 +238,23 @@ class DeviceWork(UnitWork):
         piece: Piece,
         raw: npt.NDArray[Any],
         amax: np.float32,
-        candidates: tuple[float, ...],
+        trial: Trial,
         arena: Arena,
     ) -> tuple[Total, ...]:
         if not self.computes(unit):
-            return super()._piece_totals(unit, piece, raw, amax, candidates, arena)
+            return super()._piece_totals(unit, piece, raw, amax, trial, arena)
         mark = arena.mark()
         try:
-            words = arena.take(8 * WORDS * len(candidates)).view(np.int64)
+            words = arena.take(8 * WORDS * len(trial.candidates)).view(np.int64)
             with self.lanes.borrow(piece_bytes(unit, piece)) as lane:
                 matrix = self._load_piece(lane, unit, piece, raw, arena)
-                self._queue_survey(lane, matrix, amax, candidates, words)
+                self._queue_survey(lane, matrix, amax, (trial, piece.start), words)
                 lane.stream.record().wait()
-            return self._read_totals(words, amax, candidates, matrix.dtype)
+            return self._read_totals(words, amax, trial.candidates, matrix.dtype)
         except DeviceMemoryError:
             arena.release(mark)
             self._note_cpu()
-            return super()._piece_totals(unit, piece, raw, amax, candidates, arena)
+            return super()._piece_totals(unit, piece, raw, amax, trial, arena)
 
     def _totals_of_job(
         self,
@@ -249,24 +263,25 @@ class DeviceWork(UnitWork):
         arena: Arena,
         units: Sequence[Unit],
         amax: np.float32,
-        candidates: tuple[float, ...],
+        trial: Trial,
     ) -> list[tuple[Total, ...]]:
         """Sources that are on the lane, and after each other those that were there for their amax only."""
         sources = [(unit, index) for unit in units for index in range(len(unit.sources))]
         mark = arena.mark()
-        words = arena.take(8 * WORDS * len(candidates) * len(sources)).view(np.int64).reshape(len(sources), -1)
+        words = arena.take(8 * WORDS * len(trial.candidates) * len(sources)).view(np.int64).reshape(len(sources), -1)
         slots = self._slots(arena, max(staged_bytes(self.engine, unit, self.chunk) for unit in units))
         dtypes = []
         for number, (unit, index) in enumerate(sources):
             before = lane.mark()
             matrix = loaded.get((unit.module, index)) or self._load(lane, unit, index, slots)[0]
-            self._queue_survey(lane, matrix, amax, candidates, words[number])
+            self._queue_survey(lane, matrix, amax, (trial, 0), words[number])
             dtypes.append(matrix.dtype)
             lane.release(before)
         lane.stream.record().wait()
         for slot in slots:
             slot.clear()
-        found = [self._read_totals(each, amax, candidates, dtype) for each, dtype in zip(words, dtypes, strict=True)]
+        pairs = zip(words, dtypes, strict=True)
+        found = [self._read_totals(each, amax, trial.candidates, dtype) for each, dtype in pairs]
         arena.release(mark)
         return found
 
@@ -275,13 +290,14 @@ class DeviceWork(UnitWork):
         lane: Lane,
         matrix: Matrix,
         amax: np.float32,
-        candidates: tuple[float, ...],
+        tried: tuple[Trial, int],
         into: npt.NDArray[np.int64],
     ) -> None:
+        """tried: the trial, and how many rows of the tensor come before these."""
         mark = lane.mark()
         scratch = lane.take(matrix.rows * self.engine.widths(matrix.columns)[0])
         found = lane.take(into.nbytes)
-        lane.stream.survey(matrix, amax, candidates, scratch, found)
+        lane.stream.survey(matrix, amax, tried, scratch, found)
         lane.stream.download(found, into)
         lane.release(mark)
 

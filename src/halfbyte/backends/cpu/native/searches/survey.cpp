@@ -1,6 +1,7 @@
 // The errors of a tensor under several tensor scales, as exact integers. (backends/headroom.py)
 #include "../searches.h"
 #include <limits>
+#include <numeric>
 #include <vector>
 
 namespace {
@@ -9,7 +10,7 @@ const int64_t CHUNK = 4096;  // blocks whose errors are held at once
 
 struct Scratch {
     std::vector<int64_t> listed;
-    std::vector<uint8_t> gathered;
+    std::vector<uint8_t> gathered, joined;
     std::vector<float> errors;
 };
 
@@ -43,59 +44,141 @@ int32_t bits_up_to(float value, int dtype) {
     return (int32_t)low;
 }
 
-// Blocks next to each other, without weights. `skipped`: a candidate to leave out, or -1.
-bool add_all(int isa, const uint8_t* x, int64_t blocks, const Survey& survey, int skipped, Sum* sums) {
-    const GeneralSearch& first = survey.search[0];
-    const int64_t size = first.block * (first.dtype == FP32 ? 4 : 2);
-    std::vector<float>& errors = scratch().errors;
-    errors.resize((size_t)CHUNK);
-    for (int64_t start = 0; start < blocks; start += CHUNK) {
-        const int64_t count = std::min(blocks - start, CHUNK);
-        for (int c = 0; c < survey.count; ++c) {
-            if (c == skipped) continue;
-            searches_of(isa)->errors(x + start * size, size, count, 0, &survey.search[c], errors.data(), 1);
-            if (!add(errors.data(), count, survey.shift[c], sums + c)) return false;
+// The least errors of blocks under one candidate.
+struct Least {
+    int isa = 0;
+    const GeneralSearch* search = nullptr;
+    bool quick = false;  // whether `tables` say what `search` says, for the kernel of NVFP4's usual blocks
+    SearchTables tables;
+
+    void prepare(int of_isa, const GeneralSearch& g) {
+        isa = of_isa;
+        search = &g;
+        if (!g.constant) {
+            quick = true;
+            fill_search_tables(g.prescale[0], g.unit[0], g.first, g.zero_byte, &tables);
+            return;
+        }
+        quick = g.block == 16 && g.element == EVEN && g.objective != QUADRATIC && !g.by_block && g.last == 126;
+        if (!quick) return;
+        tables.divides = g.divides;
+        tables.first = g.first;
+        tables.zero_byte = g.zero_byte;
+        tables.prescale = g.prescale[0];
+        tables.unit = g.unit[0];
+        tables.to_scale = 1.0f / (6.0f * tables.unit);
+        const float shift = g.divides ? tables.prescale : 1.0f / tables.prescale;
+        for (int byte = 0; byte < 127; ++byte) {
+            tables.multiplier[byte] = g.constant[byte] * shift;
+            tables.scale[byte] = g.value[byte] * tables.unit;
         }
     }
-    return true;
-}
 
-bool add_weighted(int isa, const uint8_t* x, int64_t rows, int64_t columns, const Survey& survey, Sum* sums) {
-    const GeneralSearch& first = survey.search[0];
-    const int64_t size = first.block * (first.dtype == FP32 ? 4 : 2), step = 64;
-    std::vector<float>& errors = scratch().errors;
-    errors.resize((size_t)step);
-    for (int64_t row = 0; row < rows; row += step)
-        for (int64_t column = 0; column < columns; ++column)
-            for (int c = 0; c < survey.count; ++c) {
-                const int64_t count = std::min(rows - row, step);
-                searches_of(isa)->errors(x + (row * columns + column) * size, columns * size, count, column,
-                                         &survey.search[c], errors.data(), 1);
-                if (!add(errors.data(), count, survey.shift[c], sums + c)) return false;
+    // Of at most CHUNK blocks of one column. `bytes` gets the scales if `quick`.
+    void operator()(const uint8_t* x, int64_t stride, int64_t blocks, int64_t column, uint8_t* bytes,
+                    float* errors) const {
+        static thread_local uint8_t unused[CHUNK];
+        if (!bytes) bytes = unused;
+        const float* weights = search->objective == WEIGHTED_SQUARES ? search->numbers + column * 16 : nullptr;
+        if (quick) tables_of(isa)->search_errors(x, stride, blocks, search->dtype, &tables, weights, bytes, 1, errors);
+        else searches_of(isa)->errors(x, stride, blocks, column, search, errors, 1);
+    }
+};
+
+// Some of the candidates, by their places.
+struct Places {
+    int count = 0, at[MOST_HEADROOMS];
+};
+
+// The candidates of a survey.
+struct Candidates {
+    const Survey& survey;
+    Least least[MOST_HEADROOMS];
+    Places all;
+
+    Candidates(int isa, const Survey& of) : survey(of) {
+        for (int c = 0; c < of.count; ++c) {
+            least[c].prepare(isa, of.search[c]);
+            all.at[all.count++] = c;
+        }
+    }
+
+    Places but(int place) const {
+        Places some;
+        for (int c = 0; c < all.count; ++c)
+            if (c != place) some.at[some.count++] = c;
+        return some;
+    }
+
+    int64_t block_bytes() const { return survey.search[0].block * (survey.search[0].dtype == FP32 ? 4 : 2); }
+
+    // Adds blocks that are `stride` bytes apart, all of one column, under some candidates. `bytes` gets the scales
+    // under each of them, or is null.
+    bool add(const uint8_t* x, int64_t stride, int64_t blocks, int64_t column, const Places& some, uint8_t* bytes,
+             Sum* sums) const {
+        std::vector<float>& errors = scratch().errors;
+        errors.resize((size_t)CHUNK);
+        for (int64_t start = 0; start < blocks; start += CHUNK) {
+            const int64_t count = std::min(blocks - start, CHUNK);
+            for (int i = 0; i < some.count; ++i) {
+                const int c = some.at[i];
+                uint8_t* own = bytes ? bytes + c * blocks + start : nullptr;
+                least[c](x + start * stride, stride, count, column, own, errors.data());
+                if (!::add(errors.data(), count, survey.shift[c], sums + c)) return false;
             }
-    return true;
-}
+        }
+        return true;
+    }
 
-// The two ends of a tensor, for the headrooms 1 and 2 (in this order).
+    // Adds a matrix column by column, because each has its own weights; of a sample, the rows that have a block in it.
+    bool add_columns(const uint8_t* x, int64_t rows, int64_t columns, int64_t first, Sum* sums) const {
+        const int64_t size = block_bytes(), step = survey.step / std::gcd((int64_t)survey.step, columns), some = 64;
+        for (int64_t start = 0; start < rows; start += some * step)
+            for (int64_t column = 0; column < columns; ++column) {
+                int64_t row = 0;
+                while (row < step && ((start + row) * columns + column - first) % survey.step != 0) ++row;
+                if (row == step || start + row >= rows) continue;
+                const int64_t count = std::min((rows - start - row - 1) / step + 1, some);
+                if (!add(x + ((start + row) * columns + column) * size, step * columns * size, count, column, all,
+                         nullptr, sums))
+                    return false;
+            }
+        return true;
+    }
+};
+
+// The two ends of a tensor, for the headrooms 1 and 2. Blocks are `stride` bytes apart.
 struct EndsOf {
     int isa;
     const uint8_t* x;
-    int64_t blocks;
-    const Survey& pair;
-    Sum sums[2] = {};
+    int64_t stride, blocks;
+    const Candidates& candidates;
+    Sum sums[MOST_HEADROOMS] = {};
+
+    // Blocks next to each other.
+    const uint8_t* joined(int64_t start, int64_t count) const {
+        const int64_t size = candidates.block_bytes();
+        if (stride == size) return x + start * size;
+        std::vector<uint8_t>& to = scratch().joined;
+        to.resize((size_t)(count * size));
+        for (int64_t i = 0; i < count; ++i) std::memcpy(to.data() + i * size, x + (start + i) * stride, (size_t)size);
+        return to.data();
+    }
 
     // Adds what blocks with an amax up to `bottom`, or beyond `top`, cost. After `step` of them, and then ever larger
     // steps, `done` is asked whether the rest may be left out.
     template <class Done>
     bool add(float bottom, float top, int64_t step, Done done) {
-        const GeneralSearch& first = pair.search[0];
-        const int64_t size = first.block * (first.dtype == FP32 ? 4 : 2);
+        const Survey& survey = candidates.survey;
+        const GeneralSearch& first = survey.search[0];
+        const Places pair = {2, {survey.one, survey.two}};
+        const int64_t size = candidates.block_bytes();
         const int32_t low = bits_up_to(bottom, first.dtype), high = bits_up_to(top, first.dtype);
         Scratch& s = scratch();
         s.listed.resize((size_t)CHUNK);
         for (int64_t start = 0; start < blocks; start += CHUNK) {
-            const uint8_t* here = x + start * size;
             const int64_t count = std::min(blocks - start, CHUNK);
+            const uint8_t* here = joined(start, count);
             const int64_t found =
                 searches_of(isa)->ends(here, count, first.block, first.dtype, low, high, s.listed.data());
             for (int64_t from = 0, some; from < found; from += some) {
@@ -103,7 +186,7 @@ struct EndsOf {
                 s.gathered.resize((size_t)(some * size));
                 for (int64_t i = 0; i < some; ++i)
                     std::memcpy(s.gathered.data() + i * size, here + s.listed[(size_t)(from + i)] * size, (size_t)size);
-                if (!add_all(isa, s.gathered.data(), some, pair, -1, sums)) return false;
+                if (!candidates.add(s.gathered.data(), size, some, 0, pair, nullptr, sums)) return false;
                 if (done()) return true;
                 step = std::min(2 * step, CHUNK);
             }
@@ -111,52 +194,52 @@ struct EndsOf {
         return true;
     }
 
+    // Decides: adds as much as it takes until it is certain which of the two costs less. A block beyond `top` never
+    // costs more under 2. So once 2 is ahead, it stays ahead.
+    bool decide(float bottom, float top) {
+        constexpr int64_t FEW = 16;
+        const float none = 0.0f, all = std::numeric_limits<float>::infinity();
+        return add(bottom, all, CHUNK, [] { return false; }) && add(none, top, FEW, [&] { return second_is_less(); });
+    }
+
+    bool all(float bottom, float top) {
+        return add(bottom, top, CHUNK, [] { return false; });
+    }
+
     bool second_is_less() const {
-        const __int128 one = ((__int128)sums[0].rest << 32) + sums[0].low;
-        const __int128 two = ((__int128)sums[1].rest << 32) + sums[1].low;
-        return two < one;
+        const Sum &one = sums[candidates.survey.one], &two = sums[candidates.survey.two];
+        return ((__int128)two.rest << 32) + two.low < ((__int128)one.rest << 32) + one.low;
     }
 };
 
 }  // namespace
 
-bool survey_blocks(int isa, const void* x, int64_t rows, int64_t columns, const Survey& survey, Sum* sums) {
-    const GeneralSearch& first = survey.search[0];
-    const uint8_t* at = (const uint8_t*)x;
-    const int64_t blocks = rows * columns;
-    if (first.objective != SQUARES) return add_weighted(isa, at, rows, columns, survey, sums);
-    if (survey.two < 0) return add_all(isa, at, blocks, survey, -1, sums);
-    Survey pair = survey;
-    pair.count = 2;
-    pair.search[0] = survey.search[survey.one];
-    pair.search[1] = survey.search[survey.two];
-    pair.shift[0] = survey.shift[survey.one];
-    pair.shift[1] = survey.shift[survey.two];
-    EndsOf ends{isa, at, blocks, pair};
-    const float none = 0.0f, all = std::numeric_limits<float>::infinity();
-    if (survey.decides && survey.count == 2) {
-        // A block beyond `top` never costs more under 2. So once 2 is ahead, it stays ahead.
-        constexpr int64_t FEW = 16;
-        if (!ends.add(survey.bottom, all, CHUNK, [] { return false; })) return false;
-        if (!ends.add(none, survey.top, FEW, [&] { return ends.second_is_less(); })) return false;
-    } else if (!ends.add(survey.bottom, survey.top, CHUNK, [] { return false; })) return false;
-    // Beside 1 and 2 there are others, which every block counts for: then 1 stands for 2 wherever they do not differ.
-    if (survey.count > 2) {
-        Sum all_blocks[MOST_HEADROOMS] = {};
-        if (!add_all(isa, at, blocks, survey, survey.two, all_blocks)) return false;
-        for (int c = 0; c < survey.count; ++c) {
-            const Sum& of = all_blocks[c == survey.two ? survey.one : c];
-            sums[c].low += of.low;
-            sums[c].rest += of.rest;
-        }
-        ends.sums[1].low -= ends.sums[0].low;
-        ends.sums[1].rest -= ends.sums[0].rest;
-        ends.sums[0] = {};
+bool survey_blocks(int isa, const void* x, int64_t rows, int64_t columns, int64_t first, const Survey& survey,
+                   uint8_t* bytes, Sum* sums) {
+    const Candidates every(isa, survey);
+    const int64_t size = every.block_bytes(), stride = survey.step * size, all = rows * columns;
+    if (survey.search[0].objective != SQUARES) return every.add_columns((const uint8_t*)x, rows, columns, first, sums);
+    const int64_t blocks = first < all ? (all - first - 1) / survey.step + 1 : 0;
+    const uint8_t* at = (const uint8_t*)x + first * size;
+    if (survey.two < 0) return every.add(at, stride, blocks, 0, every.all, bytes, sums);
+    EndsOf ends{isa, at, stride, blocks, every};
+    if (!(survey.decides ? ends.decide(survey.bottom, survey.top) : ends.all(survey.bottom, survey.top))) return false;
+    const Sum &one = ends.sums[survey.one], &two = ends.sums[survey.two];
+    if (survey.count == 2) {
+        sums[survey.one] = one;
+        sums[survey.two] = two;
+        return true;
     }
-    for (int c = 0; c < 2; ++c) {
-        Sum& of = sums[c == 0 ? survey.one : survey.two];
-        of.low += ends.sums[c].low;
-        of.rest += ends.sums[c].rest;
+    // Beside 1 and 2 there are others, for which every block is searched, and under the better one of 1 and 2. If all
+    // that counts is which candidate is the best, the worse one of the two gets a sum that is larger than the other's.
+    const bool second = survey.decides && ends.second_is_less();
+    const int kept = second ? survey.two : survey.one, left_out = second ? survey.one : survey.two;
+    if (!every.add(at, stride, blocks, 0, every.but(left_out), bytes, sums)) return false;
+    sums[left_out] = sums[kept];
+    if (survey.decides) ++sums[left_out].rest;
+    else {  // 1 stands for 2 wherever they do not differ
+        sums[left_out].low += two.low - one.low;
+        sums[left_out].rest += two.rest - one.rest;
     }
     return true;
 }
@@ -165,17 +248,23 @@ extern "C" {
 
 int64_t hb_sizeof_survey() { return sizeof(Survey); }
 
-// Adds to `sums`, one per candidate. Returns 1 if it cannot.
-int hb_survey(int isa, const void* x, int64_t rows, int64_t columns, const Survey* survey, Sum* sums) {
-    return !survey_blocks(isa, x, rows, columns, *survey, sums);
+// Lists blocks whose largest magnitude is beyond `top`, or is not 0 and not beyond `bottom`.
+int64_t hb_list_ends(int isa, const void* x, int64_t blocks, int block, int dtype, float bottom, float top,
+                     int64_t* out) {
+    return searches_of(isa)->ends(x, blocks, block, dtype, bits_up_to(bottom, dtype), bits_up_to(top, dtype), out);
+}
+
+// Adds to `sums`, one per candidate. `first`: the first block of a sample. Returns 1 if it cannot.
+int hb_survey(int isa, const void* x, int64_t rows, int64_t columns, int64_t first, const Survey* survey, Sum* sums) {
+    return !survey_blocks(isa, x, rows, columns, first, *survey, nullptr, sums);
 }
 
 // The same for each row with its own tensor scale: `ends`, `shifts` and `sums` have entries for each row, and so have
 // the numbers of the searches, from number `row` on. A negative bottom stands for no ends.
 int hb_survey_rows(int isa, const void* x, int64_t rows, int64_t columns, int64_t row, const Survey* survey,
                    const float* ends, const int32_t* shifts, Sum* sums) {
-    const GeneralSearch& first = survey->search[0];
-    const int64_t step = columns * first.block * (first.dtype == FP32 ? 4 : 2);
+    const GeneralSearch& of = survey->search[0];
+    const int64_t step = columns * of.block * (of.dtype == FP32 ? 4 : 2);
     for (int64_t r = 0; r < rows; ++r) {
         const int64_t at = row + r;
         Survey own = *survey;
@@ -185,11 +274,12 @@ int hb_survey_rows(int isa, const void* x, int64_t rows, int64_t columns, int64_
         for (int c = 0; c < own.count; ++c) {
             own.shift[c] = shifts[r * own.count + c];
             own.search[c].per_row = 0;
-            own.search[c].constant += 256 * at;
+            if (own.search[c].constant) own.search[c].constant += 256 * at;
             own.search[c].prescale += at;
             own.search[c].unit += at;
         }
-        if (!survey_blocks(isa, (const uint8_t*)x + r * step, 1, columns, own, sums + r * own.count)) return 1;
+        if (!survey_blocks(isa, (const uint8_t*)x + r * step, 1, columns, 0, own, nullptr, sums + r * own.count))
+            return 1;
     }
     return 0;
 }

@@ -1,0 +1,176 @@
+"""Memory of what is made of statistics: counted, and never more than there is."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import halfbyte as hb
+from halfbyte.checkpoint import Options, Resources, make_plan, run
+from halfbyte.checkpoint.execute.conversion import shared_memory
+from halfbyte.checkpoint.execute.factors import KEPT, Kept, Need
+from halfbyte.checkpoint.execute.solving import factor_need
+from halfbyte.errors import InputError
+from halfbyte.feedback import factor_memory, prepare
+from halfbyte.statistics import write_statistics
+from tests.checkpoint.test_calibrated import linear
+from tests.checkpoint.toy import all_bytes, random, write_checkpoint
+
+
+def test_who_shares_a_key_shares_the_thing_and_memory_is_never_exceeded() -> None:
+    kept: Kept[object] = Kept(100)
+    lock, made, most, now = threading.Lock(), list[int](), 0, 0
+
+    def use(number: int) -> object:
+        nonlocal most, now
+
+        def make() -> object:
+            nonlocal most, now
+            with lock:
+                made.append(number % 5)
+                now += 40
+                most = max(most, now)
+            time.sleep(0.001)
+            with lock:
+                now -= 40
+            return ("thing", number % 5)
+
+        with kept.borrow(number % 5, Need(40, 10), make) as found:
+            time.sleep(0.001)
+            return found
+
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(use, range(60)))
+    assert found == [("thing", number % 5) for number in range(60)]
+    assert kept.most_used <= 100
+    assert most <= 80
+    assert len(made) < 60
+    kept.clear()
+    assert kept.used == 0
+
+
+def test_the_longest_unused_goes_first_and_a_large_thing_comes_alone() -> None:
+    kept: Kept[int] = Kept(100)
+    made: list[int] = []
+
+    def use(number: int, making: int = 20) -> None:
+        def make() -> int:
+            made.append(number)
+            return number
+
+        with kept.borrow(number, Need(making, 20), make) as found:
+            assert found == number
+
+    for number in (1, 2, 3, 4, 1, 5, 1, 2):
+        use(number)
+    assert made == [1, 2, 3, 4, 5, 2]
+    assert KEPT == 4
+    assert kept.used == 4 * 20
+    use(6, making=500)
+    assert kept.used == 20
+    assert kept.most_used == 500
+
+
+def test_what_fails_is_made_anew_and_leaves_nothing() -> None:
+    kept: Kept[int] = Kept(50)
+
+    def fail() -> int:
+        raise ValueError("no")
+
+    for _ in range(2):
+        with pytest.raises(ValueError, match="no"), kept.borrow(1, Need(50, 10), fail):
+            pass
+    assert kept.used == 0
+    with kept.borrow(1, Need(50, 10), lambda: 3) as found:
+        assert found == 3
+    barrier = threading.Barrier(2)
+
+    def late() -> int:
+        barrier.wait()
+        time.sleep(0.05)
+        raise ValueError("late")
+
+    def other() -> int:
+        barrier.wait()
+        with kept.borrow(2, Need(10, 10), lambda: 5) as found:
+            return found
+
+    with ThreadPoolExecutor(2) as pool:
+        waiting = pool.submit(other)
+        with pytest.raises(ValueError, match="late"), kept.borrow(2, Need(10, 10), late):
+            pass
+        assert waiting.result() == 5
+
+
+@pytest.mark.parametrize(("crossed", "descent"), [(False, 0), (True, 0), (True, 1)])
+def test_a_factor_takes_what_is_counted(crossed: bool, descent: int) -> None:
+    """Beside LAPACK's own copies, which numpy does not count: two of A in float64, or three."""
+    width = 768
+    known = linear(0, width, cross=crossed)
+    assert known.second_moment is not None
+    making, held = factor_memory(width, crossed, descent)
+    hb.gptq(np.ones((4, 16), np.float32), np.eye(16), "nvfp4", backend="cpu")  # tables that stay
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    factor = prepare(known.second_moment, 16, hb.Gptq(descent=descent), cross_moment=known.cross_moment)
+    now, peak = (size - before for size in tracemalloc.get_traced_memory())
+    hb.gptq(np.ones((4, width), np.float32), factor, "nvfp4", backend="cpu")
+    after = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    given, hidden = known.second_moment.nbytes * (2 if crossed else 1), (2 if crossed else 1) * 8 * width * width
+    assert 0.6 * making < peak + given + hidden <= making
+    assert now <= after
+    assert 0.5 * held < after <= held
+
+
+def test_a_conversion_keeps_to_its_memory(tmp_path: Path) -> None:
+    width = 512
+    tensors = {f"model.layers.{i}.mlp.down_proj.weight": random(i, 64, width, dtype=np.float32) for i in range(6)}
+    config = {"model_type": "llama", "num_hidden_layers": 6}
+    source = write_checkpoint(tmp_path / "s", tensors, config)
+    known = {name.removesuffix(".weight"): linear(i, width) for i, name in enumerate(tensors)}
+    write_statistics(tmp_path / "stats.safetensors", known)
+    plan = make_plan(source, Options(method="gptq", statistics=tmp_path / "stats.safetensors"))
+    assert plan.calibrated is not None
+    need = factor_need(plan.calibrated, width)
+    roomy = Resources(2, sync=False)
+    assert shared_memory(plan, roomy) == (2 << 30, need.making + 3 * need.held)
+    with pytest.raises(InputError, match=rf"--max-memory {need.making:,} is too little: the largest factor of the"):
+        run(plan, tmp_path / "d", Resources(1, max_memory=need.making))
+    with pytest.raises(InputError, match=r"is too little: a piece of the largest .* are left beside the fac"):
+        run(plan, tmp_path / "d", Resources(1, max_memory=need.making + 1000))
+    run(plan, tmp_path / "roomy", roomy)
+    limit = need.making + (2 << 20)
+    tight = Resources(2, max_memory=limit, sync=False)
+    assert sum(shared_memory(plan, tight)) == limit
+    code = f"""
+import sys, tracemalloc
+from pathlib import Path
+from halfbyte.checkpoint import Options, Resources, make_plan, run
+folder = Path(sys.argv[1])
+plan = make_plan(folder / "s", Options(method="gptq", statistics=folder / "stats.safetensors"))
+run(plan, folder / "warm", Resources(1, sync=False))
+tracemalloc.start()
+run(plan, folder / "tight", Resources(2, max_memory={limit}, sync=False))
+print(tracemalloc.get_traced_memory()[1])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)],
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert all_bytes(tmp_path / "tight") == all_bytes(tmp_path / "roomy")
+    assert int(done.stdout) < limit
