@@ -92,7 +92,7 @@ def by_cores(folder: Path, options: argparse.Namespace, report: dict[str, Any], 
     processors = len(os.sched_getaffinity(0))
     workers = options.cores or [count for count in (1, 2, 4, 8, 16, 32, 64) if count <= processors]
     console.print(f"{report['machine']['cpu']}, {processors} processors; {report['versions']}")
-    report["cores"] = curve = cores.measure(folder, options.gigabytes, workers, options.rounds)
+    report["cores"] = curve = cores.measure(folder, options.gigabytes, workers, options.rounds, options.device)
     report["load"]["end"] = machine.load_average()
     cores.print_curve(console, curve)
     if options.svg is not None:
@@ -119,6 +119,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         default=None,
         help="the curve over these numbers of workers; default: 1, 2, 4, …",
     )
+    parser.add_argument("--device", default=None, help="with --cores: convert on this device too, cuda for example")
     parser.add_argument("--svg", type=Path, default=None, help="with --cores: write the plot here")
     parser.add_argument("--json", type=Path, default=None, help="write everything here")
     return parser.parse_args(arguments)

@@ -161,7 +161,7 @@ def run_everything(path: str) -> None:
     for isa, number in cpu_library.ISAS.items():
         if number <= library.hb_best_isa():
             os.environ["HALFBYTE_ISA"] = isa
-            count += move_bytes() + decode_much() + run_invented()
+            count += move_bytes() + decode_much() + encode_files() + run_invented()
     cpu_library.RANGE_BYTES = 64  # threads on ranges of a few blocks
     os.environ["HALFBYTE_THREADS"] = "3"
     del os.environ["HALFBYTE_ISA"]
@@ -218,6 +218,21 @@ def decode_much() -> int:
         if not (room[offset:] == 1).all():
             raise SystemExit("sanitize: a large output has other values")
     return 8
+
+
+def encode_files() -> int:
+    """From a file to a file in one call, with scratch memory of exactly the size that is asked for."""
+    import numpy as np
+
+    from tests.backends.test_encoding import BF16, CASES, encode, encoder, made
+
+    kinds = [BF16, np.dtype(np.float32)]
+    for format, contract, method in CASES:
+        for dtype in kinds:
+            for rows in (1, 683, 3001):
+                with tempfile.TemporaryDirectory() as name:
+                    encode(encoder(format, contract, method, dtype), made(rows, dtype), 5.0, Path(name), rows != 683)
+    return len(CASES) * len(kinds) * 3
 
 
 def chosen_cases(cases: list[Case]) -> Iterator[Case]:

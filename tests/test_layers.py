@@ -143,6 +143,7 @@ OPEN_BACKENDS = {
     "halfbyte.backends.blocks",
     "halfbyte.backends.compare",
     "halfbyte.backends.device_reading",
+    "halfbyte.backends.encoding",
     "halfbyte.backends.feedback",
     "halfbyte.backends.gpu",
     "halfbyte.backends.headroom",

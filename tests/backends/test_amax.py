@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from halfbyte.backends.amax import can_read, largest_magnitude, read_largest_magnitude
+from halfbyte.backends.amax import can_read, is_cached_here, largest_magnitude, read_largest_magnitude
 from halfbyte.testing import assert_same_bits
 
 pytestmark = pytest.mark.skipif(not can_read(), reason="the compiled kernels are not installed")
@@ -44,3 +44,25 @@ def test_a_file_that_ends_early_or_cannot_be_read(tmp_path: Path) -> None:
     os.close(file)
     with pytest.raises(OSError, match=os.strerror(errno.EBADF)):
         read_largest_magnitude(file, 0, into)
+
+
+@pytest.mark.parametrize("place", [0, 99_999, 100_000, 399_999])
+def test_bytes_that_nobody_keeps(tmp_path: Path, place: int) -> None:
+    values = np.linspace(-1, 1, 400_000).astype(np.float32)
+    values[place] = -7
+    (tmp_path / "file").write_bytes(values.tobytes())
+    file = os.open(tmp_path / "file", os.O_RDONLY)
+    try:
+        found = read_largest_magnitude(file, 0, np.empty(100_000, np.float32), values.nbytes)
+    finally:
+        os.close(file)
+    assert found == (np.float32(7), values.nbytes)
+
+
+def test_file_systems_that_cache(tmp_path: Path) -> None:
+    for path, cached in ((Path("/dev/shm"), True), (Path("/proc"), False)):
+        if path.is_dir():
+            file = os.open(path, os.O_RDONLY)
+            assert is_cached_here(file) == cached
+            os.close(file)
+    assert not is_cached_here(-1)

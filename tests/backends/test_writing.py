@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 from pathlib import Path
 
@@ -36,3 +37,35 @@ def test_what_the_system_says(compiled: bool, monkeypatch: pytest.MonkeyPatch) -
     finally:
         os.close(file)
     assert caught.value.errno == errno.ENOSPC
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_what_is_hashed_is_written(tmp_path: Path, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not compiled:
+        monkeypatch.setattr(writing, "load_library", lambda: None)
+    data, leaf = np.random.default_rng(0).integers(0, 256, 40 * 1024, dtype=np.uint8), 1024
+    file = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+    cuts = [
+        (data[:7], 0, 7, 0),
+        (data[7 : 30 * leaf + 9], 7, leaf - 7, 29),
+        (data[30 * leaf + 9 :], 30 * leaf + 9, 3, 9),
+    ]
+    parts = [writing.BytesToHash(*cut) for cut in reversed(cuts)]
+    digests = writing.write_hashed(file, parts, leaf)
+    os.close(file)
+    assert (tmp_path / "file").read_bytes() == data.tobytes()
+    for part, found in zip(parts, digests, strict=True):
+        leaves = (part.data[part.skip + at * leaf :][:leaf].tobytes() for at in range(part.leaves))
+        assert found.tobytes() == b"".join(hashlib.sha256(each).digest() for each in leaves)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_what_the_system_says_of_hashed_bytes(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not compiled:
+        monkeypatch.setattr(writing, "load_library", lambda: None)
+    file = os.open("/dev/full", os.O_WRONLY)
+    try:
+        with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+            writing.write_hashed(file, [writing.BytesToHash(np.zeros(2048, np.uint8), 0, 0, 2)], 1024)
+    finally:
+        os.close(file)

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from halfbyte.checkpoint.execute.conversion import Resources
-from halfbyte.checkpoint.execute.disk import Disk
-from halfbyte.codec.bits import U8
+from halfbyte.checkpoint.execute.disk import Disk, Made, Place
 from halfbyte.scale.parts import Part
 from halfbyte.scale.tasks import Written, write_part
 
@@ -87,22 +86,22 @@ def faulty(folder: Path) -> Task:
         if fault is None:
             return write_part(part, work, resources, sync)
         kind, writes = fault
-        real, count = Disk.write_parts, [0]
+        real, count = Disk.write_places, [0]
 
-        def write_parts(self: Disk, file: int, parts: Sequence[tuple[U8, int]]) -> None:
+        def write_places(self: Disk, file: int, places: Sequence[Place], write: Callable[[int], Made]) -> Made:
             count[0] += 1
             if count[0] == writes:
                 _happen(kind, faults)
-            real(self, file, parts)
+            return real(self, file, places, write)
 
-        Disk.write_parts = write_parts  # type: ignore[method-assign]
+        Disk.write_places = write_places  # type: ignore[method-assign]
         try:
             written = write_part(part, work, resources, sync)
             if count[0] < writes:
                 _happen(kind, faults)
             return written
         finally:
-            Disk.write_parts = real  # type: ignore[method-assign]
+            Disk.write_places = real  # type: ignore[method-assign]
 
     return task
 

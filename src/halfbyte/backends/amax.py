@@ -29,16 +29,26 @@ def can_read() -> bool:
     return load_library() is not None and sys.platform != "win32"
 
 
-def read_largest_magnitude(file: int, offset: int, into: npt.NDArray[Any]) -> tuple[np.float32, int]:
+def is_cached_here(file: int) -> bool:
+    """Whether an open file is cheap to read again at once: whether a file system of this machine caches it."""
+    library = load_library()
+    return library is not None and bool(library.hb_is_cached_here(file))
+
+
+def read_largest_magnitude(
+    file: int, offset: int, into: npt.NDArray[Any], size: int | None = None
+) -> tuple[np.float32, int]:
     """Fill a contiguous array from a position of an open file: the largest magnitude, as above, and the bytes read.
 
-    They are fewer than the array's if the file ends early. Raises OSError.
+    size: bytes to read, if they are more than the array has: then it is filled again and again. Fewer bytes are read if
+    the file ends early. Raises OSError.
     """
     library, isa = native()
     name = dtype_name(into.dtype)
     bits, error = ctypes.c_uint32(), ctypes.c_int()
     done = library.hb_read_amax(
-        isa, file, ctypes.c_int64(offset), pointer(into), ctypes.c_int64(into.nbytes), DTYPE_NUMBERS[name],
+        isa, file, ctypes.c_int64(offset), pointer(into), ctypes.c_int64(into.nbytes),
+        ctypes.c_int64(into.nbytes if size is None else size), DTYPE_NUMBERS[name],
         into.dtype.itemsize, ctypes.byref(bits), ctypes.byref(error),
     )  # fmt: skip
     if error.value:

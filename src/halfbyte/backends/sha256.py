@@ -12,6 +12,12 @@ from halfbyte.backends.cpu.library import choose_isa, load_library, pointer
 from halfbyte.codec.bits import U8
 
 
+def can_hash() -> bool:
+    """Whether the compiled kernel is installed and this machine can run it."""
+    library = load_library()
+    return library is not None and bool(library.hb_sha256_pieces(0, 0, None, None, ctypes.c_int64(64), None))
+
+
 def sha256_pieces(arrays: Sequence[U8], bytes_each: int) -> list[U8]:
     """For each array of contiguous bytes the digests, (pieces, 32), of its pieces; the last one may be shorter."""
     digests: list[U8] = [np.empty((-(-data.size // bytes_each), 32), np.uint8) for data in arrays]

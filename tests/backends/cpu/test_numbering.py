@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import halfbyte
-from halfbyte.backends import compare, numbering
+from halfbyte.backends import compare, encoding, numbering
 from halfbyte.backends.cpu import general_search, recipe, tables_mx, tables_nvfp4
 from halfbyte.backends.cpu.library import ISAS
 from halfbyte.backends.cpu.structs import STRUCTURES
@@ -49,6 +49,7 @@ EXPECTED: dict[str, dict[str, int]] = {
     "MxElement": listed(["MX_E2M1", "MX_E2M1_DOWN", "MX_E4M3"]),
     "Element": listed(["EVEN", "DOWN", "WRAPPED", "NEAREST_E4M3", "FIRST_NEAREST"]),
     "ScaleMark": {mark.name or "": mark.value for mark in compare.ScaleMark},
+    "Ended": {ended.name: ended.value for ended in encoding.Ended},
     "Objective": listed([name.upper().replace(" ", "_") for name in general_search.OBJECTIVES]),
 }
 

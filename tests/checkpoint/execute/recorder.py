@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from halfbyte.checkpoint.execute.disk import Disk
-from halfbyte.codec.bits import U8
+from halfbyte.checkpoint.execute.disk import Disk, Made, Place
 
 Kind = Literal[
     "create", "reopen", "write", "resize", "set mode", "flush",
@@ -100,9 +100,18 @@ class Recorder(Disk):
         operation = Operation("write", path, handle=handle, offset=offset, data=raw)
         self._step(operation, lambda: write(file, raw, offset), lambda: write(file, raw[: len(raw) // 2], offset))
 
-    def write_parts(self, file: int, parts: Sequence[tuple[U8, int]]) -> None:
-        for data, offset in parts:
-            self.write_at(file, data.data, offset)
+    def write_places(self, file: int, places: Sequence[Place], write: Callable[[int], Made]) -> Made:
+        """What was written to a file in memory is written to the real one, a place at a time."""
+        memory = os.memfd_create("written")
+        try:
+            made = write(memory)
+            end = os.fstat(memory).st_size
+            for offset, size in places:
+                if offset + size <= end:
+                    self.write_at(file, os.pread(memory, size, offset), offset)
+            return made
+        finally:
+            os.close(memory)
 
     def resize(self, file: int, size: int) -> None:
         path, handle = self._open[file]

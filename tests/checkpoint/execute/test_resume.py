@@ -6,7 +6,7 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,9 @@ import pytest
 
 from halfbyte.checkpoint import Event, Options, Resources, make_plan, run
 from halfbyte.checkpoint.execute.destination import only_one
-from halfbyte.checkpoint.execute.disk import Disk
+from halfbyte.checkpoint.execute.disk import Disk, Made, Place
 from halfbyte.checkpoint.execute.writer import ShardWriter
 from halfbyte.checkpoint.plan.types import Output
-from halfbyte.codec.bits import U8
 from halfbyte.errors import CheckpointError
 from tests.checkpoint.toy import all_bytes, llama, write_checkpoint
 
@@ -293,15 +292,15 @@ def test_no_space_is_seen_before_work(tmp_path: Path, source: Path, monkeypatch:
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
 def test_a_disk_that_fills_up(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
-    real, calls = Disk.write_parts, [0]
+    real, calls = Disk.write_places, [0]
 
-    def write_parts(self: Disk, file: int, parts: Sequence[tuple[U8, int]]) -> None:
+    def write_places(self: Disk, file: int, places: Sequence[Place], write: Callable[[int], Made]) -> Made:
         calls[0] += 1
         if calls[0] > 20:
             raise OSError(code, os.strerror(code))
-        real(self, file, parts)
+        return real(self, file, places, write)
 
-    monkeypatch.setattr(Disk, "write_parts", write_parts)
+    monkeypatch.setattr(Disk, "write_places", write_places)
     message = "cannot be written" if code == errno.EIO else "no space left for .*make room and run the same command"
     with pytest.raises(CheckpointError, match=message):
         run(make_plan(source, Options(method="amax")), tmp_path / "d", ONE)

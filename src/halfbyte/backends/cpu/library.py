@@ -63,6 +63,7 @@ def load_library() -> ctypes.CDLL | None:
         "hb_feedback",
         "hb_read_amax",
         "hb_read_to_device",
+        "hb_encoding_room",
     ):
         getattr(library, name).restype = ctypes.c_int64
     library.hb_amax.restype = library.hb_four_six.restype = ctypes.c_uint32

@@ -155,6 +155,23 @@ class DecodeRecipe(ctypes.Structure):
     ]
 
 
+class Encoding(ctypes.Structure):
+    """encoding.cpp: Encoding."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("recipe", "held")),
+        *((name, ctypes.c_int64) for name in ("offset", "bytes")),
+        *((name, ctypes.c_int32) for name in ("source", "target")),
+        *((name, ctypes.c_int64) for name in ("codes_at", "scales_at", "leaf")),
+        *((name, ctypes.c_void_p) for name in ("code_digests", "scale_digests", "scratch")),
+        ("amax", ctypes.c_float),
+        ("isa", ctypes.c_int32),
+        ("done", ctypes.c_int64),
+        ("error", ctypes.c_int32),
+        ("tails", ctypes.c_void_p * 2),
+    ]
+
+
 class StoredRows(ctypes.Structure):
     """compare.h: StoredRows."""
 
@@ -205,6 +222,7 @@ STRUCTURES: dict[str, type[ctypes.Structure]] = {
     "ring": Ring,
     "recipe": Recipe,
     "decode_recipe": DecodeRecipe,
+    "encoding": Encoding,
     "stored_rows": StoredRows,
     "judge": ScaleJudge,
     "survey": Survey,

@@ -26,14 +26,14 @@ WORTH_TABLE = 1 << 20
 class WholeCall:
     """Quantizes contiguous matrices of whole blocks under one request."""
 
-    __slots__ = ("_address", "_library", "_recipe", "_run", "block", "codes_per_byte", "has_numbers", "one_number",
+    __slots__ = ("_recipe", "_run", "address", "block", "codes_per_byte", "has_numbers", "library", "one_number",
                  "stores", "threads")  # fmt: skip
 
     def __init__(self, request: Request, recipe: Recipe) -> None:
-        self._library, _ = native()
+        self.library, _ = native()
         self._recipe = recipe
-        self._address = ctypes.addressof(recipe)
-        self._run = self._library.hb_quantize
+        self.address = ctypes.addressof(recipe)
+        self._run = self.library.hb_quantize
         self.block = request.format.block
         self.codes_per_byte = request.format.codes_per_byte
         self.threads = request.threads
@@ -61,9 +61,9 @@ class WholeCall:
         multiplier: int | None,
     ) -> bool:
         """Quantize. Arrays are given by their addresses, and an amax of −1 stands for the tensor's own."""
-        isa = choose_isa(self._library)
+        isa = choose_isa(self.library)
         columns = width // self.block
-        return not self._run(self._address, isa, x, rows, columns, amax, codes, scales, stored, multiplier)
+        return not self._run(self.address, isa, x, rows, columns, amax, codes, scales, stored, multiplier)
 
 
 class WholeDecode:

@@ -10,7 +10,7 @@ from halfbyte.backends.gpu.batch import (
     list_amaxes,
     quantize_list,
 )
-from halfbyte.backends.gpu.calls import Bound, DecodingCalls, QuantizingCalls
+from halfbyte.backends.gpu.calls import Bound, BoundSurvey, DecodingCalls, QuantizingCalls
 from halfbyte.backends.gpu.constants import WORDS
 from halfbyte.backends.gpu.driver.disk import folder as cache_folder
 from halfbyte.backends.gpu.feedback import Held, hold
@@ -25,6 +25,7 @@ __all__ = [
     "OLDEST",
     "WORDS",
     "Bound",
+    "BoundSurvey",
     "DecodingCalls",
     "Gpu",
     "Held",

@@ -6,6 +6,7 @@ import ctypes
 from typing import TYPE_CHECKING
 
 from halfbyte.backends.gpu.choose import choose, choose_decoder
+from halfbyte.backends.gpu.constants import WORDS
 from halfbyte.backends.gpu.cuda.table_kernels import setting
 from halfbyte.backends.gpu.dispatch import OWN, VALUE
 from halfbyte.backends.gpu.driver.commands import Program
@@ -13,8 +14,9 @@ from halfbyte.backends.gpu.driver.cuda import launcher
 from halfbyte.backends.gpu.driver.run import bind, check_launch, stream_of
 from halfbyte.backends.gpu.launch import Matrix
 from halfbyte.backends.gpu.operand import check_device
-from halfbyte.backends.gpu.programs import decoding_for, quantization_for
+from halfbyte.backends.gpu.programs import decoding_for, quantization_for, survey_for
 from halfbyte.backends.gpu.small import Small
+from halfbyte.backends.headroom import Trial
 from halfbyte.backends.protocol import Reason
 from halfbyte.contracts import MXRule
 from halfbyte.errors import BackendError
@@ -72,10 +74,21 @@ class QuantizingCalls:
         found = self._found.get((rows, width, whose))
         return self._make(rows, width, whose) if found is None else found
 
+    def survey(self, rows: int, width: int, trial: Trial) -> BoundSurvey:
+        """What each candidate for the headroom of a given amax costs. (survey_matrix in backend.py) Not kept here."""
+        made = survey_for(self.kernel, self.request, self._matrix(rows, width), trial, self.device)
+        if made.small is None:
+            raise TypeError("a survey has totals")
+        bound = Bound(made.program, self.device.index or 0, made.small, False)
+        behind = made.small.candidates - len(trial.candidates)
+        return BoundSurvey(bound, 4 * made.small.totals + 8 * WORDS * behind, 8 * WORDS * len(trial.candidates))
+
+    def _matrix(self, rows: int, width: int) -> Matrix:
+        return Matrix(rows, width, width * (4 if self.request.dtype == "fp32" else 2) // 16, True)
+
     def _make(self, rows: int, width: int, whose: str) -> Bound:
         request = self.request
-        size = 4 if request.dtype == "fp32" else 2
-        matrix = Matrix(rows, width, width * size // 16, True)
+        matrix = self._matrix(rows, width)
         group_rows = 1 if request.scaling == "row" else rows
         asked = VALUE if whose == OWN and not self.kernel.reads_amax else whose
         made = quantization_for(self.kernel, request, matrix, group_rows, False, asked, self.device)
@@ -84,6 +97,19 @@ class QuantizingCalls:
             self._found.clear()
         self._found[rows, width, whose] = bound
         return bound
+
+
+class BoundSurvey:
+    """The survey of a shape on a device. Its totals are in slot SMALL."""
+
+    def __init__(self, bound: Bound, first: int, words: int) -> None:
+        self.bound = bound
+        self.first, self.size = first, words
+        """Bytes: where in slot SMALL the totals of the candidates lie, one after the other, and how many they are."""
+
+    def launch(self, x: int, scratch: int, small: int, amax: int, first: int) -> None:
+        """scratch: as many bytes as the codes have. amax: its bits. first: the first block of a sample."""
+        self.bound.launch(x, scratch, first, small, amax, 0)
 
 
 class DecodingCalls:

@@ -173,6 +173,7 @@ def write_shards(plan: Plan, into: Into, prepared: Prepared, report: Callable[[E
     engine, devices = prepared.engine, prepared.devices
     files = Files({file.name: str(plan.source / file.name) for file in plan.files})
     acts = UnitWork(files, engine, _codes(plan, prepared)) if devices is None else DeviceWork(files, engine, devices)
+    acts.workers = prepared.workers
     try:
         pool = Pool(plan, Tasks(plan, acts, prepared.sizes), into, report)
         report(Event("begin", pool.done, pool.total))

@@ -8,12 +8,16 @@ that loses what was not flushed.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
-from halfbyte.backends.writing import write_all, write_parts
-from halfbyte.codec.bits import U8
+from halfbyte.backends.writing import write_all
 from halfbyte.errors import CheckpointError
+
+Made = TypeVar("Made")
+Place = tuple[int, int]
+"""The position of some bytes in a file, and how many they are."""
 
 PIECE = 1 << 20
 """Bytes of a side file per copy step."""
@@ -43,9 +47,9 @@ class Disk:
         """Write all of the data at a position."""
         write_all(file, data, offset)
 
-    def write_parts(self, file: int, parts: Sequence[tuple[U8, int]]) -> None:
-        """Write several arrays, each at its position, one after the other."""
-        write_parts(file, parts)
+    def write_places(self, file: int, places: Sequence[Place], write: Callable[[int], Made]) -> Made:
+        """Let `write` fill places of a file, whose descriptor it gets. It may do so in any order, or leave them."""
+        return write(file)
 
     def resize(self, file: int, size: int) -> None:
         """Cut a file, or extend it with zeros that take no room yet."""

@@ -13,8 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from halfbyte.backends.amax import largest_magnitude
+from halfbyte.backends.encoding import Encoder, encoder_of
 from halfbyte.backends.headroom import ALONE, DEFAULT, Total, Trial, candidate, headrooms, probe
 from halfbyte.backends.survey import Between, survey_part
+from halfbyte.checkpoint.execute.hashes import LEAF
 from halfbyte.checkpoint.execute.repair import usable_amax
 from halfbyte.codec.bits import U8, dtype_name
 from halfbyte.contracts import Contract, NVFP4Rule
@@ -46,6 +48,7 @@ class Engine:
         repairs: bool,
     ) -> None:
         self.format, self.contract, self.method, self.repairs = format, contract, method, repairs
+        self._encoders: dict[np.dtype[Any], Encoder | None] = {}
         self._resolved: Method = Amax()
         """The method as an instance; a name stands for one with its default options."""
         if format is not None and contract is not None:
@@ -113,6 +116,16 @@ class Engine:
             raise UnsupportedError("this conversion decodes; it has no format to quantize to")
         out = QuantizedTensor(self.format, x.shape, codes, scales, None, None, self.contract)
         quantize(x, self.format, self.contract, self.method, global_amax=amax, threads=1, out=out)
+
+    def encoder(self, dtype: np.dtype[Any]) -> Encoder | None:
+        """What quantizes matrices of a dtype, hashes and writes them in one call; None if nothing does."""
+        if dtype not in self._encoders:
+            found = None
+            if self.format is not None and self.contract is not None:
+                request = resolve(self.format, self.contract, self.method, dtype=dtype_name(dtype), threads=1)
+                found = encoder_of(request, LEAF)
+            self._encoders[dtype] = found
+        return self._encoders[dtype]
 
     def tensor_scales(self, amax: np.float32, dtype: npt.DTypeLike) -> TensorScales:
         """The scalars that a contract stores for an amax; `dtype`: of the weight, which some formulas ask for."""

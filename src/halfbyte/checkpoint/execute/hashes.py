@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from halfbyte.backends.encoding import Hashed
 from halfbyte.backends.sha256 import sha256_pieces
+from halfbyte.backends.writing import BytesToHash
 from halfbyte.codec.bits import U8
 
 DIGITS = 32
@@ -46,25 +48,41 @@ class TreeHash:
 
     def add(self, at: int, data: U8) -> None:
         """Take in contiguous bytes that begin at byte `at` of the tensor."""
-        add_all([(self, at, data)])
+        part = self.hashable(at, data, 0)
+        digests = sha256_pieces([data[part.skip : part.skip + part.leaves * LEAF]], LEAF)[0]
+        self.put(at, data, digests)
 
-    def leaves_in(self, at: int, size: int) -> tuple[int, int]:
-        """The first leaf that begins in a range of bytes, and the one after the last that ends in it."""
-        first, stop = -(-at // LEAF), at + size
-        return first, max(first, stop // LEAF if stop < self.size else -(-stop // LEAF))
+    def hashable(self, at: int, data: U8, offset: int) -> BytesToHash:
+        """Those bytes as something to write at a position of a file, with the leaves that lie wholly in them."""
+        first, stop = -(-at // LEAF), (at + data.size) // LEAF
+        return BytesToHash(data, offset, min(first * LEAF - at, data.size), max(0, stop - first))
+
+    def fits(self, at: int, size: int) -> bool:
+        """Whether a range of bytes begins with a leaf, and ends with one or with the tensor."""
+        return at % LEAF == 0 and (size % LEAF == 0 or at + size == self.size)
 
     def put(self, at: int, data: U8, digests: U8) -> None:
-        """Take in bytes of which the digests of all whole leaves are given."""
-        first, last = self.leaves_in(at, data.size)
-        if first == last:
-            self._add_part(at, data)
+        """Take in bytes of which the digests of all whole leaves are given, as `hashable` counts them."""
+        if len(digests):
+            first = -(-at // LEAF)
+            self._leaves[first : first + len(digests)] = digests
+            begin, end = first * LEAF - at, (first + len(digests)) * LEAF - at
+            self._add_part(at, data[:begin])
+            self._add_part(at + end, data[end:])
         else:
-            begin, end = first * LEAF, min(last * LEAF, self.size)
-            self._leaves[first:last] = digests
-            self._add_part(at, data[: begin - at])
-            self._add_part(end, data[end - at :])
+            self._add_part(at, data)
+        self._count(data.size)
+
+    def put_hashed(self, at: int, size: int, hashed: Hashed) -> None:
+        """Likewise bytes that begin with a leaf, of which nobody has more than the tail."""
+        first = at // LEAF
+        self._leaves[first : first + len(hashed.digests)] = hashed.digests
+        self._add_part(at + size - hashed.tail.size, hashed.tail)
+        self._count(size)
+
+    def _count(self, size: int) -> None:
         with self._lock:
-            self.done += data.size
+            self.done += size
             if self.done == self.size:
                 self._finish()
 
@@ -96,16 +114,6 @@ class TreeHash:
         if self._text is None:
             self._finish()
         return str(self._text)
-
-
-def add_all(parts: Sequence[tuple[TreeHash, int, U8]]) -> None:
-    """Take in bytes of several tensors: (hash, first byte, data). All are hashed in one compiled call."""
-    wholes = []
-    for tree, at, data in parts:
-        first, last = tree.leaves_in(at, data.size)
-        wholes.append(data[first * LEAF - at : min(last * LEAF, tree.size) - at] if first < last else data[:0])
-    for (tree, at, data), digests in zip(parts, sha256_pieces(wholes, LEAF), strict=True):
-        tree.put(at, data, digests)
 
 
 class PlainHash:

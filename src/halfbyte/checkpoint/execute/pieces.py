@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from halfbyte.checkpoint.execute.hashes import LEAF
 from halfbyte.checkpoint.io.decode import decoding_memory
-from halfbyte.checkpoint.io.views import scratch_bytes
+from halfbyte.checkpoint.io.views import SourceMatrix, scratch_bytes
 from halfbyte.checkpoint.plan.types import Action, Unit
 
 SLACK = 1 << 16
 """Bytes of an arena that alignment may take."""
+EVEN = 32 * LEAF
+"""Elements whose codes and scale bytes, of whatever format, are whole leaves of the hash."""
 OUTPUT: dict[Action, float] = {"quantize": 1.25, "cast": 1.25, "decode": 2, "relayout": 0, "gather": 0, "rescale": 8}
 """Bytes per element of what is made from a piece, with what is needed to make it."""
 
@@ -39,12 +43,20 @@ class Piece:
 def pieces_of(unit: Unit, chunk_bytes: int) -> Iterator[Piece]:
     """A unit cut into pieces of about that many source bytes. Matrices that are stored transposed stay whole."""
     number = 0
-    turned = any(output.part.transposed for output in unit.outputs)
     for index, source in enumerate(unit.sources):
-        step = source.rows if turned else max(1, chunk_bytes // max(1, source.row_bytes))
+        step = _rows_of_piece(unit, source, chunk_bytes)
         for start in range(0, source.rows, step):
             yield Piece(number, index, start, min(source.rows, start + step))
             number += 1
+
+
+def _rows_of_piece(unit: Unit, source: SourceMatrix, chunk_bytes: int) -> int:
+    """Rows of a source that make a piece. If many do, their outputs end where leaves of the hash end."""
+    if any(output.part.transposed for output in unit.outputs):
+        return source.rows
+    rows = max(1, chunk_bytes // max(1, source.row_bytes))
+    together = EVEN // math.gcd(EVEN, source.columns)
+    return rows - rows % together if rows > together else rows
 
 
 def piece_bytes(unit: Unit, piece: Piece) -> int:
@@ -74,5 +86,9 @@ def widened_bytes(unit: Unit, chunk: int) -> int:
 
 def largest_piece(unit: Unit, chunk: int) -> int:
     """Bytes of the unit's largest piece, raw bytes included. The first piece of each source has the most rows."""
-    firsts = {piece.source: piece for piece in reversed(list(pieces_of(unit, chunk)))}
-    return max(piece_bytes(unit, piece) + piece_memory(unit, piece) for piece in firsts.values())
+    firsts = (
+        Piece(0, index, 0, min(source.rows, _rows_of_piece(unit, source, chunk)))
+        for index, source in enumerate(unit.sources)
+        if source.rows
+    )
+    return max(piece_bytes(unit, piece) + piece_memory(unit, piece) for piece in firsts)

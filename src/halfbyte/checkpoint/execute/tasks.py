@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from halfbyte.checkpoint.execute.group import Group
 from halfbyte.checkpoint.execute.pieces import Piece, Sizes, piece_bytes, pieces_of
-from halfbyte.checkpoint.execute.unit import Group, UnitWork
+from halfbyte.checkpoint.execute.unit import UnitWork
 from halfbyte.checkpoint.execute.writer import ShardWriter
 from halfbyte.checkpoint.io.buffers import Arena
 from halfbyte.checkpoint.plan.types import Copy, Plan, Shard, Unit
@@ -132,9 +133,7 @@ class Tasks:
 
     def _survey(self, unit: Unit, piece: Piece, group: Group) -> Task:
         def run(arena: Arena) -> None:
-            mark = arena.mark()
             self.acts.survey(unit, piece, group, arena)
-            arena.release(mark)
             with group.lock:
                 group.pending -= 1
                 last = group.pending == 0

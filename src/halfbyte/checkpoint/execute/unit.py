@@ -6,67 +6,41 @@ A worker owns an arena; nothing here keeps memory between pieces but what the ca
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from halfbyte.backends.encoding import Encoder
 from halfbyte.backends.headroom import ALONE, Total, Trial, best, merged, widened
-from halfbyte.casting.optimal import Choice, write
+from halfbyte.casting.optimal import write
 from halfbyte.casting.rows import Rows
-from halfbyte.casting.window import Exponents, join
 from halfbyte.checkpoint.execute.bad_values import BadModules
 from halfbyte.checkpoint.execute.calibrated import Calibrator, SolvedCodes
 from halfbyte.checkpoint.execute.cast import MXFP4_BLOCK, choose_scale, stored_scales
-from halfbyte.checkpoint.execute.engine import Engine, TensorScales
+from halfbyte.checkpoint.execute.encoded import EncodingInput, encode_piece, encoder_for
+from halfbyte.checkpoint.execute.engine import Engine
+from halfbyte.checkpoint.execute.group import Group
 from halfbyte.checkpoint.execute.pieces import SLACK, Piece, Sizes, largest_piece, pieces_of
+from halfbyte.checkpoint.execute.scalars import scalar_of
 from halfbyte.checkpoint.execute.smoothed import rescaled, smoothed, values_dtype
-from halfbyte.checkpoint.execute.writer import ShardWriter, Stopped
+from halfbyte.checkpoint.execute.writer import ShardWriter
 from halfbyte.checkpoint.io.bfloat16 import bf16
 from halfbyte.checkpoint.io.buffers import Arena
 from halfbyte.checkpoint.io.decode import Scales, decode_fp4, decode_rows, fp8_amax, read_block_scales, read_scales
 from halfbyte.checkpoint.io.files import Files
-from halfbyte.checkpoint.io.views import SourceMatrix, View, read_rows, read_rows_amax
+from halfbyte.checkpoint.io.views import find_amax, read_rows, read_rows_amax
 from halfbyte.checkpoint.plan.types import Output, Unit
 from halfbyte.codec.bits import U8
 from halfbyte.errors import CheckpointError
 
+MANY = 8
+"""Workers that wait for memory more than for their own work."""
+
 Key = tuple[str, int]
 """A module and the number of a piece of it."""
-
-
-@dataclass
-class Group:
-    """Units that share a tensor scale, and the scale once it is known."""
-
-    modules: tuple[str, ...]
-    ready: threading.Event = field(default_factory=threading.Event)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    claimed: bool = False
-    pending: int = 0
-    """Pieces whose amax is still to come."""
-    amax: np.float32 = np.float32(0)
-    exponents: Exponents | None = None
-    """MXFP4: those of the blocks that are not zero."""
-    choice: Choice | None = None
-    """MXFP4: the global scale that the cast chose."""
-    scales: TensorScales | None = None
-    bad: bool = False
-    """Some member has values that no scale fits: none of the units is written."""
-
-    def add(self, amax: np.float32, exponents: Exponents | None = None) -> None:
-        """Take in what one piece found. NaN stays NaN."""
-        with self.lock:
-            self.amax = np.maximum(self.amax, amax)
-            self.exponents = join([self.exponents, exponents])
-
-    def wait(self, stop: threading.Event) -> None:
-        while not self.ready.wait(0.2):
-            if stop.is_set():
-                raise Stopped
 
 
 @dataclass(frozen=True)
@@ -86,6 +60,8 @@ class UnitWork:
         self.files, self.engine = files, engine
         self.codes = codes
         """Where codes come from, if not from the engine alone."""
+        self.workers = 1
+        """How many work at the same time."""
         self.bad = BadModules()
         self.on_cpu = 0
         """Pieces that were computed on the CPU because no other device had memory for them."""
@@ -117,17 +93,18 @@ class UnitWork:
         mine = {unit.module for unit in units}
         cut = {unit.module: list(pieces_of(unit, chunk)) for unit in (*units, *members)}
         held_bytes = sum(unit.source_bytes + SLACK for unit in units)
-        keeps = bool(members) and held_bytes + max(largest_piece(unit, chunk) for unit in members) <= arena.left
+        keeps = (
+            bool(members)
+            and not self._reads_twice(members)
+            and held_bytes + max(largest_piece(unit, chunk) for unit in members) <= arena.left
+        )
         held = {}
         if group is not None and members:
             for unit in members:
                 for piece in cut[unit.module]:
-                    mark = arena.mark()
-                    raw = self.survey(unit, piece, group, arena)
-                    if keeps and unit.module in mine:
+                    raw = self.survey(unit, piece, group, arena, keeps and unit.module in mine)
+                    if raw is not None:
                         held[unit.module, piece.number] = raw
-                    else:
-                        arena.release(mark)
             self.settle(members, group, chunk, arena, held)
         elif group is not None:
             group.wait(writer.stop)
@@ -135,6 +112,20 @@ class UnitWork:
             for piece in reversed(cut[unit.module]):
                 self.write(unit, piece, held.get((unit.module, piece.number)), group, writer, arena)
             self.forget(unit)
+
+    def _reads_twice(self, members: Sequence[Unit]) -> bool:
+        """Whether both passes read, through a small buffer that stays in the cache, instead of holding the bytes.
+
+        That spares memory, which many workers share, and costs each a second copy.
+        """
+        if self.workers < MANY:
+            return False
+        size = sum(source.rows * source.columns for unit in members for source in unit.sources)
+        if any(self.encoder(unit) is None for unit in members) or self.engine.headrooms(size) != ALONE:
+            return False
+        return all(
+            self.files.is_cached_here(file) for unit in members for source in unit.sources for file in source.files
+        )
 
     def scales_for(self, unit: Unit, index: int) -> Scales:
         """The small tensors of a source, read once; forgotten with `forget`."""
@@ -151,15 +142,23 @@ class UnitWork:
     def read(self, unit: Unit, piece: Piece, arena: Arena) -> npt.NDArray[Any]:
         return read_rows(self.files, unit.sources[piece.source].weight, piece.start, piece.stop, arena)
 
-    def survey(self, unit: Unit, piece: Piece, group: Group, arena: Arena) -> npt.NDArray[Any]:
-        """First pass: read a piece and add to the scale that its group shares. The bytes stay in the arena."""
+    def survey(
+        self, unit: Unit, piece: Piece, group: Group, arena: Arena, keep: bool = False
+    ) -> npt.NDArray[Any] | None:
+        """First pass: read a piece and add to the scale that its group shares. `keep`: its bytes stay in the arena."""
+        mark = arena.mark()
         source = unit.sources[piece.source]
         if source.kind == "float" and source.weight.contiguous and unit.factors is None:
+            if not keep:
+                amax = find_amax(self.files, source.weight, piece.start, piece.stop, arena)
+                if np.isfinite(amax):
+                    group.add(amax)
+                    return None
             raw, amax = read_rows_amax(self.files, source.weight, piece.start, piece.stop, arena)
             self._take_in(unit, piece, group, amax, raw, arena)
-            return raw
+            return self._kept(raw, keep, mark, arena)
         raw = self.read(unit, piece, arena)
-        mark = arena.mark()
+        behind = arena.mark()
         if unit.action == "cast":
             rows = self._rows(unit, piece, raw, arena)
             if rows.scales.size and int(rows.scales.max()) == 255:
@@ -169,10 +168,16 @@ class UnitWork:
                 group.add(np.float32(0), rows.exponents)
         else:
             amax = self._amax(unit, piece, raw, arena)
-            arena.release(mark)
+            arena.release(behind)
             self._take_in(unit, piece, group, amax, raw, arena)
+        arena.release(behind)
+        return self._kept(raw, keep, mark, arena)
+
+    def _kept(self, raw: npt.NDArray[Any], keep: bool, mark: int, arena: Arena) -> npt.NDArray[Any] | None:
+        if keep:
+            return raw
         arena.release(mark)
-        return raw
+        return None
 
     def _take_in(
         self, unit: Unit, piece: Piece, group: Group, amax: np.float32, raw: npt.NDArray[Any], arena: Arena
@@ -338,6 +343,8 @@ class UnitWork:
         if writer.spoiled and (group is not None or unit.action != "quantize"):
             return
         mark = arena.mark()
+        if self._encode(unit, piece, raw, group, writer, arena):
+            return
         if raw is None:
             raw = self.read(unit, piece, arena)
         if unit.action in ("decode", "gather", "rescale"):
@@ -350,20 +357,50 @@ class UnitWork:
             self._put_blocks(writer, unit, piece, blocks, group)
         arena.release(mark)
 
+    def encoder(self, unit: Unit) -> Encoder | None:
+        """What takes whole pieces of a unit from the source to the shard in one call, if anything does."""
+        return None if self.codes is not None else encoder_for(self.engine, unit)
+
+    def _encode(
+        self,
+        unit: Unit,
+        piece: Piece,
+        raw: npt.NDArray[Any] | None,
+        group: Group | None,
+        writer: ShardWriter,
+        arena: Arena,
+    ) -> bool:
+        """Quantize, hash and write a piece in one call, if that is possible. Without `raw` it is read on the way."""
+        encoder = self.encoder(unit)
+        if encoder is None or arena.left < encoder.room:
+            return False
+        amax = None if group is None else float(group.amax)
+        if not encode_piece(encoder, self.files, unit, piece, EncodingInput(raw, amax), writer, arena):
+            return False
+        self._put_scalars(writer, unit, piece, group)
+        return True
+
     def _put_blocks(
         self, writer: ShardWriter, unit: Unit, piece: Piece, blocks: tuple[U8, U8], group: Group | None
     ) -> None:
-        """Write the packed codes and scale bytes of a piece; the first piece brings the tensor's scalars along."""
-        parts = []
-        for output in unit.outputs:
-            match output.part.role:
-                case "codes":
-                    parts.append(self._place(unit, output, blocks[0], piece))
-                case "scales":
-                    parts.append(self._place(unit, output, blocks[1], piece))
-                case _ if piece.number == 0:
-                    parts.append((output, self._scalar(unit, output, unit.sources[piece.source], group), 0))
-        writer.put_all(parts)
+        """Write the packed codes and scale bytes of a piece, and with the first one the tensor's scalars."""
+        parts = {"codes": blocks[0], "scales": blocks[1]}
+        writer.put_all(
+            [
+                self._place(unit, output, parts[output.part.role], piece)
+                for output in unit.outputs
+                if output.part.role in parts
+            ]
+        )
+        self._put_scalars(writer, unit, piece, group)
+
+    def _put_scalars(self, writer: ShardWriter, unit: Unit, piece: Piece, group: Group | None) -> None:
+        """The tensor's scalars, with its first piece."""
+        if piece.number == 0:
+            for output in unit.outputs:
+                if output.part.role not in ("codes", "scales"):
+                    scales = None if group is None else group.scales
+                    writer.put_scalar(output, scalar_of(self.files, unit, output, unit.sources[piece.source], scales))
 
     def _blocks(
         self,
@@ -399,29 +436,6 @@ class UnitWork:
         """Room for packed codes and scale bytes."""
         width, blocks = self.engine.widths(columns)
         return arena.take(rows * width).reshape(rows, width), arena.take(rows * blocks).reshape(rows, blocks)
-
-    def _scalar(self, unit: Unit, output: Output, source: SourceMatrix, group: Group | None) -> npt.NDArray[np.float32]:
-        """A tensor scale or an input scale, in the direction that the layout stores."""
-        role = output.part.role
-        one = np.float32(1)
-        if role in ("input_multiplier", "input_divisor"):
-            divides = role == "input_divisor"
-            if unit.input_scale is not None:
-                value = np.float32(unit.input_scale)
-                return np.array([one / value if divides else value], np.float32)
-            word = self._stored_word(source.input_scale, unit.module)
-        else:
-            divides = role == "divisor"
-            if group is not None and group.scales is not None:
-                return np.array([group.scales.divisor if divides else group.scales.multiplier], np.float32)
-            word = self._stored_word(source.global_scale, unit.module)
-        return np.array([word if source.divides == divides else one / word], np.float32)
-
-    def _stored_word(self, view: View | None, module: str) -> np.float32:
-        """A scalar as the source stores it."""
-        if view is None:
-            raise CheckpointError(f"{module} has no stored scale where one is needed")
-        return np.float32(read_rows(self.files, view, 0, 1, Arena(256)).astype(np.float32)[0, 0])
 
     def _place(
         self, unit: Unit, output: Output, data: npt.NDArray[Any], piece: Piece

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import errno
+import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from halfbyte.backends.encoding import EncodingResult, EncodingTarget, Ended
+from halfbyte.backends.writing import write_hashed
 from halfbyte.checkpoint.execute.disk import Disk
-from halfbyte.checkpoint.execute.hashes import TreeHash, add_all
+from halfbyte.checkpoint.execute.hashes import LEAF, TreeHash
 from halfbyte.checkpoint.execute.journal import Finished
 from halfbyte.checkpoint.plan.types import Output, Shard
 from halfbyte.errors import CheckpointError
@@ -34,6 +37,7 @@ class ShardWriter:
         self._spoiled = threading.Event()
         self._hashes: dict[str, TreeHash] = {}
         self._changed: dict[str, int] = {}
+        self._scalars: list[tuple[Output, npt.NDArray[Any], int]] = []
         self._lock = threading.Lock()
         self._descriptor = disk.create(self.temporary)
         try:
@@ -55,16 +59,60 @@ class ShardWriter:
         if self.spoiled:
             return
         flat = [(output, data.reshape(-1).view(np.uint8), at) for output, data, at in parts]
-        for output, data, at in flat:
-            if at < 0 or at + data.size > output.bytes:
-                raise CheckpointError(
-                    f"{output.part.name}: {data.size} bytes at {at} leave the tensor's {output.bytes}"
-                )
-        add_all([(self._hash(output), at, data) for output, data, at in flat])
+        places = [self._place(output, at, data.size) for output, data, at in flat]
+        hashes = [self._hash(output) for output, data, at in flat]
+        hashable = [
+            tree.hashable(at, data, place) for tree, (_, data, at), (place, _) in zip(hashes, flat, places, strict=True)
+        ]
         try:
-            self.disk.write_parts(self._descriptor, [(data, output.start + at) for output, data, at in flat])
+            digests = self.disk.write_places(self._descriptor, places, lambda file: write_hashed(file, hashable, LEAF))
         except OSError as error:
             raise disk_error(error, self.temporary) from error
+        for tree, (_, data, at), found in zip(hashes, flat, digests, strict=True):
+            tree.put(at, data, found)
+
+    def put_scalar(self, output: Output, data: npt.NDArray[Any]) -> None:
+        """Write the few bytes of a whole tensor when the shard is complete, together with all others."""
+        with self._lock:
+            self._scalars.append((output, data, 0))
+
+    def takes_encoded(self, parts: Sequence[tuple[Output, int, int]]) -> bool:
+        """Whether `put_encoded` can be used for (output, position, size): they must be cut where leaves end."""
+        return all(self._hash(output).fits(at, size) for output, at, size in parts)
+
+    def put_encoded(
+        self,
+        codes: tuple[Output, int, int],
+        scales: tuple[Output, int, int],
+        encode: Callable[[int, EncodingTarget, EncodingTarget], EncodingResult],
+    ) -> EncodingResult:
+        """Let `encode` write codes and scale bytes, of which it gives the hashes.
+
+        Each is (output, position, size). If it does not come to the end, nothing counts as written.
+        """
+        places = [self._place(*part) for part in (codes, scales)]
+        targets = [EncodingTarget(*place) for place in places]
+
+        def write(file: int) -> EncodingResult:
+            encoded = encode(file, *targets)
+            if encoded.ended == Ended.NOT_WRITTEN:
+                raise OSError(encoded.error, os.strerror(encoded.error))
+            return encoded
+
+        try:
+            encoded = self.disk.write_places(self._descriptor, places, write)
+        except OSError as error:
+            raise disk_error(error, self.temporary) from error
+        if encoded.ended == Ended.ENCODED:
+            for (output, at, size), hashed in ((codes, encoded.codes), (scales, encoded.scales)):
+                self._hash(output).put_hashed(at, size, hashed)
+        return encoded
+
+    def _place(self, output: Output, at: int, size: int) -> tuple[int, int]:
+        """Where bytes of a tensor lie in the file, and how many they are."""
+        if at < 0 or at + size > output.bytes:
+            raise CheckpointError(f"{output.part.name}: {size} bytes at {at} leave the tensor's {output.bytes}")
+        return output.start + at, size
 
     def spoil(self) -> None:
         """Give the shard up: a module of it cannot be written. What else it should hold is no longer written."""
@@ -90,6 +138,7 @@ class ShardWriter:
     def finish(self, fingerprint: str) -> Finished:
         """Flush the file and give it its name in the work folder."""
         try:
+            self.put_all(self._scalars)
             self.disk.flush(self._descriptor)
         except OSError as error:
             raise disk_error(error, self.temporary) from error

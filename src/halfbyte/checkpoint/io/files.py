@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
-from halfbyte.backends.amax import can_read, largest_magnitude, read_largest_magnitude
+from halfbyte.backends.amax import can_read, is_cached_here, largest_magnitude, read_largest_magnitude
 from halfbyte.codec.bits import U8
 from halfbyte.errors import CheckpointError
 
@@ -24,37 +24,54 @@ class Files:
     def __init__(self, paths: Mapping[str, str]) -> None:
         self._paths = paths
         self._descriptors: dict[str, int] = {}
+        self._cached: dict[str, bool] = {}
         self._lock = threading.Lock()
 
     def read(self, file: str, offset: int, into: U8) -> None:
         """Fill a contiguous byte array from a position. A file that ends early has changed since the plan."""
         self.read_by(file, offset, into.nbytes, lambda descriptor: read_all(descriptor, offset, into))
 
-    def read_amax(self, file: str, offset: int, into: npt.NDArray[Any]) -> np.float32:
-        """Like `read`, into an array of floats; returns their largest magnitude, NaN if there is one."""
+    def read_amax(self, file: str, offset: int, into: npt.NDArray[Any], size: int | None = None) -> np.float32:
+        """Like `read`, into an array of floats; returns their largest magnitude, NaN if there is one.
+
+        size: bytes to read, if they are more than the array has: nobody needs them afterwards. Only if `can_read`.
+        """
         if not can_read():
             self.read(file, offset, into.reshape(-1).view(np.uint8))
             return largest_magnitude(into, threads=1)
         found: list[np.float32] = []
 
         def read(descriptor: int) -> int:
-            amax, done = read_largest_magnitude(descriptor, offset, into)
+            amax, done = read_largest_magnitude(descriptor, offset, into, size)
             found.append(amax)
             return done
 
-        self.read_by(file, offset, into.nbytes, read)
+        self.read_by(file, offset, into.nbytes if size is None else size, read)
         return found[0]
 
     def read_by(self, file: str, offset: int, size: int, reader: Callable[[int], int]) -> None:
         """Let `reader` read `size` bytes at a position of an open file. It returns how many the file had."""
         try:
-            done = reader(self._open(file))
+            done = reader(self.descriptor(file))
         except OSError as error:
             raise CheckpointError(f"{self._paths[file]} cannot be read after byte {offset}: {error}") from error
         if done < size:
             raise _cut(file, offset + done)
 
-    def _open(self, file: str) -> int:
+    def refuse(self, file: str, at: int, error: int) -> NoReturn:
+        """Raise for a file that could not be read from a byte on; `error`: the system's number, or 0: it ended."""
+        if error:
+            raise CheckpointError(f"{self._paths[file]} cannot be read after byte {at}: {os.strerror(error)}")
+        raise _cut(file, at)
+
+    def is_cached_here(self, file: str) -> bool:
+        """Whether to read bytes again, soon after they were read, takes no more than to copy them."""
+        if file not in self._cached:
+            self._cached[file] = is_cached_here(self.descriptor(file))
+        return self._cached[file]
+
+    def descriptor(self, file: str) -> int:
+        """Of a file that is open for reading."""
         with self._lock:
             if file not in self._descriptors:
                 self._descriptors[file] = os.open(self._paths[file], os.O_RDONLY | os.O_CLOEXEC)

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from halfbyte.backends.amax import can_read
 from halfbyte.checkpoint.io.buffers import Arena
 from halfbyte.checkpoint.io.files import Files
 from halfbyte.codec.bits import BFLOAT16
@@ -28,6 +29,9 @@ NUMPY: dict[str, np.dtype[Any]] = {
     "F8_E8M0": np.dtype(np.uint8),
 }
 """How the bytes of a dtype are held; float8 and packed codes as bytes."""
+
+AT_ONCE = 1 << 18
+"""Bytes that are read at a time where nobody keeps them: a part of a second-level cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +133,17 @@ def read_rows_amax(
     dtype, rows = NUMPY[view.dtype], stop - start
     raw = arena.take(rows * view.columns * dtype.itemsize).view(dtype).reshape(rows, view.columns)
     return raw, files.read_amax(view.file, view.place(start), raw)
+
+
+def find_amax(files: Files, view: View, start: int, stop: int, arena: Arena) -> np.float32:
+    """The largest magnitude of rows of a contiguous view of floats, which are not kept."""
+    dtype = NUMPY[view.dtype]
+    size = (stop - start) * view.columns * dtype.itemsize
+    mark = arena.mark()
+    room = arena.take(min(size, AT_ONCE) if can_read() else size)
+    amax = files.read_amax(view.file, view.place(start), room.view(dtype), size)
+    arena.release(mark)
+    return amax
 
 
 def read_scratch(view: View, rows: int) -> int:

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from halfbyte.backends.device_reading import DeviceReader, can_read_to_device
-from halfbyte.backends.gpu import Bound, QuantizingCalls, float32_bits, group_amaxes, survey_matrix
-from halfbyte.backends.headroom import Trial
+from halfbyte.backends.gpu import Bound, BoundSurvey, QuantizingCalls, float32_bits, group_amaxes, survey_matrix
+from halfbyte.backends.headroom import Sample, Trial
 from halfbyte.checkpoint.execute.device.protocol import DeviceMemoryError, Encoded, Matrix
 from halfbyte.checkpoint.execute.device.torch_decode import decode
 from halfbyte.checkpoint.execute.engine import Engine
@@ -43,7 +43,7 @@ PORTABLE = 1
 BLOCKING_WITHOUT_TIMING = 1 | 2
 """Flags of events. Waiting sleeps: the processors have other work."""
 
-HOST_TO_DEVICE, DEVICE_TO_HOST = 1, 2
+HOST_TO_DEVICE, DEVICE_TO_HOST, DEVICE_TO_DEVICE = 1, 2, 3
 
 
 class Runtime:
@@ -112,6 +112,7 @@ class CudaDevice:
         self.index, self.engine = index, engine
         self._calls: dict[str, QuantizingCalls] = {}
         self._bound: dict[tuple[str, int, int, bool], Bound] = {}
+        self._surveys: dict[tuple[str, int, int, Trial], BoundSurvey] = {}
         self._made: set[object] = set()
         self._lock = threading.Lock()
 
@@ -162,6 +163,25 @@ class CudaDevice:
             if not calls.usual:
                 return None
             return self._bound.setdefault(key, calls.bound(matrix.rows, matrix.columns, "value" if given else "own"))
+
+    def bound_survey(self, matrix: Matrix, trial: Trial) -> BoundSurvey | None:
+        """Likewise the kernels that survey a matrix under a given amax."""
+        key = (dtype_name(matrix.dtype), matrix.rows, matrix.columns, trial)
+        found = self._surveys.get(key)
+        if found is not None:
+            return found
+        with self._lock:
+            calls = self._calls_for(key[0])
+            if not calls.usual:
+                return None
+            if key not in self._surveys:
+                self._surveys[key] = calls.survey(matrix.rows, matrix.columns, trial)
+            return self._surveys[key]
+
+    @property
+    def block(self) -> int:
+        """Elements of a block of the format."""
+        return 1 if self.engine.format is None else self.engine.format.block
 
     def request(self, dtype: str) -> Request:
         """What is asked for, of operands of that dtype."""
@@ -276,6 +296,20 @@ class CudaStream:
     def survey(
         self, matrix: Matrix, amax: np.float32, tried: tuple[Trial, int], scratch: CudaMemory, into: CudaMemory
     ) -> None:
+        trial, before = tried
+        bound = self._device.bound_survey(matrix, trial)
+        if bound is None:
+            self._survey_generally(matrix, amax, tried, scratch, into)
+            return
+        small = self._scratch_of(4 * bound.bound.small_floats)
+        first = Sample(0, trial.step).behind(before * matrix.columns // self._device.block).first
+        bound.launch(matrix.memory.pointer, scratch.pointer, small, float32_bits(float(amax)), first)
+        self._copy(into.pointer, small + bound.first, bound.size, DEVICE_TO_DEVICE)
+
+    def _survey_generally(
+        self, matrix: Matrix, amax: np.float32, tried: tuple[Trial, int], scratch: CudaMemory, into: CudaMemory
+    ) -> None:
+        """A contract with a transform."""
         import torch
 
         def found() -> torch.Tensor:

@@ -106,30 +106,37 @@ class Lanes:
                 self._change.notify()
 
     def _take(self, load: int) -> Lane:
+        while True:
+            device, lane = self._reserve(load)
+            if lane is not None:
+                return lane
+            try:
+                return Lane(device, self.size)  # takes long, and others may go on meanwhile
+            except BaseException as error:
+                with self._change:
+                    self._load[device.name] -= load
+                    self._borrowed -= 1
+                    self._change.notify_all()
+                    if not isinstance(error, DeviceMemoryError):
+                        raise
+                    self._room[device.name] = 0
+
+    def _reserve(self, load: int) -> tuple[Device, Lane | None]:
+        """A free lane, or a device on which the caller may make one. Waits until there is either."""
         with self._change:
             while True:
                 for device in sorted(self.devices, key=lambda device: self._load[device.name]):
-                    lane = self._lane_of(device)
-                    if lane is not None:
-                        self._load[device.name] += load
+                    name = device.name
+                    if self._free[name] or self._room[name]:
+                        self._load[name] += load
                         self._borrowed += 1
-                        return lane
+                        if self._free[name]:
+                            return device, self._free[name].pop()
+                        self._room[name] -= 1
+                        return device, None
                 if not self._borrowed:
                     raise DeviceMemoryError(f"no device has {self.size:,} bytes free")
                 self._change.wait()
-
-    def _lane_of(self, device: Device) -> Lane | None:
-        """A free lane of a device, or a new one if it has memory for it."""
-        name = device.name
-        if self._free[name]:
-            return self._free[name].pop()
-        if self._room[name]:
-            self._room[name] -= 1
-            try:
-                return Lane(device, self.size)
-            except DeviceMemoryError:
-                self._room[name] = 0
-        return None
 
     def close(self) -> None:
         """Give the memory back. No lane is borrowed any more."""

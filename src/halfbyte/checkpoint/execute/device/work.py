@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from halfbyte.backends.encoding import Encoder
 from halfbyte.backends.gpu import WORDS, total_of
 from halfbyte.backends.headroom import Total, Trial, merged
 from halfbyte.checkpoint.execute.device.lanes import Lane
@@ -30,8 +31,9 @@ from halfbyte.checkpoint.execute.device.sizes import (
     whole_need,
 )
 from halfbyte.checkpoint.execute.engine import Engine
+from halfbyte.checkpoint.execute.group import Group
 from halfbyte.checkpoint.execute.pieces import SLACK, Piece, Sizes, piece_bytes, pieces_of
-from halfbyte.checkpoint.execute.unit import FirstLook, Group, Key, UnitWork
+from halfbyte.checkpoint.execute.unit import FirstLook, Key, UnitWork
 from halfbyte.checkpoint.execute.writer import ShardWriter
 from halfbyte.checkpoint.io.buffers import Arena, page_memory
 from halfbyte.checkpoint.io.decode import Scales, read_row_scales
@@ -109,6 +111,9 @@ class DeviceWork(UnitWork):
         if not all(self.computes(unit) for unit in (*units, *members)):
             return super().holds(units, members, sizes)
         return whole_need(self.engine, units, members, self.chunk) <= self.lanes.size
+
+    def encoder(self, unit: Unit) -> Encoder | None:
+        return None if self.computes(unit) else super().encoder(unit)
 
     # --- one piece ---
 

@@ -1,0 +1,111 @@
+"""Pieces that one call takes from the source to the shard: the bytes of the long way, however they are read and cut."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from halfbyte.backends.sha256 import can_hash
+from halfbyte.checkpoint import Options, Resources, make_plan, run
+from halfbyte.checkpoint.execute import encoded, unit
+from halfbyte.checkpoint.io.files import Files
+from halfbyte.errors import CheckpointError
+from tests.checkpoint.toy import all_bytes, random, write_checkpoint
+
+pytestmark = pytest.mark.skipif(not can_hash(), reason="the compiled kernels are missing, or SHA instructions are")
+
+AT = "model.layers.0.mlp"
+TO = [
+    Options(method="amax"),
+    Options(method="optimal"),
+    Options(contract="transformer_engine", method="four_six"),
+    Options(to="mxfp4", layout="compressed-tensors"),
+]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """Gate and up of several pieces and with a part of a leaf, down with whole leaves."""
+    tensors = {f"{AT}.{name}_proj.weight": random(3 + len(name), 1032, 1024) for name in ("gate", "up")}
+    tensors[f"{AT}.down_proj.weight"] = random(9, 1024, 1024, dtype=np.float16)
+    return write_checkpoint(tmp_path / "source", tensors, shards=2)
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, bool]]:
+    """For each piece that is encoded, whether it was read on the way and whether it worked."""
+    calls: list[tuple[bool, bool]] = []
+    real = encoded.encode_piece
+
+    def encode_piece(*arguments: Any) -> bool:
+        worked = real(*arguments)
+        calls.append((arguments[4].raw is None, worked))
+        return worked
+
+    monkeypatch.setattr(unit, "encode_piece", encode_piece)
+    return calls
+
+
+@pytest.mark.parametrize("options", TO, ids=["amax", "optimal", "four_six", "mxfp4"])
+def test_the_bytes_of_the_long_way(
+    tmp_path: Path, source: Path, options: Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = make_plan(source, options)
+    with monkeypatch.context() as patched:
+        patched.setattr(unit, "encoder_for", lambda engine, unit: None)
+        run(plan, tmp_path / "long", Resources(1, sync=False))
+    expected = all_bytes(tmp_path / "long")
+    calls = counted(monkeypatch)
+    monkeypatch.setattr(unit, "MANY", 1)
+    for number, (cached, chunk, workers) in enumerate([(True, 32 << 20, 1), (False, 32 << 20, 2), (True, 1 << 20, 3)]):
+        monkeypatch.setattr(Files, "is_cached_here", lambda self, file, cached=cached: cached)
+        calls.clear()
+        run(plan, tmp_path / str(number), Resources(workers, sync=False, chunk=chunk))
+        assert all_bytes(tmp_path / str(number)) == expected
+        assert len(calls) == (3 if chunk > 1 << 20 else 8)
+        assert all(worked for _, worked in calls)
+        if options.to == "mxfp4" or (cached and options.method != "optimal"):
+            assert all(read for read, _ in calls)
+        else:
+            assert not all(read for read, _ in calls), "the worker that finds a scale holds what it read"
+
+
+def test_pieces_that_end_within_a_leaf_go_the_long_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = write_checkpoint(tmp_path / "s", {f"{AT}.down_proj.weight": random(1, 1000, 1056)})
+    plan, calls = make_plan(made, Options(method="amax")), counted(monkeypatch)
+    run(plan, tmp_path / "whole", Resources(1, sync=False))
+    assert [worked for _, worked in calls] == [True]
+    calls.clear()
+    run(plan, tmp_path / "cut", Resources(1, sync=False, chunk=500_000))
+    assert {worked for _, worked in calls} == {False}
+    assert all_bytes(tmp_path / "cut") == all_bytes(tmp_path / "whole")
+
+
+def test_a_source_that_is_cut_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = write_checkpoint(tmp_path / "s", {f"{AT}.down_proj.weight": random(1, 512, 1024)})
+    plan, real = make_plan(made, Options(method="amax")), encoded.encode_piece
+    path = made / "model.safetensors"
+
+    def encode_piece(*arguments: Any) -> bool:
+        with path.open("r+b") as file:
+            file.truncate(path.stat().st_size - 1000)
+        return real(*arguments)
+
+    monkeypatch.setattr(unit, "encode_piece", encode_piece)
+    monkeypatch.setattr(Files, "is_cached_here", lambda self, file: True)
+    monkeypatch.setattr(unit, "MANY", 1)
+    with pytest.raises(CheckpointError, match=r"model.safetensors ended at byte [\d]+: it was cut since the plan"):
+        run(plan, tmp_path / "d", Resources(1, sync=False))
+    assert {path.name for path in (tmp_path / "d").iterdir()} == {".halfbyte"}
+
+
+def test_a_block_that_has_no_scale_is_named(tmp_path: Path) -> None:
+    x = random(1, 512, 1024)
+    x[300, 5] = ml_dtypes.bfloat16(np.inf)
+    made = write_checkpoint(tmp_path / "s", {f"{AT}.down_proj.weight": x})
+    for options in (Options(method="amax"), TO[-1]):
+        with pytest.raises(CheckpointError, match="down_proj"):
+            run(make_plan(made, options), tmp_path / f"d{options.to}", Resources(1, sync=False))
