@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -68,3 +70,12 @@ def test_wrong_steps() -> None:
         hb.InputError, match=r"steps must be a whole number of at least 1 and octaves positive, not 0 and 1\.0"
     ):
         hb.search_global_scale(gaussian(2, 32), steps=0)
+
+
+def test_numbers_of_numpy() -> None:
+    x = gaussian(4, 64)
+    steps: Any = np.int64(4)
+    octaves: Any = np.float32(0.5)
+    made = hb.search_global_scale(x, steps=steps, octaves=octaves)
+    expected = hb.search_global_scale(x, steps=4, octaves=0.5)
+    assert (made.global_amax, made.squared_error) == (expected.global_amax, expected.squared_error)

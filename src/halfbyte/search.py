@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral, Real
 
 import numpy as np
 
@@ -81,7 +82,7 @@ def search_global_scale(
         )
     if not np.isfinite(values).all():
         raise InputError("search_global_scale needs finite values; the tensor holds NaN or Inf")
-    if not (isinstance(steps, int) and steps >= 1 and isinstance(octaves, int | float) and 0 < octaves < np.inf):
+    if not (isinstance(steps, Integral) and steps >= 1 and isinstance(octaves, Real) and 0 < octaves < np.inf):
         raise InputError(f"steps must be a whole number of at least 1 and octaves positive, not {steps} and {octaves}")
     amax = np.float32(np.abs(values).max())
     grid = [octaves * step / steps for step in (*range(-(steps // 4), 0), *range(1, steps + 1))]

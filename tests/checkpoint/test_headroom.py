@@ -13,6 +13,7 @@ import pytest
 import halfbyte as hb
 from halfbyte.backends.headroom import SMALL
 from halfbyte.checkpoint import Options, Resources, make_plan, run
+from halfbyte.checkpoint.execute.unit import UnitWork
 from halfbyte.methods import Method
 from halfbyte.testing import assert_same_bits
 from tests.checkpoint.toy import all_bytes, read_checkpoint, write_checkpoint
@@ -137,3 +138,27 @@ def test_a_headroom_may_be_asked_for(tmp_path: Path, headroom: str) -> None:
     assert_same_bits(made[f"{DOWN}.weight"], q.codes)
     assert q.global_scale is not None
     assert_same_bits(made[f"{DOWN}.weight_scale_2"], q.global_scale)
+
+
+@pytest.mark.parametrize("headroom", [(1.0, 1.5), None])
+def test_candidates_that_no_first_look_decides_between_are_read_once_for_it(
+    tmp_path: Path, headroom: tuple[float, ...] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A module that does not fit is read for its amax, for its headroom, and to be written."""
+    x = uniform(4, 128, 256)
+    source = write_checkpoint(tmp_path / "s", {f"{DOWN}.weight": x})
+    read: list[int] = []
+    real = UnitWork.read
+
+    def counted(self: UnitWork, unit: Any, piece: Any, arena: Any) -> Any:
+        read.append(piece.number)
+        return real(self, unit, piece, arena)
+
+    monkeypatch.setattr(UnitWork, "read", counted)
+    monkeypatch.setattr(UnitWork, "holds", lambda *arguments: False)
+    method = hb.Optimal(headroom=headroom)
+    run(make_plan(source, Options(method=method)), tmp_path / "d", Resources(1, 1 << 24, sync=False, chunk=1 << 14))
+    assert len(read) <= 2 * len(set(read)), "for the headroom, and where no call reads on the way"
+    assert_same_bits(
+        read_checkpoint(tmp_path / "d")[f"{DOWN}.weight"], hb.quantize(x, "nvfp4", "modelopt", method).codes
+    )

@@ -102,6 +102,15 @@ def test_a_source_that_is_cut_while_it_is_read(tmp_path: Path, monkeypatch: pyte
     assert {path.name for path in (tmp_path / "d").iterdir()} == {".halfbyte"}
 
 
+@pytest.mark.parametrize("options", [TO[0], TO[-1]], ids=["amax", "mxfp4"])
+def test_a_source_that_is_gone_is_named(tmp_path: Path, options: Options) -> None:
+    made = write_checkpoint(tmp_path / "s", {f"{AT}.down_proj.weight": random(1, 512, 1024)})
+    plan = make_plan(made, options)
+    (made / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"s/model.safetensors cannot be read.*No such file"):
+        run(plan, tmp_path / "d", Resources(1, sync=False))
+
+
 def test_a_block_that_has_no_scale_is_named(tmp_path: Path) -> None:
     x = random(1, 512, 1024)
     x[300, 5] = ml_dtypes.bfloat16(np.inf)

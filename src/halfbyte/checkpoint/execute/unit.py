@@ -253,6 +253,8 @@ class UnitWork:
     ) -> float | tuple[float, ...]:
         """The headroom if one look at every piece tells; otherwise the candidates, for which all are searched."""
         between = self.engine.between(first.amax, first.candidates, values_dtype(units[0]))
+        if between is None and first.probe is None:
+            return first.candidates
         totals = []
         for unit, piece, raw in self._all_pieces(units, chunk, arena, held):
             values = self._values(unit, piece, raw, arena)

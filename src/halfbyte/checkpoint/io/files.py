@@ -52,7 +52,7 @@ class Files:
     def read_by(self, file: str, offset: int, size: int, reader: Callable[[int], int]) -> None:
         """Let `reader` read `size` bytes at a position of an open file. It returns how many the file had."""
         try:
-            done = reader(self.descriptor(file))
+            done = reader(self._open(file))
         except OSError as error:
             raise CheckpointError(f"{self._paths[file]} cannot be read after byte {offset}: {error}") from error
         if done < size:
@@ -72,6 +72,12 @@ class Files:
 
     def descriptor(self, file: str) -> int:
         """Of a file that is open for reading."""
+        try:
+            return self._open(file)
+        except OSError as error:
+            raise CheckpointError(f"{self._paths[file]} cannot be read: {error.strerror or error}") from error
+
+    def _open(self, file: str) -> int:
         with self._lock:
             if file not in self._descriptors:
                 self._descriptors[file] = os.open(self._paths[file], os.O_RDONLY | os.O_CLOEXEC)
