@@ -1,8 +1,8 @@
 """The searches and the transform under Triton's interpreter (`TRITON_INTERPRET=1`), against the reference.
 
 A process of its own, like interpreted.py. Operations of the interpreter cost the same for one block as for many, so a
-kernel meets one small operand that holds what its branches look for. `--every`: every operand of tiny numbers, whole, not
-a few rows and columns of one.
+kernel meets one small operand that holds what its branches look for. `--every`: every operand of tiny numbers,
+whole, not a few rows and columns of one.
 """
 
 from __future__ import annotations
