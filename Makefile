@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := -m pip --disable-pip-version-check install --quiet
 PIP := $(BIN)/python $(INSTALL)
+# the package installs without a compiler; here the kernels must be there
+BUILT := $(BIN)/python -c "import sys; from halfbyte.backends.cpu import library; sys.exit(None if library.library_path() else 'the C++ kernels were not built')"
 CPP = $(shell find src tests -name '*.cpp' -o -name '*.h' -o -name '*.inc' -o -name '*.cu' -o -name '*.cuh')
 
 .PHONY: help demo test test-docs test-pages test-clients test-zoo test-real test-interpreter test-gpu test-oldest test-arm64 test-scale check sanitize lint types \
@@ -102,12 +104,14 @@ NATIVE := CMakeLists.txt $(shell find src/halfbyte/backends/cpu/native -type f)
 $(VENV)/.runtime: requirements.txt pyproject.toml $(NATIVE) | $(BIN)/python
 	$(PIP) -r requirements.txt
 	$(PIP) --no-deps --editable .
+	$(BUILT)
 	touch $@
 
 $(VENV)/.peers: requirements.txt requirements-dev.txt requirements-peers.txt pyproject.toml $(NATIVE) | $(BIN)/python
 	$(PIP) -r requirements-peers.txt
 	$(PIP) --no-deps transformer_engine==2.20.2  # its Python reference quantizer is loaded as a file: no CUDA
 	$(PIP) --no-deps --editable .
+	$(BUILT)
 	touch $@
 
 .venv-oldest/.ready: requirements-oldest.txt pyproject.toml $(NATIVE)

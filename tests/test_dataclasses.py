@@ -12,12 +12,14 @@ SOURCE = Path(halfbyte.__file__).parent
 
 COLLECTORS = {
     "calibration/weights.py::Weights",
+    "checkpoint/execute/device/solving_time.py::Work",
     "checkpoint/execute/device/work.py::Slot",
+    "checkpoint/execute/factors.py::_Entry",
+    "checkpoint/execute/group.py::Group",
     "checkpoint/execute/hand_out.py::Line",
     "checkpoint/execute/pool.py::Collected",
     "checkpoint/execute/tasks.py::Job",
     "checkpoint/execute/tasks.py::Task",
-    "checkpoint/execute/unit.py::Group",
     "checkpoint/plan/draft.py::Draft",
     "checkpoint/plan/source_weights.py::Found",
     "layouts/kv_cache.py::Moves",

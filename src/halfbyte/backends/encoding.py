@@ -27,7 +27,7 @@ DIGEST = 32
 
 
 class Ended(IntEnum):
-    """How a call ended, by its number in native/encoding.cpp."""
+    """How a call ended, by its number in native/codes/encoding.cpp."""
 
     ENCODED = 0
     LEFT_TO_REFERENCE = 1

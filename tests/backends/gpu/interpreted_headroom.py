@@ -57,7 +57,7 @@ def kinds() -> Iterator[int]:
     """Every kind of operand, under the candidates of a small tensor or under 1 and 2, where some blocks decide."""
     for index, contract in enumerate(CONTRACTS):
         for number, kind in enumerate(KINDS):
-            if (index + number) % (1 if EVERY else 8) and (EVERY or index > 1 or kind not in ("uniform", "low")):
+            if (index + number) % (1 if EVERY else 24) and (EVERY or index > 1 or kind not in ("uniform", "low")):
                 continue
             dtype = ("bf16", "fp16", "fp32")[(index + number // 3) % 3]
             chosen = (1, 2) if (index + number // 3) % 4 else None

@@ -19,7 +19,7 @@ from tests.checkpoint.execute.scenes import plan_of, small_source
 
 def test_defaults() -> None:
     assert {field.name: getattr(Resources(), field.name) for field in fields(Resources)} == {
-        "workers": None, "max_memory": 2 << 30, "device": "cpu", "device_reason": "", "max_gpu_memory": None,
+        "workers": None, "max_memory": None, "device": "cpu", "device_reason": "", "max_gpu_memory": None,
         "sync": True, "chunk": 32 << 20,
     }  # fmt: skip
     assert Outcome(2, 3) == Outcome(2, 3, False, 0, True, 0)
@@ -115,7 +115,7 @@ def test_a_source_that_changes_before_the_last_steps(tmp_path: Path) -> None:
 def test_what_is_made_of_a_piece_decides_its_part(monkeypatch: pytest.MonkeyPatch, factor: float, part: int) -> None:
     """A quarter, an eighth or a sixteenth of a worker's memory: the first that leaves room for what is made of it."""
     monkeypatch.setattr(conversion, "largest_piece", lambda unit, chunk: int(factor * chunk))
-    plan: Any = SimpleNamespace(units=["one"])
+    plan: Any = SimpleNamespace(units=["one"], calibrated=None)
     resources = Resources(workers=1, max_memory=1 << 30, chunk=1 << 40)
     arena = (1 << 30) * 9 // 10
     if not part:

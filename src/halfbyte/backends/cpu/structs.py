@@ -156,7 +156,7 @@ class DecodeRecipe(ctypes.Structure):
 
 
 class Encoding(ctypes.Structure):
-    """encoding.cpp: Encoding."""
+    """codes/encoding.cpp: Encoding."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("recipe", "held")),
