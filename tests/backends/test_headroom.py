@@ -317,6 +317,23 @@ def test_a_choice_over_parts_stops_early_and_right() -> None:
         assert between.headroom() is not None or seed
 
 
+def test_parts_whose_dtypes_give_other_scales_decide_together() -> None:
+    """One part speaks for 2, and what another loses at the bottom for 1, by more."""
+    contract, amax, g = "compressed_tensors", np.float32(1.37), 1.37 / 2688
+    top = np.zeros((1, 16), np.float32)
+    top[0, :2] = 2048 * g, 99.634 * g
+    codes = np.random.default_rng(1).choice([0.5, 1, 1.5, 2, 3, 4, 6], (4096, 256))
+    bottom = (codes * np.float32(g * 2**-9 * 3)).astype(ml_dtypes.bfloat16)
+    first, second = (resolve("nvfp4", contract, "optimal", dtype=dtype, threads=1) for dtype in ("fp32", "bf16"))
+    trial = Trial((1.0, 2.0))
+    parts = [survey_part(top, first, amax, trial), survey_part(bottom, second, amax, trial)]
+    assert (best((1.0, 2.0), parts[0]), best((1.0, 2.0), merged(parts))) == (2.0, 1.0)
+    between = Between(first, amax)
+    between.add(top, first)
+    between.add(bottom, second)
+    assert between.headroom() is None
+
+
 # --- the option ---
 
 

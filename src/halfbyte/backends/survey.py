@@ -58,8 +58,8 @@ class Between:
     def add(self, x: npt.NDArray[Any], request: Request) -> None:
         """A part of the tensor. request: with the dtype of this part."""
         edge = self._edge
-        if edge is None or edge != edge_of(request, self._amax):
-            self._whole = False
+        if edge is None or edge != edge_of(request, self._amax):  # contracts whose scale depends on the dtype
+            self._edge, self._whole = None, False
             return
         blocks = _whole(x, request).reshape(-1, request.format.block)
         at_bottom = ends_listed(blocks, request, float(edge.bottom), np.inf, blocks.shape[0])
