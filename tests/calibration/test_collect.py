@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from halfbyte.calibration.collect import Options, calibrate
+from halfbyte.calibration.layered import LayeredModel
 from halfbyte.errors import InputError, UnknownNameError
 from halfbyte.statistics import open_statistics
 from tests.calibration.scenes import model, whole_model, windows
@@ -103,6 +104,34 @@ def test_a_stopped_run_continues(tmp_path: Path) -> None:
     assert (tmp_path / "s" / "layer-00000.safetensors").stat().st_mtime_ns == first
     assert files(tmp_path / "s") == files(tmp_path / "whole")
     assert json.loads((tmp_path / "s" / "statistics.json").read_text())["complete"]
+
+
+def test_experts_of_layers_before_a_stop_stay_listed(tmp_path: Path) -> None:
+    path, text = model(tmp_path, "qwen3_moe"), windows()
+    wanted = calibrate(path, text, tmp_path / "whole").header["few_tokens"]
+    assert any(name.startswith("model.layers.0.") for name in wanted)
+
+    def stop(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        calibrate(path, text, tmp_path / "s", progress=stop)
+    assert calibrate(path, text, tmp_path / "s").header["few_tokens"] == wanted
+
+
+def test_a_finished_folder_is_opened_and_nothing_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, text, seen = model(tmp_path), windows(), []
+    calibrate(path, text, tmp_path / "s")
+    before = (tmp_path / "s" / "statistics.json").stat().st_mtime_ns
+
+    def run(self: LayeredModel, number: int) -> None:
+        raise AssertionError("a layer ran")
+
+    monkeypatch.setattr(LayeredModel, "layer", run)
+    found = calibrate(path, text, tmp_path / "s", progress=lambda done, total: seen.append((done, total)))
+    assert found.names == open_statistics(tmp_path / "s").names
+    assert (tmp_path / "s" / "statistics.json").stat().st_mtime_ns == before
+    assert seen == [(2, 2)]
 
 
 def test_another_run_is_refused(tmp_path: Path) -> None:

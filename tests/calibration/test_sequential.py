@@ -13,6 +13,7 @@ import torch
 
 from halfbyte.calibration.collect import calibrate
 from halfbyte.calibration.evaluation import evaluate
+from halfbyte.calibration.layered import LayeredModel
 from halfbyte.calibration.sequential import Options as Solving
 from halfbyte.calibration.sequential import solve_sequentially
 from halfbyte.calibration.states import MEMORY
@@ -72,6 +73,20 @@ def test_a_stopped_run_continues(tmp_path: Path) -> None:
     solve_sequentially(plan, text, tmp_path / "s")
     for file in (tmp_path / "whole").iterdir():
         assert (tmp_path / "s" / file.name).read_bytes() == file.read_bytes()
+
+
+def test_a_finished_folder_is_taken_and_nothing_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, text = model(tmp_path, "qwen3_moe"), windows()
+    plan, seen = make_plan(source, Options()), []
+    few = solve_sequentially(plan, text, tmp_path / "s")
+    assert few
+
+    def run(self: LayeredModel, number: int) -> None:
+        raise AssertionError("a layer ran")
+
+    monkeypatch.setattr(LayeredModel, "layer", run)
+    again = solve_sequentially(plan, text, tmp_path / "s", progress=lambda done, total: seen.append((done, total)))
+    assert (again, seen) == (few, [(2, 2)])
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_moe"])

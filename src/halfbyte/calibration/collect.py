@@ -71,15 +71,19 @@ def calibrate(
         "device": device_name(options.device),
         "versions": versions(),
     }
-    _check_unfinished(target, header)
-    write_header(target, {**header, "complete": False})
+    old = _check_earlier(target, header)
+    files = [target / FILE.format(number) for number in range(len(layered.layers))]
+    if old.get("complete") and all(file.exists() for file in files):
+        if progress is not None:
+            progress(len(files), len(files))
+        return open_statistics(target)
+    few: dict[str, int] = dict(old.get("few_tokens", {}))
+    write_header(target, {**header, "complete": False, "few_tokens": few})
     batches = batches_of(torch.from_numpy(windows.tokens), layered.device)
-    few: dict[str, int] = {}
     with workers_for(layered.device) as workers:
         states = States(layered.embed, batches, options.memory)
-        for number in range(len(layered.layers)):
+        for number, file in enumerate(files):
             with layered.layer(number) as layer:
-                file = target / FILE.format(number)
                 if file.exists():
                     states.replace(layer, workers)
                 else:
@@ -88,9 +92,10 @@ def calibrate(
                     for name in layered.linears(number):
                         if name not in kept and ".experts." in name:
                             few[name] = 0
+                    write_header(target, {**header, "complete": False, "few_tokens": few})
                     write_statistics(file, kept, shared)
             if progress is not None:
-                progress(number + 1, len(layered.layers))
+                progress(number + 1, len(files))
     write_header(target, {**header, "complete": True, "few_tokens": few})
     return open_statistics(target)
 
@@ -146,15 +151,17 @@ def enough(found: LinearStatistics, few: dict[str, int], name: str) -> LinearSta
     return replace(found, second_moment=None, diagonal=found.mean_squares())
 
 
-def _check_unfinished(target: Path, header: dict[str, Any]) -> None:
+def _check_earlier(target: Path, header: dict[str, Any]) -> dict[str, Any]:
+    """The header of an earlier run for the same statistics, or nothing; any other run is refused."""
     if not target.exists() or not any(target.iterdir()):
-        return
+        return {}
     if not (target / HEADER).exists():
         raise InputError(f"{target} is not empty and holds no {HEADER}; give a new folder")
     old = open_statistics_header(target)
     for part in ("model", "text", "options", "device"):
         if old.get(part) != header[part]:
             raise InputError(f"{target} has statistics of another run ({part} differs); give a new folder")
+    return old
 
 
 def open_statistics_header(target: Path) -> dict[str, Any]:

@@ -58,14 +58,18 @@ def solve_sequentially(
     check_vocabulary(windows, model.vocabulary)
     _check_reached(model, modules)
     _check_header(target, _describe(plan, windows, options))
-    batches = batches_of(torch.from_numpy(windows.tokens), model.device)
     few = _read_few(target)
+    files = [target / FILE.format(number) for number in range(len(model.layers))]
+    if all(file.exists() for file in files):
+        if progress is not None:
+            progress(len(files), len(files))
+        return few
+    batches = batches_of(torch.from_numpy(windows.tokens), model.device)
     with workers_for(model.device) as workers:
         limit = options.memory // (2 if options.method.asymmetry else 1)
         rounded = States(model.embed, batches, limit)
         real = States(model.embed, batches, limit) if options.method.asymmetry else None
-        for number in range(len(model.layers)):
-            file = target / FILE.format(number)
+        for number, file in enumerate(files):
             with model.layer(number) as layer:
                 if file.exists():
                     if real is not None:
@@ -83,7 +87,7 @@ def solve_sequentially(
                     (target / FEW_FILE).write_text(json.dumps(few, indent=1) + "\n")
                     write_solved(file, _written(solved, work.amaxes, aim), aim.format, aim.contract, options.method)
             if progress is not None:
-                progress(number + 1, len(model.layers))
+                progress(number + 1, len(files))
     return few
 
 
