@@ -1,6 +1,6 @@
 """What quantization costs a language model: SmolLM2-135M by every method, on prose and on code.
 
-    python -m benchmarks.quality [--device cuda] [--peers] [--quick] [--rows REGEX] [--json FILE]
+    python -m benchmarks.quality [--device cuda] [--peers] [--quick] [--rows REGEX] [--statistics DIR] [--json FILE]
 
 Statistics are taken from windows of 1,024 tokens of prose from token 200,000 on. Perplexity, KL to the source model
 and the share of equal likeliest tokens are measured on the first 64 windows of the prose and of Python source. "of the
@@ -136,6 +136,7 @@ def main() -> None:
     parser.add_argument("--measured", type=int, default=64, help="windows to measure on")
     parser.add_argument("--rows", default="", help="only rows whose format and name match this expression")
     parser.add_argument("--limit", type=float, default=1e9, help="start no row after this many seconds")
+    parser.add_argument("--statistics", type=Path, help="folder for the statistics, to take them up in another run")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     if not (MODEL / "model.safetensors").exists():
@@ -159,7 +160,8 @@ def main() -> None:
     }
     print(f"{report['machine']['cpu']}, {report['machine']['cores']} cores, {device}; load {report['load']}")
     print("; ".join(f"{name} {version}" for name, version in report["versions"].items()))
-    scene, judge = Scene(MODEL, Windows(cut, "prose"), given.device), Judge(MODEL, measured, given.device)
+    scene = Scene(MODEL, Windows(cut, "prose"), given.device, folder=given.statistics)
+    judge = Judge(MODEL, measured, given.device)
     before = time.perf_counter()
     scene.statistics()
     report["calibrate_seconds"] = time.perf_counter() - before

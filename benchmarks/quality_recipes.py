@@ -57,8 +57,11 @@ class Recipe:
 class Scene:
     """A model with everything that recipes need: its linear weights, whose amax they have, and statistics."""
 
-    def __init__(self, source: Path, text: Windows, device: str, smoothing: Smoothing | None = None) -> None:
+    def __init__(
+        self, source: Path, text: Windows, device: str, smoothing: Smoothing | None = None, folder: Path | None = None
+    ) -> None:
         self.source, self.text, self.device, self.smoothing = source, text, torch.device(device), smoothing
+        self.folder = folder or Path(tempfile.mkdtemp(prefix="halfbyte-quality-"))
         self.plans = {
             format: make_plan(source, Options(format, layout, smoothing=smoothing))
             for format, layout in LAYOUTS.items()
@@ -82,8 +85,7 @@ class Scene:
     def statistics(self) -> Any:
         """Those of the unquantized model, computed on the first call."""
         if self._statistics is None:
-            folder = Path(tempfile.mkdtemp(prefix="halfbyte-quality-"))
-            self._statistics = calibrate(self.source, self.text, folder, Collecting("full", str(self.device)))
+            self._statistics = calibrate(self.source, self.text, self.folder, Collecting("full", str(self.device)))
         return self._statistics
 
     def input_amax(self, name: str) -> float:
@@ -99,7 +101,8 @@ class Scene:
             return self._smoothed[activations, format]
         rounded = activations and format == "nvfp4"
         plan = make_plan(self.source, Options(format, LAYOUTS[format], activations="unit" if rounded else "none"))
-        found = Scene(self.source, self.text, str(self.device), fit_smoothing(plan, self.statistics()))
+        factors = fit_smoothing(plan, self.statistics())
+        found = Scene(self.source, self.text, str(self.device), factors, self.folder)
         found._statistics = self.statistics()
         self._smoothed[activations, format] = found
         return found
