@@ -39,9 +39,10 @@ test-zoo: $(VENV)/.peers  ## a tiny model of every architecture class of transfo
 	$(BIN)/python -m tests.models.run_time_names
 	$(BIN)/python -m tests.zoo.run
 
-test-interpreter: $(VENV)/.peers  ## exact searches and their headroom on a GPU, every case under Triton's interpreter (minutes; `make test` has a sample)
+test-interpreter: $(VENV)/.peers  ## GPU kernels under Triton's interpreter: exact searches, their headroom, invented contracts (minutes; `make test` has a sample)
 	TRITON_INTERPRET=1 $(BIN)/python -W ignore -m tests.backends.gpu.interpreted_headroom --every
 	TRITON_INTERPRET=1 $(BIN)/python -W ignore -m tests.backends.gpu.interpreted_searches --every
+	TRITON_INTERPRET=1 $(BIN)/python -W ignore -m tests.backends.gpu.interpreted_inventions 80 280 3
 
 test-gpu:  ## the bit-identity matrix on the card of this machine, with the Python that is there; installs nothing
 	PYTHONPATH=src $(PYTHON) -W ignore -m tests.backends.gpu.run_card
