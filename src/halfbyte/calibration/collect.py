@@ -71,10 +71,9 @@ def calibrate(
         "device": device_name(options.device),
         "versions": versions(),
     }
-    _check_unfinished(target, header)
-    write_header(target, {**header, "complete": False})
+    few = _check_unfinished(target, header)
+    write_header(target, {**header, "complete": False, "few_tokens": few})
     batches = batches_of(torch.from_numpy(windows.tokens), layered.device)
-    few: dict[str, int] = {}
     with workers_for(layered.device) as workers:
         states = States(layered.embed, batches, options.memory)
         for number in range(len(layered.layers)):
@@ -88,6 +87,7 @@ def calibrate(
                     for name in layered.linears(number):
                         if name not in kept and ".experts." in name:
                             few[name] = 0
+                    write_header(target, {**header, "complete": False, "few_tokens": few})
                     write_statistics(file, kept, shared)
             if progress is not None:
                 progress(number + 1, len(layered.layers))
@@ -146,15 +146,18 @@ def enough(found: LinearStatistics, few: dict[str, int], name: str) -> LinearSta
     return replace(found, second_moment=None, diagonal=found.mean_squares())
 
 
-def _check_unfinished(target: Path, header: dict[str, Any]) -> None:
-    if not target.exists() or not any(target.iterdir()):
-        return
+def _check_unfinished(target: Path, header: dict[str, Any]) -> dict[str, int]:
+    """Raise if a folder is of another run; else the experts with too few tokens in the layers that are done."""
+    if not target.exists() or all(file.name == f"{HEADER}.part" for file in target.iterdir()):
+        return {}
     if not (target / HEADER).exists():
         raise InputError(f"{target} is not empty and holds no {HEADER}; give a new folder")
     old = open_statistics_header(target)
     for part in ("model", "text", "options", "device"):
         if old.get(part) != header[part]:
             raise InputError(f"{target} has statistics of another run ({part} differs); give a new folder")
+    few = old.get("few_tokens", {})
+    return dict(few) if isinstance(few, dict) else {}
 
 
 def open_statistics_header(target: Path) -> dict[str, Any]:
