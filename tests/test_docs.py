@@ -7,8 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+import typer
+
 from docs import generate
 from examples import demo
+from halfbyte.cli import app
 from halfbyte.conform import load_vectors, run_vectors
 
 ROOT = Path(__file__).parent.parent
@@ -82,3 +86,47 @@ def test_commands_shown_in_the_readme_are_make_targets() -> None:
     shown = set(re.findall(r"make ([\w-]+)", (ROOT / "README.md").read_text()))
     assert shown >= {"demo", "test", "check"}
     assert shown <= targets
+
+
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    ROOT / "conformance" / "README.md",
+]
+COMMANDS = typer.main.get_command(app)
+INVENTED = {"x.py", "invented.py"}
+"""Files that recipes tell to make."""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_commands_in_documents_have_the_options_shown(page: Path) -> None:
+    known = COMMANDS.commands  # type: ignore[attr-defined]
+    shown = re.findall(rf"(?:^|[`$] ?)halfbyte ({'|'.join(known)})\b([^`\n#]*)", page.read_text(), flags=re.MULTILINE)
+    for name, rest in shown:
+        options = {option for parameter in known[name].params for option in parameter.opts} | {"--help"}
+        assert set(re.findall(r"(?<!\w)--?[a-z][\w-]*", rest)) <= options, (name, rest)
+
+
+def test_an_option_that_is_shown_is_seen() -> None:
+    """The test above reads most of the commands."""
+    texts = "\n".join(page.read_text() for page in PAGES)
+    assert len(re.findall(r"halfbyte (?:convert|verify|calibrate|eval)\b[^`\n#]* --[a-z]", texts)) > 40
+
+
+def test_files_named_in_documents_and_comments_exist() -> None:
+    """A path with a folder in it; the folder may be any part of the tree."""
+    roots = [ROOT / name for name in ("benchmarks", "conformance", "docs", "examples", "src", "tests", "tools")]
+    paths = [path for root in roots for path in root.rglob("*.*") if "__pycache__" not in path.parts]
+    there = {"/".join(path.parts[at:]) for path in paths for at in range(len(path.parts) - 1)}
+    code = [
+        path for path in paths if path.suffix in (".py", ".inc", ".h", ".cuh", ".cu", ".cpp") and "src" in path.parts
+    ]
+    named = {
+        (path, name)
+        for path in [*PAGES, *code]
+        for name in re.findall(r"(?<![\w./{*-])((?:[\w-]+/)+[\w-]+\.(?:py|inc|cuh?|cpp))\b", path.read_text())
+        if name.rsplit("/", 1)[1] not in INVENTED
+    }
+    assert len(named) > 60
+    assert [f"{path.name}: {name}" for path, name in sorted(named) if name not in there] == []

@@ -13,42 +13,29 @@ from halfbyte.codec.pack import packed_width
 from halfbyte.errors import InputError, UnsupportedError
 from halfbyte.foreign_arrays import needs_conversion, to_operand
 from halfbyte.formats import BlockFormat, get_format
+from halfbyte.request import Arguments
 from halfbyte.types import QuantizedTensor
 
 
-def by_expert(
-    quantize: Callable[..., QuantizedTensor],
-    x: Array,
-    format: str | BlockFormat,
-    contract: Any,
-    method: Any,
-    block: Any,
-    tile: Any,
-    scaling: Any,
-    global_amax: Any,
-    backend: Any,
-    threads: Any,
-    out: QuantizedTensor | None,
-) -> QuantizedTensor:
+def by_expert(quantize: Callable[..., QuantizedTensor], x: Array, given: Arguments) -> QuantizedTensor:
     """Quantize each matrix of a 3-D tensor alone, into common arrays. `stored_scale` has shape (experts,)."""
     if needs_conversion(x) and not is_torch(x):
         x = to_operand(x)
-    shape = tuple(x.shape)
-    wanted = check_experts(shape, format, block)
+    shape, out = tuple(x.shape), given.out
+    wanted = check_experts(shape, given.format, given.block)
     if out is not None and not (isinstance(out, QuantizedTensor) and out.shape == shape and out.format == wanted):
         raise InputError(f"out does not hold {wanted.name} of shape {shape}, which the result is")
-    amaxes = amax_of_each(global_amax, shape[0])
+    amaxes = amax_of_each(given.global_amax, shape[0])
     if not shape[0]:
-        return _of_no_experts(quantize(x, format, contract, method, block, tile, "tensor", None, backend, threads, out))
+        return _of_no_experts(quantize(x, *given._replace(scaling="tensor", global_amax=None)))
 
     def one(index: int, into: QuantizedTensor | None) -> QuantizedTensor:
-        options: dict[str, Any] = {"block": block, "tile": tile, "scaling": "tensor", "global_amax": amaxes[index]}
-        return quantize(x[index], format, contract, method, **options, backend=backend, threads=threads, out=into)
+        return quantize(x[index], *given._replace(scaling="tensor", global_amax=amaxes[index], out=into))
 
     first = one(0, None)
     if first.contract.transform.columnwise:
         raise UnsupportedError(f"{first.contract} quantizes the transpose; give quantize() the matrices one by one")
-    whole = _room(first, shape) if out is None else out
+    whole: QuantizedTensor = _room(first, shape) if out is None else out
     for room, made in ((whole.codes, first.codes), (whole.scales, first.scales)):
         target, value = cast("Any", room), cast("Any", made)
         target[0] = value

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import partial
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -24,7 +23,7 @@ from halfbyte.methods import Method
 from halfbyte.on_device import decode_tensor, quantize_tensor
 from halfbyte.one_call import dequantize_at_once, quantize_at_once
 from halfbyte.prepared import prepare, prepare_decoding
-from halfbyte.request import Request, check_shape, check_takes_amax, stores_scale
+from halfbyte.request import Arguments, Request, check_shape, check_takes_amax, stores_scale
 from halfbyte.tensor_parts import per_row
 from halfbyte.tracing import dequantize_traced, is_tracing, quantize_traced
 from halfbyte.types import QuantizedTensor, missing_scale
@@ -92,12 +91,12 @@ def quantize(
     (3, 64)
     """
     if axis != -1 or scaling == "expert":
+        call = Arguments(format, contract, method, block, tile, scaling, global_amax, backend, threads, out)
         moved = move_axis(x, axis)
-        options = (contract, method, block, tile, scaling, global_amax, backend, threads, out)
-        return (quantize if scaling != "expert" else partial(by_expert, quantize))(moved, format, *options)
+        return by_expert(quantize, moved, call) if scaling == "expert" else quantize(moved, *call)
     arguments = (format, contract, method, block, tile, scaling, global_amax, backend, threads, out)
     if is_tracing() and is_torch(x):
-        return quantize_traced(x, *arguments)
+        return quantize_traced(x, Arguments(*arguments))
     if is_on_card(x):
         on_card = quantize_on_card(x, *arguments)
         if on_card is not None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from halfbyte.contracts import CONTRACTS, Contract, DecodeRule, MXRule, NVFP4Rule, get_contract
 from halfbyte.contracts.hadamard import GROUP
@@ -16,6 +17,21 @@ from halfbyte.formats import E2M1, E4M3, E8M0, BlockFormat, get_format
 from halfbyte.methods import Amax, FourSix, Method, parse_method
 
 SCALINGS = ("tensor", "row")
+
+
+class Arguments(NamedTuple):
+    """What a caller gives `quantize` besides the tensor, in its order and as it is: nothing is checked yet."""
+
+    format: Any
+    contract: Any
+    method: Any
+    block: Any
+    tile: Any
+    scaling: Any
+    global_amax: Any
+    backend: Any
+    threads: Any
+    out: Any
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from halfbyte.arrays import is_torch, output_dtype
 from halfbyte.codec.bits import DTYPES
 from halfbyte.contracts import NVFP4Rule
 from halfbyte.errors import UnsupportedError
-from halfbyte.request import Request, resolve, resolve_decoding, stores_scale
+from halfbyte.request import Arguments, Request, resolve, resolve_decoding, stores_scale
 from halfbyte.types import QuantizedTensor
 
 if TYPE_CHECKING:
@@ -54,27 +54,15 @@ def is_tracing() -> bool:
     return torch is not None and torch.compiler.is_compiling()
 
 
-def quantize_traced(
-    x: torch.Tensor,
-    format: Any,
-    contract: Any,
-    method: Any,
-    block: Any,
-    tile: Any,
-    scaling: Any,
-    global_amax: Any,
-    backend: Any,
-    threads: Any,
-    out: QuantizedTensor | None,
-) -> QuantizedTensor:
+def quantize_traced(x: torch.Tensor, given: Arguments) -> QuantizedTensor:
     """What `quantize` returns."""
     import torch
 
     name = quantizing(
-        handle(format), handle(contract), handle(method), block, tile, scaling, backend, threads,
-        str(x.dtype), str(x.device.type),
+        handle(given.format), handle(given.contract), handle(given.method),
+        given.block, given.tile, given.scaling, given.backend, given.threads, str(x.dtype), str(x.device.type),
     )  # fmt: skip
-    call = CALLS[name]
+    call, global_amax, out = CALLS[name], given.global_amax, given.out
     tensor = global_amax if is_torch(global_amax) else None
     number = None if tensor is not None or global_amax is None else float(global_amax)
     codes, scales, multiplier, stored = torch.ops.halfbyte.quantize_traced(x, name, tensor, number)

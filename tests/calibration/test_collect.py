@@ -88,8 +88,9 @@ def files(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in sorted(folder.glob("*.safetensors"))}
 
 
-def test_a_stopped_run_continues(tmp_path: Path) -> None:
-    path, text = model(tmp_path), windows()
+@pytest.mark.parametrize("name", ["llama", "qwen3_moe"])
+def test_a_stopped_run_continues(tmp_path: Path, name: str) -> None:
+    path, text = model(tmp_path, name), windows()
     calibrate(path, text, tmp_path / "whole")
 
     def stop(done: int, total: int) -> None:
@@ -103,7 +104,11 @@ def test_a_stopped_run_continues(tmp_path: Path) -> None:
     calibrate(path, text, tmp_path / "s")
     assert (tmp_path / "s" / "layer-00000.safetensors").stat().st_mtime_ns == first
     assert files(tmp_path / "s") == files(tmp_path / "whole")
-    assert json.loads((tmp_path / "s" / "statistics.json").read_text())["complete"]
+    headers = [json.loads((tmp_path / one / "statistics.json").read_text()) for one in ("s", "whole")]
+    assert headers[0]["complete"]
+    assert headers[0] == headers[1], "experts with too few tokens in the first layer too"
+    calibrate(path, text, tmp_path / "s")
+    assert json.loads((tmp_path / "s" / "statistics.json").read_text()) == headers[1], "nothing to do"
 
 
 def test_experts_of_layers_before_a_stop_stay_listed(tmp_path: Path) -> None:

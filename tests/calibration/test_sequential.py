@@ -131,6 +131,17 @@ def _solve_until_killed(source: Path, target: Path) -> None:
     solve_sequentially(make_plan(source, Options()), windows(), target, visit=visit)
 
 
+def test_what_a_kill_left_of_the_header_is_no_obstacle(tmp_path: Path) -> None:
+    plan = make_plan(model(tmp_path), Options())
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s" / "solved.json.part").write_text('{"files": [')
+    solve_sequentially(plan, windows(), tmp_path / "s")
+    assert not list((tmp_path / "s").glob("*.part"))
+    (tmp_path / "s" / "solved.json").write_text('{"files": [')
+    with pytest.raises(CheckpointError, match=r"solved.json is damaged: .*; delete the folder .*s and start again"):
+        solve_sequentially(plan, windows(), tmp_path / "s")
+
+
 def test_another_run_is_refused(tmp_path: Path) -> None:
     plan = make_plan(model(tmp_path), Options())
     solve_sequentially(plan, windows(), tmp_path / "s")

@@ -1,4 +1,4 @@
-"""Stacks of experts and partners: one global scale for all, or one an expert; and what the report says of each."""
+"""Stacks of experts and partners: one global scale for all, or one per expert; and what the report says of each."""
 
 from __future__ import annotations
 

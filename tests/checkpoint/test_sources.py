@@ -50,7 +50,7 @@ SCALES: dict[str, tuple[str, Array, tuple[int, int]]] = {
 
 
 def expand(scale: Array, block: tuple[int, int], shape: tuple[int, int]) -> Array:
-    """A grid of scales as one scale an element."""
+    """A grid of scales as one scale per element."""
     values = scale.view(np.uint8) if scale.dtype in (E8M0, np.uint8) else scale
     if values.dtype == np.uint8:
         values = np.ldexp(np.float32(1), values.astype(np.int32) - 127)

@@ -78,7 +78,7 @@ def test_refusals_are_exit_code_2(arguments: list[str], message: str) -> None:
 def test_a_file_that_cannot_be_written_is_exit_code_2(tmp_path: Path) -> None:
     result = run("study", "--scenario", "conv", "--json", tmp_path / "nowhere" / "study.json")
     assert result.exit_code == 2
-    assert "cannot write" in result.output
+    assert "cannot be written" in result.output
 
 
 def test_files_without_weights_are_exit_code_2(tmp_path: Path) -> None:

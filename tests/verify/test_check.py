@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from halfbyte.verify import LIMIT, verify
-from halfbyte.verify.compare import Progress
+from halfbyte.verify.against.compare import Progress
 from tests.samples import f32
 from tests.tiny_models import BF16, E4M3, Config, Tensors, write_checkpoint
 from tests.verify.headers import lines

@@ -10,9 +10,9 @@ import numpy.typing as npt
 import halfbyte as hb
 from halfbyte.codec.element import encode
 from halfbyte.formats import E2M1, E4M3, get_format
-from halfbyte.verify.measure import measure
+from halfbyte.verify.against.measure import measure
+from halfbyte.verify.against.places import damage_problems
 from halfbyte.verify.nearest import VALUES, Encoded, look_up
-from halfbyte.verify.places import damage_problems
 from halfbyte.verify.problems import Problem
 from halfbyte.verify.values import Matrix
 

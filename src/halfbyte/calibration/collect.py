@@ -77,7 +77,7 @@ def calibrate(
         if progress is not None:
             progress(len(files), len(files))
         return open_statistics(target)
-    few: dict[str, int] = dict(old.get("few_tokens", {}))
+    few = dict(old["few_tokens"]) if isinstance(old.get("few_tokens"), dict) else {}
     write_header(target, {**header, "complete": False, "few_tokens": few})
     batches = batches_of(torch.from_numpy(windows.tokens), layered.device)
     with workers_for(layered.device) as workers:
@@ -153,7 +153,7 @@ def enough(found: LinearStatistics, few: dict[str, int], name: str) -> LinearSta
 
 def _check_earlier(target: Path, header: dict[str, Any]) -> dict[str, Any]:
     """The header of an earlier run for the same statistics, or nothing; any other run is refused."""
-    if not target.exists() or not any(target.iterdir()):
+    if not target.exists() or all(file.name == f"{HEADER}.part" for file in target.iterdir()):
         return {}
     if not (target / HEADER).exists():
         raise InputError(f"{target} is not empty and holds no {HEADER}; give a new folder")

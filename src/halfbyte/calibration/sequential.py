@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -84,7 +85,7 @@ def solve_sequentially(
                     if visit is not None:
                         for module in solved:
                             visit(module, work.copy.weight(module))
-                    (target / FEW_FILE).write_text(json.dumps(few, indent=1) + "\n")
+                    _write_json(target / FEW_FILE, few)
                     write_solved(file, _written(solved, work.amaxes, aim), aim.format, aim.contract, options.method)
             if progress is not None:
                 progress(number + 1, len(files))
@@ -132,7 +133,21 @@ def _decoded(layer: Layer, folder: Path, aim: Target) -> dict[str, torch.Tensor]
 
 def _read_few(target: Path) -> dict[str, int]:
     path = target / FEW_FILE
-    return dict(json.loads(path.read_text())) if path.exists() else {}
+    return _read_json(path) if path.exists() else {}
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text()))
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}; delete the folder {path.parent} and start again") from error
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """To a temporary name, then renamed: a run that is killed leaves no half of it."""
+    part = path.with_name(f"{path.name}.part")
+    part.write_text(json.dumps(content, indent=1) + "\n")
+    os.replace(part, path)
 
 
 def _tensor_scales(amax: np.float32, aim: Target) -> tuple[Any, Any]:
@@ -163,10 +178,10 @@ def _check_header(target: Path, header: dict[str, Any]) -> None:
     """Continue a folder of the same run; refuse any other."""
     path = target / HEADER
     if path.exists():
-        if json.loads(path.read_text()) != header:
+        if _read_json(path) != header:
             raise CheckpointError(f"{target} was solved from another source, text or method; give a new folder")
         return
-    if target.exists() and any(target.iterdir()):
+    if target.exists() and any(file.name != f"{HEADER}.part" for file in target.iterdir()):
         raise CheckpointError(f"{target} is not empty and holds no {HEADER}; give a new folder")
     target.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(header, indent=1) + "\n")
+    _write_json(path, header)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,7 +48,7 @@ def read_windows(
     path = text if text is not None else tokens
     assert path is not None
     if text is not None and not model.is_dir():
-        raise InputError(f"{model} is not there, or is no directory")
+        raise InputError(f"{model} is not there, or is no directory; give the folder of a downloaded checkpoint")
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -94,8 +95,10 @@ def _read_tokens(path: Path, data: bytes) -> npt.NDArray[np.int64]:
         return np.frombuffer(data, f"<u{size}").astype(np.int64)
     try:
         found = np.load(path, allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
-        raise InputError(f"{path}: cannot be read as .npy: {error}; name plain files .u16 or .u32") from error
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+        raise InputError(
+            f"{path}: cannot be read as .npy of integers; name plain files of tokens .u16 or .u32"
+        ) from error
     if not isinstance(found, np.ndarray) or found.dtype.kind not in "iu":
         raise InputError(f"{path}: tokens must be integers, not {getattr(found, 'dtype', type(found).__name__)}")
     return found.reshape(-1).astype(np.int64)

@@ -2,23 +2,45 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from typer.core import TyperGroup
 
 import halfbyte
+from halfbyte.errors import HalfbyteError, InputError
+
+if TYPE_CHECKING:
+    from typer._click.core import Command, Context  # typer's own copy of click: for the signature alone
+
+
+class Commands(TyperGroup):
+    """Refuses an empty argument: as a path it would be the current folder."""
+
+    def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
+        for before, argument in itertools.pairwise(args):
+            if argument == "" and not before.startswith("-"):
+                raise typer.BadParameter("an argument is empty; is a variable of the shell not set?", ctx)
+        return super().resolve_command(ctx, args)
+
 
 app = typer.Typer(
     name="halfbyte",
+    cls=Commands,
     help="Tensors and checkpoints in 4-bit floating point, bit for bit.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["--help", "-h"]},
 )
 
 
@@ -39,10 +61,55 @@ def err() -> Console:
     return Console(stderr=True, highlight=False)
 
 
+def sentence(error: HalfbyteError | OSError) -> str:
+    """An error for people: of the operating system's, which file, and what is the matter with it."""
+    if isinstance(error, OSError):
+        return f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
+    return str(error)
+
+
+@contextmanager
+def refusals(command: str) -> Iterator[None]:
+    """What a user can mend is one line on standard error and exit code 2: halfbyte's own errors, and those of files."""
+    try:
+        yield
+    except BrokenPipeError:  # nobody reads the output any more
+        raise
+    except (HalfbyteError, OSError) as error:
+        err().print(f"halfbyte {command}: {sentence(error)}", markup=False, soft_wrap=True)
+        raise typer.Exit(2) from error
+
+
+def refuse_unused(context: typer.Context, of: str, **options: str) -> None:
+    """Raise for an option that was given, but does nothing without another one.
+
+    of: the other option. options: names of parameters, and how they are spelled.
+    """
+    for name, option in options.items():
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise InputError(f"{option} belongs to {of}")
+
+
+def check_file(path: Path | None) -> None:
+    """Raise if a file that is written at the end of long work cannot be written."""
+    if path is None:
+        return
+    if path.is_dir():
+        raise InputError(f"{path} cannot be written: {os.strerror(errno.EISDIR)}")
+    if not path.absolute().parent.is_dir():
+        raise InputError(f"{path} cannot be written: there is no folder {path.absolute().parent}; make it first")
+
+
 def write_json(command: str, path: Path, content: Mapping[str, object]) -> None:
     """Write the file of --json. If the file cannot be written, the command ends with exit code 2."""
+    write_text(command, path, json.dumps(content, indent=1) + "\n")
+
+
+def write_text(command: str, path: Path, text: str) -> None:
+    """The same for any text."""
     try:
-        path.write_text(json.dumps(content, indent=1) + "\n")
+        path.write_text(text, encoding="utf-8")
     except OSError as error:
         message = f"halfbyte {command}: {path} cannot be written: {error.strerror or error}"
         err().print(message, markup=False, soft_wrap=True)

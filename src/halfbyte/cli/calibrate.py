@@ -13,13 +13,22 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from halfbyte import calibration
 from halfbyte.calibration.tokens import Windows, read_windows
-from halfbyte.cli.app import app, err, out, write_json
-from halfbyte.cli.convert_scale import AddressOption, EngineOption, GpusOption, MaxTasksOption, resolve_cluster
-from halfbyte.errors import HalfbyteError, InputError
+from halfbyte.cli.app import app, check_file, err, out, refusals, refuse_unused, write_json
+from halfbyte.cli.convert_scale import LOCAL, AddressOption, EngineOption, GpusOption, MaxTasksOption, resolve_cluster
+from halfbyte.errors import InputError
 from halfbyte.scale.cluster import Settings, connect
 from halfbyte.statistics import MOMENTS, Statistics, merge_statistics
 
 LISTED = 8
+RUN_OPTIONS = {
+    "moments": "--moments",
+    "windows": "--windows",
+    "length": "--length",
+    "skip": "--skip",
+    "device": "--device",
+    "engine": "--engine",
+}
+"""Options that say how a model is run."""
 KEPT = "and keep a diagonal or nothing"
 """What statistics have of experts that saw too few tokens."""
 
@@ -44,6 +53,7 @@ def layers_bar(name: str, of: str = "layers") -> Iterator[Callable[[int, int], N
 
 @app.command(short_help="Collect statistics of a model's inputs, for gptq and hessian.")
 def calibrate(
+    context: typer.Context,
     paths: Annotated[list[Path], typer.Argument(metavar="MODEL", help="A checkpoint. With --merge: folders to merge.")],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="The folder to write or continue.")],
     text: TextOption = None,
@@ -75,10 +85,16 @@ def calibrate(
     With --engine ray, each task runs the model over a part of the windows, and the parts are added up. The statistics
     depend on --parts in their last bits, and on nothing else of the cluster.
     """
-    try:
+    with refusals("calibrate"):
+        check_file(json_file)
+        if engine == LOCAL:
+            refuse_unused(context, "--engine ray", parts="--parts")
+        else:
+            refuse_unused(context, "--engine local; use --num-gpus-per-task", device="--device")
         if merge:
             if text is not None or tokens is not None:
                 raise InputError("--merge runs no model: leave out --text and --tokens")
+            refuse_unused(context, "a run of the model: leave it out with --merge", **RUN_OPTIONS)
             found = merge_statistics(paths, output)
         else:
             if len(paths) != 1:
@@ -89,9 +105,6 @@ def calibrate(
                 found = _collect(paths[0], read, output, moments, device)
             else:
                 found = _collect_on(cluster, paths[0], read, output, moments, parts)
-    except HalfbyteError as error:
-        err().print(f"halfbyte calibrate: {error}", markup=False, soft_wrap=True)
-        raise typer.Exit(2) from error
     if few := found.header.get("few_tokens"):
         out().print(few_line(few, KEPT), markup=False, soft_wrap=True)
     out().print(f"{len(found.names)} linear layers: {output}", markup=False, soft_wrap=True)
@@ -110,11 +123,10 @@ def _collect(model: Path, windows: Windows, output: Path, moments: str, device: 
 def _collect_on(
     settings: Settings, model: Path, windows: Windows, output: Path, moments: str, parts: int
 ) -> Statistics:
-    run = calibration.calibrate  # raises if torch is missing
+    _ = calibration.calibrate  # raises if torch is missing
     from halfbyte.calibration.collect import Options
     from halfbyte.scale.calibrate import calibrate_on_cluster
 
-    assert run is not None
     options = Options(moments, "cuda" if settings.gpus else "cpu")
     with connect(settings) as cluster, layers_bar("calibrate", "parts") as progress:
         return calibrate_on_cluster(model, windows, output, cluster, options, parts, progress)

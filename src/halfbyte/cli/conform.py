@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -12,10 +11,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from halfbyte.backends import ALIASES, BACKENDS
-from halfbyte.cli.app import app, err, out
+from halfbyte.cli.app import app, check_file, err, out, refusals, write_json
 from halfbyte.cli.tables import print_table
 from halfbyte.conform import Report, load_vectors, run_vectors
-from halfbyte.errors import HalfbyteError, unknown_name
+from halfbyte.errors import unknown_name
 
 
 @app.command(short_help="Compare with golden vectors.")
@@ -41,20 +40,18 @@ def conform(
     Exit code 0: every case agrees (with --allow-pending: no case differs). 1: some cases do not agree. 2: the vectors
     cannot be read.
     """
-    try:
+    with refusals("conform"):
         if backend not in ("auto", *BACKENDS, *ALIASES):
             raise unknown_name("backend", backend, ["auto", *BACKENDS])
+        check_file(json_file)
         cases = load_vectors(vectors)
-    except HalfbyteError as error:
-        err().print(f"halfbyte conform: {error}", markup=False, soft_wrap=True)
-        raise typer.Exit(2) from error
     columns = (TextColumn("conform"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=err(), transient=True, disable=not sys.stderr.isatty()) as progress:
         bar = progress.add_task("conform", total=len(cases))
         report = run_vectors(cases, backend, lambda result: progress.advance(bar))
     _print_report(report, show)
     if json_file is not None:
-        json_file.write_text(json.dumps(report.as_json(), indent=1) + "\n")
+        write_json("conform", json_file, report.as_json())
     typer.echo(report.last_line)
     raise typer.Exit(0 if report.passed(allow_pending) else 1)
 

@@ -13,7 +13,7 @@ from halfbyte.checkpoint.execute.conversion import DEFAULT_MEMORY, sizes_for
 from halfbyte.checkpoint.execute.destination import Found, check_destination, check_refusal
 from halfbyte.checkpoint.execute.device.choice import Choice, choose_device, choose_for_model
 from halfbyte.checkpoint.execute.target_device import CPU, kernel_reason, placed, resolve_device
-from halfbyte.cli.app import app, write_json
+from halfbyte.cli.app import app, check_file, refuse_unused, sentence, write_json
 from halfbyte.cli.convert_arguments import Convert, memory_size
 from halfbyte.cli.convert_calibrated import Text, prepare
 from halfbyte.cli.convert_output import JsonLog, Quiet, Reporter, Screen
@@ -38,6 +38,7 @@ LAYOUT_NAMES = ", ".join(name for name, layout in writable_layouts().items() if 
 
 @app.command(cls=Convert, short_help="Convert a checkpoint to FP4.")
 def convert(
+    context: typer.Context,
     source: Annotated[Path, typer.Argument(metavar="SRC", help="A directory with config.json and safetensors.")],
     destination: Annotated[
         Path, typer.Argument(metavar="DST", help="The directory to write; new, empty, or unfinished.")
@@ -49,7 +50,7 @@ def convert(
             metavar="NAME",
             help="How scales are chosen: amax, four_six, sweep, optimal; with --stats also hessian and gptq; "
             "with options: four_six:mse:256, sweep:fused. `halfbyte contracts` lists what each contract takes. "
-            "Default: optimal for NVFP4.",
+            "Default: optimal for NVFP4; with --contract, the contract's own.",
         ),
     ] = None,
     statistics: Annotated[
@@ -216,7 +217,7 @@ def convert(
     try:
         options = Options(
             to=to,
-            layout=layout or ("compressed-tensors" if to == "mxfp4" else "modelopt"),
+            layout=layout if layout is not None else "compressed-tensors" if to == "mxfp4" else "modelopt",
             method=method,
             contract=contract,
             activations=activations,
@@ -230,8 +231,11 @@ def convert(
         )
         if trust_remote_code and not (modules_from_model or load):
             raise InputError("--trust-remote-code belongs to --modules-from-model or --check-load")
+        if calibrate_on is None:
+            refuse_unused(context, "--calibrate FILE", windows="--windows", length="--length")
         if load is not None:
             check_client(load)
+        check_file(json_file)
         refused = {"--overwrite": overwrite, "--calibrate": calibrate_on is not None, "--check-load": load is not None}
         one = resolve_rank_options(rank, world_size, {**refused, "--engine ray": engine != "local"})
         buffers = None if max_memory is None else memory_size(max_memory, "--max-memory")
@@ -272,8 +276,10 @@ def convert(
             reporter.load(report)
             if not report.clean:
                 raise typer.Exit(1)
-    except HalfbyteError as error:
-        reporter.error(str(error))
+    except BrokenPipeError:
+        raise
+    except (HalfbyteError, OSError) as error:
+        reporter.error(sentence(error))
         raise typer.Exit(1 if began else 2) from error
     except KeyboardInterrupt as error:
         reporter.error(

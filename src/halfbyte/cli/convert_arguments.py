@@ -16,7 +16,7 @@ UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "M
 SEVERAL = ("--keep", "--include", "--ignore", "--extra-high-precision-layers-hf")
 FLAGS = (
     "--experts-only", "--modules-from-model", "--trust-remote-code", "--dry-run", "--overwrite", "--quiet", "-q",
-    "--json-log", "--smooth", "--strict-stats", "--help",
+    "--json-log", "--smooth", "--strict-stats", "--help", "-h",
 )  # fmt: skip
 """Options that take no value."""
 

@@ -9,7 +9,7 @@ import typer
 
 from halfbyte import calibration
 from halfbyte.calibration.tokens import read_windows
-from halfbyte.cli.app import app, err, out, write_json
+from halfbyte.cli.app import app, check_file, out, refusals, write_json
 from halfbyte.cli.calibrate import (
     DeviceOption,
     LengthOption,
@@ -19,7 +19,6 @@ from halfbyte.cli.calibrate import (
     WindowsOption,
     layers_bar,
 )
-from halfbyte.errors import HalfbyteError
 
 
 @app.command("eval", short_help="Perplexity, KL and agreement of a checkpoint with its source.")
@@ -43,13 +42,11 @@ def evaluate(
 
     Intervals are 95 % bootstrap intervals over windows. Exit code 0: done. 2: something cannot be read.
     """
-    try:
+    with refusals("eval"):
+        check_file(json_file)
         read = read_windows(against, text, tokens, windows=windows, length=length, skip=skip)
         with layers_bar("eval") as progress:
             found = calibration.evaluate(path, against, read, w4a4=w4a4, device=device, progress=progress)
-    except HalfbyteError as error:
-        err().print(f"halfbyte eval: {error}", markup=False, soft_wrap=True)
-        raise typer.Exit(2) from error
     rows = {
         "perplexity": found.perplexity,
         "perplexity of the source": found.source_perplexity,

@@ -10,7 +10,7 @@ import typer
 
 from halfbyte.checkpoint.execute.pool import Event
 from halfbyte.checkpoint.execute.ranked import finish_ranks
-from halfbyte.cli.app import app, err, out
+from halfbyte.cli.app import app, err, out, sentence
 from halfbyte.errors import HalfbyteError
 
 
@@ -27,8 +27,8 @@ def finish(
     began: list[Event] = []
     try:
         outcome = finish_ranks(destination, report=began.append)
-    except HalfbyteError as error:
-        err().print(f"halfbyte finish: {error}", markup=False, soft_wrap=True)
+    except (HalfbyteError, OSError) as error:
+        err().print(f"halfbyte finish: {sentence(error)}", markup=False, soft_wrap=True)
         raise typer.Exit(1 if began else 2) from error
     if outcome.finished_before:
         out().print(f"{destination} is whole already: nothing to do", markup=False, soft_wrap=True)

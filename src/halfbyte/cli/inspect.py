@@ -8,9 +8,8 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from halfbyte.cli.app import app, err, out, write_json
+from halfbyte.cli.app import app, out, refusals, write_json
 from halfbyte.cli.tables import print_table
-from halfbyte.errors import HalfbyteError
 from halfbyte.verify import summarize
 
 
@@ -29,11 +28,13 @@ def inspect(
 
     Exit code 0: the headers were read. 2: PATH is not a safetensors file or checkpoint, or it is damaged.
     """
-    try:
+    with refusals("inspect"):
         summary = summarize(path, every, match)
-    except HalfbyteError as error:
-        err().print(f"halfbyte inspect: {error}", markup=False, soft_wrap=True)
-        raise typer.Exit(2) from error
+    if match and not summary.tensors:
+        out().print(f"no tensor's name contains {match!r}", markup=False, soft_wrap=True)
+        if json_file is not None:
+            write_json("inspect", json_file, summary.as_json())
+        return
     table = Table()
     table.add_column("tensor", overflow="fold")
     table.add_column("count", justify="right")

@@ -15,9 +15,9 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from halfbyte.cli.app import app, err, out
+from halfbyte.cli.app import app, check_file, err, out, refusals, refuse_unused, write_text
 from halfbyte.cli.tables import print_table
-from halfbyte.errors import HalfbyteError, InputError, UnsupportedError
+from halfbyte.errors import InputError, UnsupportedError
 from halfbyte.study import MethodRow, Study, get_scenario, run_methods, run_study
 from halfbyte.study.device import DEVICES, on_device
 from halfbyte.study.export import methods_csv, methods_json, study_csv, study_json
@@ -45,6 +45,7 @@ DETAILED = 3
 
 @app.command(short_help="Compare casts, or quantization methods.")
 def study(
+    context: typer.Context,
     scenario: Annotated[list[str] | None, typer.Option(help="Study this scenario; may be given several times.")] = None,
     methods: Annotated[bool, typer.Option("--methods", help="Study quantization methods instead of casts.")] = False,
     weights: Annotated[
@@ -73,12 +74,18 @@ def study(
 
     Exit code 0: done. 2: a scenario, device or file does not exist.
     """
-    try:
+    with refusals("study"):
         chosen = [get_scenario(name).name for name in scenario] if scenario else list(SCENARIOS)
         if (weights or statistics) and not methods:
             raise UnsupportedError("--weights and --statistics belong to --methods")
         if statistics and not weights:
             raise UnsupportedError("--statistics needs --weights: it holds the inputs of those layers")
+        if weights and scenario:
+            raise UnsupportedError("--scenario and --weights name two things to study; give one of them")
+        if not methods:
+            refuse_unused(context, "--methods", sample="--sample")
+        for file in (json_file, csv_file, html_file):
+            check_file(file)
         if methods:
             rows = _run_methods(chosen, weights, statistics, sample, device)
             _print_methods(rows)
@@ -92,9 +99,6 @@ def study(
             _write(json_file, json.dumps(study_json(result), indent=1) + "\n")
             _write(csv_file, study_csv(result))
             _write(html_file, study_page(result))
-    except HalfbyteError as error:
-        err().print(f"halfbyte study: {error}", markup=False, soft_wrap=True)
-        raise typer.Exit(2) from error
 
 
 class _Advance:
@@ -208,9 +212,5 @@ def _print_methods(rows: Sequence[MethodRow]) -> None:
 
 
 def _write(path: Path | None, text: str) -> None:
-    if path is None:
-        return
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error}") from error
+    if path is not None:
+        write_text("study", path, text)

@@ -11,10 +11,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from halfbyte import verify as library
-from halfbyte.cli.app import app, err, out, write_json
+from halfbyte.cli.app import app, check_file, err, out, refusals, write_json
 from halfbyte.cli.convert_scale import AddressOption, EngineOption, MaxTasksOption, checked_by, resolve_cluster
 from halfbyte.cli.tables import print_table
-from halfbyte.errors import HalfbyteError
+from halfbyte.errors import InputError
 from halfbyte.load_check import CLIENTS, check_client, check_load
 
 FEW = 3
@@ -60,9 +60,12 @@ def verify(
     be read, or the client of --load is not installed.
     """
     columns = (TextColumn("verify"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    try:
+    with refusals("verify"):
         if load is not None:
             check_client(load)
+        elif trust_remote_code:
+            raise InputError("--trust-remote-code belongs to --load")
+        check_file(json_file)
         cluster = resolve_cluster(engine, address, None, max_tasks)
         with (
             checked_by(cluster) as each,
@@ -78,9 +81,6 @@ def verify(
                 each=each,
             )
         loaded = None if load is None else check_load(path, load, trust_remote_code=trust_remote_code)
-    except HalfbyteError as error:
-        err().print(f"halfbyte verify: {error}", markup=False, soft_wrap=True)
-        raise typer.Exit(2) from error
     _print_errors(report, show)
     _print_problems(report, show)
     if json_file is not None:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from halfbyte.backends.gpu import build_kernels, cache_folder, usual_calls, visible_architectures
-from halfbyte.cli.app import app, err, out
+from halfbyte.cli.app import app, out, refusals
 from halfbyte.errors import HalfbyteError
 from halfbyte.formats import FORMATS
 
@@ -35,7 +35,7 @@ def warm(
     not compiled again. No card is needed if --arch names one. The compiler that would be used later must be installed:
     the files belong to its version.
     """
-    try:
+    with refusals("warm"):
         architectures = arch or visible_architectures()
         if not architectures:
             raise HalfbyteError("there is no CUDA device here; name a compute capability, such as --arch sm_90")
@@ -51,9 +51,6 @@ def warm(
                 line = f"{architecture}  {call.title}: {len(call.kernels)} kernels, {what} ({seconds:.1f} s)"
                 out(markup=False).print(line, soft_wrap=True)
             out(markup=False).print(f"{architecture}: {total} kernels compiled in {seconds:.1f} s", soft_wrap=True)
-    except HalfbyteError as error:
-        err().print(f"halfbyte warm: {error}", markup=False, soft_wrap=True)
-        raise typer.Exit(2) from error
     sys.stdout.flush()
 
 

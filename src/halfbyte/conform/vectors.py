@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,9 @@ from safetensors import SafetensorError, deserialize
 from halfbyte.errors import VectorError
 
 Tensors = Mapping[str, npt.NDArray[Any]]
+
+UNREADABLE = (OSError, KeyError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError)
+"""What reading raises: files that are not there; archives that are damaged, encrypted, or packed in another way."""
 
 OPERANDS = ("input", "activations", "mx_codes", "mx_scales", "rht_out")
 """Tensors of a case that are given, never compared. Decode-only cases add their own (peer_outputs.py)."""
@@ -55,7 +59,10 @@ class Vectors:
         self.path = path
         self._archive: zipfile.ZipFile | None = None
         if path.is_file() and zipfile.is_zipfile(path):
-            self._archive = zipfile.ZipFile(path)
+            try:
+                self._archive = zipfile.ZipFile(path)
+            except UNREADABLE as error:
+                raise VectorError(f"{path} cannot be read as a zip archive: {error}; fetch it again") from error
         elif not path.is_dir():
             raise VectorError(f"{path} is neither a directory of vectors nor a zip archive of one")
         try:
@@ -73,8 +80,10 @@ class Vectors:
     def _read(self, name: str) -> bytes:
         try:
             return self._archive.read(name) if self._archive else (self.path / name).read_bytes()
-        except (OSError, KeyError) as error:
-            raise VectorError(f"{self.path} holds no {name}: {error}") from error
+        except (FileNotFoundError, KeyError) as error:
+            raise VectorError(f"{self.path} holds no {name}: not a folder of vectors, or a part is missing") from error
+        except UNREADABLE as error:
+            raise VectorError(f"{self.path}: {name} cannot be read: {error}; fetch it again") from error
 
     def __len__(self) -> int:
         return len(self.entries)

@@ -9,20 +9,20 @@ from pathlib import Path
 from halfbyte.checkpoint.io.index import open_checkpoint
 from halfbyte.layouts.storage import read_config
 from halfbyte.models import model_of
-from halfbyte.verify.algorithms import algorithm_problems
+from halfbyte.verify.against.compare import Progress, compare
 from halfbyte.verify.block_scales import block_problems
-from halfbyte.verify.cache import cache_problems
-from halfbyte.verify.claim import claim_problems
-from halfbyte.verify.compare import Progress, compare
-from halfbyte.verify.config_source import config_problems
-from halfbyte.verify.excluded import exclude_problems, unquantized_modules
 from halfbyte.verify.parallel import InOrder, in_order
 from halfbyte.verify.problems import Report
 from halfbyte.verify.recorded import recorded_problems
-from halfbyte.verify.schemes import scheme_problems
-from halfbyte.verify.sharing import scalar_problems, sharing_problems
+from halfbyte.verify.rules.algorithms import algorithm_problems
+from halfbyte.verify.rules.cache import cache_problems
+from halfbyte.verify.rules.claim import claim_problems
+from halfbyte.verify.rules.config_source import config_problems
+from halfbyte.verify.rules.excluded import exclude_problems, unquantized_modules
+from halfbyte.verify.rules.schemes import scheme_problems
+from halfbyte.verify.rules.sharing import scalar_problems, sharing_problems
+from halfbyte.verify.rules.structure import structure_problems
 from halfbyte.verify.stored import read_contents
-from halfbyte.verify.structure import structure_problems
 
 LIMIT = 0.25
 """Relative error from which a quantized weight counts as wrong. 4-bit floats of real weights err by 0.08 to 0.15."""

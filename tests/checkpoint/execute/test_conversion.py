@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -49,7 +50,15 @@ def test_work_is_cut_so_that_it_fits(tmp_path: Path) -> None:
         cut(least - (1 << 8))
     found = str(caught.value)
     assert found.startswith(f"--max-memory {least - (1 << 8):,} is too little: a piece of the largest tensor needs ")
-    assert int(found.rpartition(" ")[2].replace(",", "")) > (least - (1 << 8)) * 9 // 10
+    needed, enough = (int(number.replace(",", "")) for number in re.findall(r"([\d,]+) (?:bytes|are enough)", found))
+    assert needed > (least - (1 << 8)) * 9 // 10
+    assert least - (1 << 8) < enough < 2 * least
+    for tiny in (1, 1000, least // 2):
+        with pytest.raises(InputError, match=r"are enough$") as caught:
+            cut(tiny)
+        told = int(str(caught.value).split("; ")[1].split(" ")[0].replace(",", ""))
+        assert least - (1 << 8) < told < 4 * least
+        assert cut(told)[2] == 1, "what is said to be enough is"
 
 
 def _fits(plan: Any, memory: int) -> bool:

@@ -221,7 +221,7 @@ def said(path: Path, need_config: bool = True) -> str:
 
 def test_whole_messages(tmp_path: Path) -> None:
     path = tmp_path / "m"
-    assert said(path) == f"{path} is not there, or is no directory"
+    assert said(path) == f"{path} is not there, or is no directory; give the folder of a downloaded checkpoint"
     path.mkdir()
     assert said(path) == f"{path} holds no safetensors file: not a checkpoint"
     for name in ("b.pt", "a.bin"):

@@ -12,7 +12,7 @@ import pytest
 from halfbyte.checkpoint import Options, Plan, Resources, make_plan, run
 from halfbyte.testing import assert_same_bits
 from halfbyte.verify import verify
-from halfbyte.verify.compare import Progress
+from halfbyte.verify.against.compare import Progress
 from tests.checkpoint.toy import Array, llama, read_checkpoint, write_checkpoint
 from tests.quantized import edit
 

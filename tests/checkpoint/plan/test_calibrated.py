@@ -13,7 +13,7 @@ import halfbyte as hb
 from halfbyte.checkpoint import Options, Plan, make_plan
 from halfbyte.checkpoint.io.solved import SolvedWeight, write_solved
 from halfbyte.errors import CheckpointError, HalfbyteError
-from halfbyte.statistics import LinearStatistics, write_statistics
+from halfbyte.statistics import LinearStatistics, write_header, write_statistics
 from tests.checkpoint.toy import Array, random, write_checkpoint
 
 AT = "model.layers.0"
@@ -97,6 +97,16 @@ def test_no_more_than_eight_are_listed(tmp_path: Path) -> None:
 def test_where_all_have_statistics_nothing_is_said(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, dense("mlp.fc1"), {f"{AT}.mlp.fc1": known()}, strict_statistics=True)
     assert not [note for note in plan.notes if "statistics" in note]
+
+
+def test_statistics_of_a_run_that_was_stopped_are_told(tmp_path: Path) -> None:
+    first = plan_of(tmp_path, dense("q"), {f"{AT}.q": known()})
+    for complete in (False, True):
+        write_header(tmp_path / "stats", {"complete": complete})
+        plan = make_plan(first.source, Options(method="gptq", statistics=tmp_path / "stats"))
+        said = [note for note in plan.notes if "was stopped" in note]
+        told = f"{tmp_path / 'stats'}: its calibration was stopped; the same `halfbyte calibrate` continues it"
+        assert said == ([] if complete else [told])
 
 
 def test_statistics_of_nothing(tmp_path: Path) -> None:

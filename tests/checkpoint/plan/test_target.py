@@ -127,13 +127,14 @@ def test_options_of_transformer_engine_that_no_checkpoint_holds(given: dict[str,
 
 def test_methods_that_no_conversion_has() -> None:
     assert refused(UnknownNameError, Options(method="best")) == (
-        "unknown method 'best'; known: amax, four_six, optimal, sweep"
+        "unknown method 'best'; known: amax, four_six, gptq, hessian, optimal, sweep"
     )
     assert refused(UnknownNameError, Options(to="mxfp4", layout="compressed-tensors", method="best:3")) == (
-        "unknown method 'best:3'; known: amax, optimal"
+        "unknown method 'best:3'; known: amax, gptq, hessian, optimal"
     )
-    found = refused(UnsupportedError, Options(method="hessian"))
-    assert re.fullmatch(r"method 'hessian' needs .*; convert has amax, four_six, sweep, optimal", found)
+    found = refused(UnsupportedError, Options(method="hessian:descent"))
+    assert re.fullmatch(r"method 'hessian:descent' needs .*; convert has amax, four_six, sweep, optimal", found)
+    assert refused(UnsupportedError, Options(method="hessian")) == GPTQ.replace("gptq", "hessian")
 
 
 GPTQ = "method 'gptq' needs statistics of the inputs of every layer: --stats DIR (`halfbyte calibrate` makes them)"

@@ -17,7 +17,7 @@ from halfbyte.backends.gpu.driver.triton_kernels import TritonKernel
 from halfbyte.backends.gpu.launch import Matrix
 from halfbyte.backends.gpu.programs import decoding_for
 from halfbyte.backends.protocol import Reason
-from halfbyte.errors import BackendError, InputError
+from halfbyte.errors import BackendError, InputError, UnsupportedError
 from halfbyte.methods import FourSix
 from halfbyte.request import Request, resolve, resolve_decoding
 
@@ -122,6 +122,7 @@ def _for_card(kernels: Iterable[Kernel], architecture: str) -> Iterator[TritonKe
 def build(calls: list[Usual], architecture: str, jobs: int) -> Iterator[tuple[Usual, int, float]]:
     """Compile what is not on disk yet. For each call: how many kernels were compiled, and seconds since the start."""
     from concurrent.futures import ProcessPoolExecutor  # slow to import, and nobody else needs them
+    from concurrent.futures.process import BrokenProcessPool
     from multiprocessing import get_context
 
     begun = time.perf_counter()
@@ -135,7 +136,13 @@ def build(calls: list[Usual], architecture: str, jobs: int) -> Iterator[tuple[Us
         for call in calls:
             mine = [kernel for kernel in call.kernels if kernel in waiting]
             for kernel in mine:
-                futures[kernel].result()
+                try:
+                    futures[kernel].result()
+                except BrokenProcessPool as error:
+                    raise UnsupportedError(
+                        f"a process died while it compiled kernels for {architecture}: the compiler here knows no such "
+                        "compute capability, or memory ran out (then give fewer --jobs)"
+                    ) from error
                 del waiting[kernel]
             yield call, len(mine), time.perf_counter() - begun
 

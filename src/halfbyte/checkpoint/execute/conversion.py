@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from halfbyte.backends.threads import thread_count
@@ -75,23 +75,31 @@ class Outcome:
 
 def sizes_for(plan: Plan, resources: Resources) -> tuple[Sizes, int]:
     """How to cut the work so that it fits the memory, and how many workers to use."""
-    workers = thread_count(resources.workers)
-    units, solves = plan.units, plan.calibrated is not None
     memory, _ = shared_memory(plan, resources)
-    while True:
-        arena = memory * 9 // 10 // workers
-        for part in PARTS:
-            chunk = max(1, min(resources.chunk, arena // part))
-            needed = max((largest_piece(unit, chunk) for unit in units), default=0) + SLACK
-            needed += max((widened_bytes(unit, chunk) for unit in units), default=0) if solves else 0
-            if needed <= arena:
-                return Sizes(chunk, arena), workers
-        if workers == 1:
-            raise InputError(
-                f"--max-memory {resources.max_memory or memory:,} is too little: a piece of the largest tensor needs "
-                f"{needed:,}" + (f", and {memory:,} are left beside the factors of statistics" if solves else "")
-            )
-        workers -= 1
+    for workers in range(thread_count(resources.workers), 0, -1):
+        sizes, needed = _cut(plan, resources.chunk, memory * 9 // 10 // workers)
+        if needed <= sizes.arena:
+            return sizes, workers
+    limit = resources.max_memory or memory
+    left = f", and {memory:,} are left beside the factors of statistics" if plan.calibrated is not None else ""
+    text = f"--max-memory {limit:,} is too little: a piece of the largest tensor needs {needed:,} bytes{left}"
+    while needed > sizes.arena:
+        limit += 2 * (needed - sizes.arena)
+        memory, _ = shared_memory(plan, replace(resources, max_memory=limit))
+        sizes, needed = _cut(plan, resources.chunk, memory * 9 // 10)
+    raise InputError(f"{text}; {limit:,} are enough")
+
+
+def _cut(plan: Plan, most: int, arena: int) -> tuple[Sizes, int]:
+    """Sizes for one worker's memory, and what is needed of it."""
+    for part in PARTS:
+        chunk = max(1, min(most, arena // part))
+        needed = max((largest_piece(unit, chunk) for unit in plan.units), default=0) + SLACK
+        if plan.calibrated is not None:
+            needed += max((widened_bytes(unit, chunk) for unit in plan.units), default=0)
+        if needed <= arena:
+            break
+    return Sizes(chunk, arena), needed
 
 
 def shared_memory(plan: Plan, resources: Resources) -> tuple[int, int]:

@@ -24,7 +24,7 @@ from halfbyte.errors import CheckpointError
 
 def check_destination(source: Path, destination: Path) -> None:
     """Raise if the destination is the source, lies inside it, contains it, or is not a directory."""
-    here, there = destination.resolve(), source.resolve()
+    here, there = _resolved(destination), _resolved(source)
     if here == there:
         raise CheckpointError(f"{destination} is the source itself; give another directory")
     if there in here.parents:
@@ -33,6 +33,14 @@ def check_destination(source: Path, destination: Path) -> None:
         raise CheckpointError(f"{destination} holds the source {source}; give a directory of its own")
     if destination.exists() and not destination.is_dir():
         raise CheckpointError(f"{destination} is a file; give a directory")
+
+
+def _resolved(path: Path) -> Path:
+    """The path without links."""
+    try:
+        return path.resolve()
+    except (RuntimeError, OSError) as error:  # RuntimeError: links in a circle
+        raise CheckpointError(f"{path} is no path that can be followed: {error}") from error
 
 
 @contextmanager

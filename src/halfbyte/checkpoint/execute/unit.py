@@ -6,7 +6,7 @@ A worker owns an arena; nothing here keeps memory between pieces but what the ca
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,31 +16,27 @@ import numpy.typing as npt
 from halfbyte.backends.encoding import Encoder
 from halfbyte.backends.headroom import ALONE, Total, Trial, best, merged, widened
 from halfbyte.casting.optimal import write
-from halfbyte.casting.rows import Rows
 from halfbyte.checkpoint.execute.bad_values import BadModules
 from halfbyte.checkpoint.execute.calibrated import Calibrator, SolvedCodes
-from halfbyte.checkpoint.execute.cast import MXFP4_BLOCK, choose_scale, stored_scales
+from halfbyte.checkpoint.execute.cast import choose_scale, stored_scales
 from halfbyte.checkpoint.execute.encoded import EncodingInput, encode_piece, encoder_for
 from halfbyte.checkpoint.execute.engine import Engine
 from halfbyte.checkpoint.execute.group import Group
 from halfbyte.checkpoint.execute.pieces import SLACK, Piece, Sizes, largest_piece, pieces_of
+from halfbyte.checkpoint.execute.reading import Key, Reading
 from halfbyte.checkpoint.execute.scalars import scalar_of
-from halfbyte.checkpoint.execute.smoothed import rescaled, smoothed, values_dtype
+from halfbyte.checkpoint.execute.smoothed import rescaled, values_dtype
 from halfbyte.checkpoint.execute.writer import ShardWriter
-from halfbyte.checkpoint.io.bfloat16 import bf16
 from halfbyte.checkpoint.io.buffers import Arena
-from halfbyte.checkpoint.io.decode import Scales, decode_fp4, decode_rows, fp8_amax, read_block_scales, read_scales
+from halfbyte.checkpoint.io.decode import fp8_amax, read_block_scales
 from halfbyte.checkpoint.io.files import Files
-from halfbyte.checkpoint.io.views import find_amax, read_rows, read_rows_amax
+from halfbyte.checkpoint.io.views import find_amax, read_rows_amax
 from halfbyte.checkpoint.plan.types import Output, Unit
 from halfbyte.codec.bits import U8
 from halfbyte.errors import CheckpointError
 
 MANY = 8
 """Workers that wait for memory more than for their own work."""
-
-Key = tuple[str, int]
-"""A module and the number of a piece of it."""
 
 
 @dataclass(frozen=True)
@@ -53,11 +49,12 @@ class FirstLook:
     """What decides whether there are further candidates."""
 
 
-class UnitWork:
+class UnitWork(Reading):
     """Reads, computes and writes pieces for one run."""
 
     def __init__(self, files: Files, engine: Engine, codes: Calibrator | SolvedCodes | None = None) -> None:
-        self.files, self.engine = files, engine
+        super().__init__(files)
+        self.engine = engine
         self.codes = codes
         """Where codes come from, if not from the engine alone."""
         self.workers = 1
@@ -65,7 +62,6 @@ class UnitWork:
         self.bad = BadModules()
         self.on_cpu = 0
         """Pieces that were computed on the CPU because no other device had memory for them."""
-        self._scales: dict[tuple[str, int], Scales] = {}
 
     def arena(self, size: int) -> contextlib.AbstractContextManager[Arena]:
         """The buffers of one worker."""
@@ -126,21 +122,6 @@ class UnitWork:
         return all(
             self.files.is_cached_here(file) for unit in members for source in unit.sources for file in source.files
         )
-
-    def scales_for(self, unit: Unit, index: int) -> Scales:
-        """The small tensors of a source, read once; forgotten with `forget`."""
-        key = (unit.module, index)
-        found = self._scales.get(key)
-        if found is None:
-            found = self._scales.setdefault(key, read_scales(self.files, unit.sources[index]))
-        return found
-
-    def forget(self, unit: Unit) -> None:
-        for index in range(len(unit.sources)):
-            self._scales.pop((unit.module, index), None)
-
-    def read(self, unit: Unit, piece: Piece, arena: Arena) -> npt.NDArray[Any]:
-        return read_rows(self.files, unit.sources[piece.source].weight, piece.start, piece.stop, arena)
 
     def survey(
         self, unit: Unit, piece: Piece, group: Group, arena: Arena, keep: bool = False
@@ -267,17 +248,6 @@ class UnitWork:
         chosen = None if between is None else between.headroom()
         return first.candidates if chosen is None else chosen
 
-    def _all_pieces(
-        self, units: Sequence[Unit], chunk: int, arena: Arena, held: Mapping[Key, npt.NDArray[Any]]
-    ) -> Iterator[tuple[Unit, Piece, npt.NDArray[Any]]]:
-        """Every piece with its raw bytes, read again if they are not held; each is gone when the next one comes."""
-        for unit in units:
-            for piece in pieces_of(unit, chunk):
-                mark = arena.mark()
-                raw = held.get((unit.module, piece.number))
-                yield unit, piece, self.read(unit, piece, arena) if raw is None else raw
-                arena.release(mark)
-
     def _totals(
         self,
         units: Sequence[Unit],
@@ -301,34 +271,6 @@ class UnitWork:
         arena: Arena,
     ) -> tuple[Total, ...]:
         return self.engine.survey(self._values(unit, piece, raw, arena), amax, trial, piece.start)
-
-    def _rows(self, unit: Unit, piece: Piece, raw: npt.NDArray[Any], arena: Arena) -> Rows:
-        """A piece of an MXFP4 source."""
-        source = unit.sources[piece.source]
-        scales = read_block_scales(self.files, source, piece.start, piece.stop, arena)
-        return Rows(raw, scales, source.columns, MXFP4_BLOCK)
-
-    def _all_rows(self, units: Sequence[Unit], chunk: int, arena: Arena) -> Iterator[Rows]:
-        """Every piece of MXFP4 units, read anew; each is gone when the next one comes."""
-        for unit in units:
-            for piece in pieces_of(unit, chunk):
-                mark = arena.mark()
-                yield self._rows(unit, piece, self.read(unit, piece, arena), arena)
-                arena.release(mark)
-
-    def _values(self, unit: Unit, piece: Piece, raw: npt.NDArray[Any], arena: Arena) -> npt.NDArray[Any]:
-        source = unit.sources[piece.source]
-        scales = Scales() if source.kind == "float" else self.scales_for(unit, piece.source)
-        values = decode_rows(source, raw, piece.start, scales, arena, self.files)
-        return values if unit.factors is None else smoothed(unit, unit.factors, piece, values)
-
-    def _plain(self, unit: Unit, piece: Piece, raw: npt.NDArray[Any], arena: Arena) -> npt.NDArray[Any]:
-        """Values of a quantized source in BF16, rounded once from float32."""
-        source = unit.sources[piece.source]
-        if source.kind in ("mxfp4", "nvfp4"):
-            scales = read_block_scales(self.files, source, piece.start, piece.stop, arena)
-            return decode_fp4(source, raw, scales, self.scales_for(unit, piece.source), "bfloat16")
-        return bf16(self._values(unit, piece, raw, arena))
 
     def write(
         self,

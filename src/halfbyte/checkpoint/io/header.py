@@ -130,7 +130,7 @@ def _parse(path: Path, raw: bytes) -> dict[str, object]:
 
     try:
         parsed = json.loads(raw.decode("utf-8"), object_pairs_hook=unique)
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, or a number of thousands of digits
         raise CheckpointError(f"{path}: the header is no JSON ({error}); not safetensors, or damaged") from error
     if not isinstance(parsed, dict):
         raise CheckpointError(f"{path}: the header is a JSON {type(parsed).__name__}, not an object")

@@ -80,7 +80,7 @@ def open_checkpoint(path: Path, need_config: bool = True) -> Checkpoint:
             raise CheckpointError(f"{path} is a file; give the directory that holds it and config.json")
         return _assemble(path.parent, [path.name], None, {}, (), {})
     if not path.is_dir():
-        raise CheckpointError(f"{path} is not there, or is no directory")
+        raise CheckpointError(f"{path} is not there, or is no directory; give the folder of a downloaded checkpoint")
     files, weight_map = _shards(path)
     config = read_json(path / CONFIG) if need_config or (path / CONFIG).exists() else {}
     written = {CONFIG, INDEX, MANIFEST, SMOOTHING, *(layout.config_file for layout in LAYOUTS.values())}
@@ -96,7 +96,7 @@ def read_json(path: Path) -> dict[str, Any]:
         parsed = json.loads(text)
     except FileNotFoundError as error:
         raise CheckpointError(f"{path.parent} holds no {path.name}: not a Hugging Face checkpoint") from error
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: cannot be read as JSON: {error}") from error
     if not isinstance(parsed, dict):
         raise CheckpointError(f"{path}: expected a JSON object, got {type(parsed).__name__}")

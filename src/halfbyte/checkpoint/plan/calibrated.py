@@ -69,6 +69,8 @@ def _calibrated(
     crossed = kind == "gptq" and method.asymmetry != 0 and any("cross_moment" in statistics.holds(one) for one in taken)
     calibrated = Calibrated(path, kind, method, *_digest(statistics, path), chosen, fallback, crossed)
     notes = [f"{_listed(fallback)}; they get optimal scales without statistics"] if fallback else []
+    if statistics.header.get("complete") is False:
+        notes.append(f"{path}: its calibration was stopped; the same `halfbyte calibrate` continues it")
     others = len(draft.converted) - len(fresh)
     if others:
         notes.append(f"{others} weights are FP4 in the source: their codes are cast or kept, without statistics")

@@ -25,6 +25,8 @@ from halfbyte.request import resolve
 
 TARGETS = ("nvfp4", "mxfp4", "bf16")
 STATS = "stats"
+BY_STATISTICS = ("gptq", "hessian")
+"""Methods that convert has where there are statistics."""
 """--activations by statistics."""
 DEFAULT_CONTRACT = {"nvfp4": "modelopt", "mxfp4": "ocp"}
 
@@ -102,7 +104,7 @@ def resolve_target(options: Options, family: Family) -> Target:
 def by_statistics(options: Options) -> bool:
     """Whether codes come from statistics or from solved weights. Raises if the options do not fit together."""
     method = options.method
-    named = isinstance(method, Gptq) or method in ("gptq", "hessian")
+    named = isinstance(method, Gptq) or method in BY_STATISTICS
     for_inputs = options.activations == STATS or options.smoothing is not None
     if options.solved is not None:
         if (options.statistics is not None and not for_inputs) or method is not None:
@@ -113,10 +115,11 @@ def by_statistics(options: Options) -> bool:
             raise InputError("--strict-stats belongs to --stats")
         if options.activations == STATS and get_format(options.to).has_global:
             raise InputError("--activations stats needs statistics: --stats DIR (`halfbyte calibrate` makes them)")
-        if isinstance(method, Gptq) or method == "gptq":
+        if named:
+            name = method.name if isinstance(method, Gptq) else method
             raise UnsupportedError(
-                "method 'gptq' needs statistics of the inputs of every layer: --stats DIR (`halfbyte calibrate` makes "
-                "them)"
+                f"method {name!r} needs statistics of the inputs of every layer: --stats DIR (`halfbyte "
+                "calibrate` makes them)"
             )
         return False
     if not named and not for_inputs:
@@ -138,7 +141,7 @@ def _check_method(method: str | Method | None, rule: Rule) -> None:
         if not kind.needs and (kind.everywhere or any(isinstance(candidate, kind) for candidate in defined))
     ]
     if method.split(":")[0] not in METHODS:
-        raise unknown_name("method", method, names)
+        raise unknown_name("method", method, [*names, *BY_STATISTICS])
     kind, _ = parse_method(method)
     if kind.needs:
         raise UnsupportedError(f"method {method!r} needs {kind.needs}; convert has {', '.join(names)}")

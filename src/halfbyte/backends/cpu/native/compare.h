@@ -2,7 +2,7 @@
 #pragma once
 #include <cstdint>
 
-// Which rules the scale of a block obeys. (verify/scale_rules.py)
+// Which rules the scale of a block obeys. (verify/against/scale_rules.py)
 enum ScaleMark : int {
     EXACTLY_SIX = 1,
     LOOSELY_SIX = 2,

@@ -23,7 +23,7 @@ static const int64_t WORTH_ROWS = 2048;  // blocks: with fewer, building the err
 static const int64_t ROWS = 64;          // rows per step of a search that goes down columns
 
 // Fills the numbers of every scale byte for a row that has its own global scale, by TransformerEngine's formulas.
-// (backends/cpu/tables.py)
+// (backends/cpu/tables_nvfp4.py)
 void fill_search_tables(float factor, float multiplier, int first, int zero_byte, SearchTables* t) {
     int exponent;
     std::frexp(multiplier, &exponent);

@@ -18,12 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 from halfbyte.backends.encoding import Encoder
-from halfbyte.backends.gpu import WORDS, total_of
+from halfbyte.backends.gpu import WORDS
 from halfbyte.backends.headroom import Total, Trial, merged
 from halfbyte.checkpoint.execute.device.lanes import Lane
-from halfbyte.checkpoint.execute.device.protocol import DeviceMemoryError, Encoded, Event, Matrix, Memory
+from halfbyte.checkpoint.execute.device.loading import Slot, load_piece, load_source, slots_in
+from halfbyte.checkpoint.execute.device.protocol import DeviceMemoryError, Matrix, Memory
+from halfbyte.checkpoint.execute.device.queueing import queue_amax, queue_quantize, queue_survey, read_totals
 from halfbyte.checkpoint.execute.device.sizes import (
-    SLOTS,
     DevicePlan,
     output_bytes,
     piece_need,
@@ -32,30 +33,14 @@ from halfbyte.checkpoint.execute.device.sizes import (
 )
 from halfbyte.checkpoint.execute.engine import Engine
 from halfbyte.checkpoint.execute.group import Group
-from halfbyte.checkpoint.execute.pieces import SLACK, Piece, Sizes, piece_bytes, pieces_of
-from halfbyte.checkpoint.execute.unit import FirstLook, Key, UnitWork
+from halfbyte.checkpoint.execute.pieces import Piece, Sizes, piece_bytes, pieces_of
+from halfbyte.checkpoint.execute.reading import Key
+from halfbyte.checkpoint.execute.unit import FirstLook, UnitWork
 from halfbyte.checkpoint.execute.writer import ShardWriter
 from halfbyte.checkpoint.io.buffers import Arena, page_memory
-from halfbyte.checkpoint.io.decode import Scales, read_row_scales
 from halfbyte.checkpoint.io.files import Files
-from halfbyte.checkpoint.io.views import NUMPY, SourceMatrix
 from halfbyte.checkpoint.plan.types import Unit
 from halfbyte.codec.bits import U8
-
-
-@dataclass
-class Slot:
-    """Pinned memory for one piece; free when the device has copied what it held."""
-
-    arena: Arena
-    copied: Event | None = None
-
-    def clear(self) -> Arena:
-        if self.copied is not None:
-            self.copied.wait()
-            self.copied = None
-        self.arena.release()
-        return self.arena
 
 
 @dataclass(frozen=True)
@@ -124,7 +109,7 @@ class DeviceWork(UnitWork):
         try:
             found = arena.take(4).view(np.float32)
             with self.lanes.borrow(piece_bytes(unit, piece)) as lane:
-                self._queue_amax(lane, self._load_piece(lane, unit, piece, raw, arena), found)
+                queue_amax(lane, load_piece(self, lane, unit, piece, raw, arena), found)
                 lane.stream.record().wait()
             return np.float32(found[0])
         except DeviceMemoryError:
@@ -149,10 +134,10 @@ class DeviceWork(UnitWork):
             amax[0] = 0
             codes, scales = self._outputs(piece.stop - piece.start, unit.sources[piece.source].columns, arena)
             with self.lanes.borrow(piece_bytes(unit, piece)) as lane:
-                matrix = self._load_piece(lane, unit, piece, raw, arena)
+                matrix = load_piece(self, lane, unit, piece, raw, arena)
                 if group is None:
-                    self._queue_amax(lane, matrix, amax)
-                made = self._queue_quantize(lane, matrix, group)
+                    queue_amax(lane, matrix, amax)
+                made = queue_quantize(self.engine, lane, matrix, group)
                 lane.stream.download(made[0], codes)
                 lane.stream.download(made[1], scales)
                 lane.stream.record().wait()
@@ -169,36 +154,6 @@ class DeviceWork(UnitWork):
     def _note_cpu(self) -> None:
         with self._lock:
             self.on_cpu += 1
-
-    def _load_piece(self, lane: Lane, unit: Unit, piece: Piece, raw: npt.NDArray[Any], arena: Arena) -> Matrix:
-        """Rows that were read, as values on the device."""
-        source = unit.sources[piece.source]
-        matrix = _matrix(lane, source, piece.stop - piece.start)
-        memory = matrix.memory if source.kind == "float" else lane.take(raw.nbytes)
-        lane.stream.upload(raw, memory)
-        if source.kind != "float":
-            self._decode(lane, unit, piece, memory, matrix.memory, arena)
-        return matrix
-
-    def _decode(self, lane: Lane, unit: Unit, piece: Piece, raw: Memory, values: Memory, arena: Arena) -> None:
-        """Queue the decoding of a piece that is on its way to the device; its scales are read into the arena."""
-        source = unit.sources[piece.source]
-        known = self.scales_for(unit, piece.source) if source.kind in ("fp8", "nvfp4") else Scales()
-        scales = read_row_scales(self.files, source, piece.start, piece.stop, known, arena)
-        encoded = Encoded(source, raw, lane.take(scales.array.nbytes), scales)
-        lane.stream.upload(scales.array, encoded.scales)
-        lane.stream.decode(encoded, values)
-
-    def _queue_amax(self, lane: Lane, matrix: Matrix, into: npt.NDArray[np.float32]) -> None:
-        found = lane.take(4)
-        lane.stream.amax(matrix, found)
-        lane.stream.download(found, into)
-
-    def _queue_quantize(self, lane: Lane, matrix: Matrix, group: Group | None) -> tuple[Memory, Memory]:
-        codes, scales = self.engine.widths(matrix.columns)
-        made = lane.take(matrix.rows * codes), lane.take(matrix.rows * scales)
-        lane.stream.quantize(matrix, None if group is None else group.amax, *made)
-        return made
 
     # --- headroom ---
 
@@ -247,10 +202,10 @@ class DeviceWork(UnitWork):
         try:
             words = arena.take(8 * WORDS * len(trial.candidates)).view(np.int64)
             with self.lanes.borrow(piece_bytes(unit, piece)) as lane:
-                matrix = self._load_piece(lane, unit, piece, raw, arena)
-                self._queue_survey(lane, matrix, amax, (trial, piece.start), words)
+                matrix = load_piece(self, lane, unit, piece, raw, arena)
+                queue_survey(self.engine, lane, matrix, amax, (trial, piece.start), words)
                 lane.stream.record().wait()
-            return self._read_totals(words, amax, trial.candidates, matrix.dtype)
+            return read_totals(self.engine, words, amax, trial.candidates, matrix.dtype)
         except DeviceMemoryError:
             arena.release(mark)
             self._note_cpu()
@@ -269,45 +224,21 @@ class DeviceWork(UnitWork):
         sources = [(unit, index) for unit in units for index in range(len(unit.sources))]
         mark = arena.mark()
         words = arena.take(8 * WORDS * len(trial.candidates) * len(sources)).view(np.int64).reshape(len(sources), -1)
-        slots = self._slots(arena, max(staged_bytes(self.engine, unit, self.chunk) for unit in units))
+        slots = slots_in(arena, max(staged_bytes(self.engine, unit, self.chunk) for unit in units), self.pinned)
         dtypes = []
         for number, (unit, index) in enumerate(sources):
             before = lane.mark()
-            matrix = loaded.get((unit.module, index)) or self._load(lane, unit, index, slots)[0]
-            self._queue_survey(lane, matrix, amax, (trial, 0), words[number])
+            matrix = loaded.get((unit.module, index)) or load_source(self, lane, unit, index, self.chunk, slots)[0]
+            queue_survey(self.engine, lane, matrix, amax, (trial, 0), words[number])
             dtypes.append(matrix.dtype)
             lane.release(before)
         lane.stream.record().wait()
         for slot in slots:
             slot.clear()
         pairs = zip(words, dtypes, strict=True)
-        found = [self._read_totals(each, amax, trial.candidates, dtype) for each, dtype in pairs]
+        found = [read_totals(self.engine, each, amax, trial.candidates, dtype) for each, dtype in pairs]
         arena.release(mark)
         return found
-
-    def _queue_survey(
-        self,
-        lane: Lane,
-        matrix: Matrix,
-        amax: np.float32,
-        tried: tuple[Trial, int],
-        into: npt.NDArray[np.int64],
-    ) -> None:
-        """tried: the trial, and how many rows of the tensor come before these."""
-        mark = lane.mark()
-        scratch = lane.take(matrix.rows * self.engine.widths(matrix.columns)[0])
-        found = lane.take(into.nbytes)
-        lane.stream.survey(matrix, amax, tried, scratch, found)
-        lane.stream.download(found, into)
-        lane.release(mark)
-
-    def _read_totals(
-        self, words: npt.NDArray[np.int64], amax: np.float32, candidates: tuple[float, ...], dtype: np.dtype[Any]
-    ) -> tuple[Total, ...]:
-        """The sums of a part; None for a candidate that is left out."""
-        usable = self.engine.usable_headrooms(amax, candidates, dtype)
-        totals = (total_of(each.tolist()) for each in words.reshape(len(candidates), WORDS))
-        return tuple(total if kept else None for total, kept in zip(totals, usable, strict=True))
 
     # --- whole jobs ---
 
@@ -333,7 +264,7 @@ class DeviceWork(UnitWork):
                 if (group is not None and group.bad) or writer.spoiled:
                     writer.spoil()
                     return
-                made = {key: self._queue_quantize(lane, matrix, group) for key, matrix in loaded.items()}
+                made = {key: queue_quantize(self.engine, lane, matrix, group) for key, matrix in loaded.items()}
                 self._write_all(lane, job, made)
         except DeviceMemoryError:  # comes before anything is written
             arena.release()
@@ -350,15 +281,15 @@ class DeviceWork(UnitWork):
         sources = [(unit, index) for unit in read for index in range(len(unit.sources))]
         amaxes = job.arena.take(4 * len(sources)).view(np.float32)
         mark, waits = job.arena.mark(), False
-        slots = self._slots(job.arena, max(staged_bytes(self.engine, unit, self.chunk) for unit in read))
+        slots = slots_in(job.arena, max(staged_bytes(self.engine, unit, self.chunk) for unit in read), self.pinned)
         loaded: dict[tuple[str, int], Matrix] = {}
         for number, (unit, index) in enumerate(sources):
             before = lane.mark()
-            matrix, amax = self._load(lane, unit, index, slots)
+            matrix, amax = load_source(self, lane, unit, index, self.chunk, slots)
             if amax is not None:
                 amaxes[number] = amax
             elif job.wants_amax:
-                self._queue_amax(lane, matrix, amaxes[number : number + 1])
+                queue_amax(lane, matrix, amaxes[number : number + 1])
                 waits = True
             if unit.module in mine:
                 loaded[unit.module, index] = matrix
@@ -376,43 +307,6 @@ class DeviceWork(UnitWork):
             finally:
                 self._at_hand.job = None
         return loaded
-
-    def _load(self, lane: Lane, unit: Unit, index: int, slots: deque[Slot]) -> tuple[Matrix, np.float32 | None]:
-        """Read a source, and queue its way to the device: its values, and their amax if it was found on the way."""
-        source = unit.sources[index]
-        matrix = _matrix(lane, source, source.rows)
-        if source.kind == "float" and source.weight.contiguous:
-            return matrix, self._fill(lane, source, 0, matrix.memory)
-        row = source.columns * matrix.dtype.itemsize
-        for piece in pieces_of(unit, self.chunk):
-            if piece.source != index:
-                continue
-            slots.rotate(-1)
-            arena = slots[0].clear()
-            values = matrix.memory[piece.start * row : piece.stop * row]
-            memory = values if source.kind == "float" else lane.take((piece.stop - piece.start) * source.row_bytes)
-            if source.weight.contiguous:
-                self._fill(lane, source, piece.start, memory)
-            else:
-                lane.stream.upload(self.read(unit, piece, arena), memory)
-            if source.kind != "float":
-                self._decode(lane, unit, piece, memory, values, arena)
-            slots[0].copied = lane.stream.record()
-        return matrix, None
-
-    def _fill(self, lane: Lane, source: SourceMatrix, row: int, memory: Memory) -> np.float32 | None:
-        """Read rows that lie together in the file straight to the device; their amax if it was found on the way."""
-        view = source.weight
-        dtype = NUMPY[view.dtype] if source.kind == "float" else None
-        found: list[np.float32 | None] = []
-
-        def read(file: int) -> int:
-            done, amax = lane.stream.fill(file, view.place(row), memory, dtype)
-            found.append(amax)
-            return done
-
-        self.files.read_by(view.file, view.place(row), len(memory), read)
-        return found[0]
 
     def _settle_found(self, job: Job, sources: Sequence[tuple[Unit, int]], amaxes: npt.NDArray[np.float32]) -> None:
         """Take in the amaxes of whole sources, and settle the scale of their group."""
@@ -443,7 +337,7 @@ class DeviceWork(UnitWork):
     def _write_all(self, lane: Lane, job: Job, made: dict[tuple[str, int], tuple[Memory, Memory]]) -> None:
         """Second pass: download the outputs piece by piece; while one is written, the next ones are on their way."""
         pieces = [(unit, piece) for unit in job.units for piece in pieces_of(unit, self.chunk)]
-        slots = self._slots(job.arena, max(output_bytes(self.engine, *each) for each in pieces))
+        slots = slots_in(job.arena, max(output_bytes(self.engine, *each) for each in pieces), self.pinned)
         waiting: deque[tuple[Unit, Piece, Slot, tuple[U8, U8]]] = deque()
 
         def write_oldest() -> None:
@@ -464,14 +358,3 @@ class DeviceWork(UnitWork):
             waiting.append((unit, piece, slot, blocks))
         while waiting:
             write_oldest()
-
-    def _slots(self, arena: Arena, size: int) -> deque[Slot]:
-        """Slots of that many bytes, as many as are useful and fit into what is pinned; at least one."""
-        count = max(1, min(SLOTS, (self.pinned - arena.mark()) // (size + SLACK)))
-        return deque(Slot(arena.part(size)) for _ in range(count))
-
-
-def _matrix(lane: Lane, source: SourceMatrix, rows: int) -> Matrix:
-    """Room for the values of rows."""
-    dtype = NUMPY[source.weight.dtype] if source.kind == "float" else np.dtype(np.float32)
-    return Matrix(lane.take(rows * source.columns * dtype.itemsize), dtype, rows, source.columns)
