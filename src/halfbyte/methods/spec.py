@@ -72,9 +72,18 @@ def numbers(values: Any, dtype: type[np.floating[Any]], what: str) -> npt.NDArra
     try:
         if is_tensor(values):
             values = values.detach().cpu().double().numpy()
-        return np.asarray(values, dtype=dtype)
+        return _array(values, dtype)
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(f"{what} must be an array of numbers, not {given}: {error}") from error
+
+
+def _array(values: Any, dtype: type[np.floating[Any]]) -> npt.NDArray[Any]:
+    try:
+        return np.asarray(values, dtype=dtype)
+    except (TypeError, ValueError, RuntimeError):
+        if not (hasattr(values, "__dlpack__") and hasattr(values, "tolist")):
+            raise
+        return np.asarray(values.tolist(), dtype=dtype)  # bfloat16 of mlx, which numpy does not read
 
 
 def frozen_copy(array: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
