@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from halfbyte.backends import ALIASES, BACKENDS
-from halfbyte.cli.app import app, err, out
+from halfbyte.cli.app import app, err, out, write_json
 from halfbyte.cli.tables import print_table
 from halfbyte.conform import Report, load_vectors, run_vectors
 from halfbyte.errors import HalfbyteError, unknown_name
@@ -54,7 +53,7 @@ def conform(
         report = run_vectors(cases, backend, lambda result: progress.advance(bar))
     _print_report(report, show)
     if json_file is not None:
-        json_file.write_text(json.dumps(report.as_json(), indent=1) + "\n")
+        write_json("conform", json_file, report.as_json())
     typer.echo(report.last_line)
     raise typer.Exit(0 if report.passed(allow_pending) else 1)
 
