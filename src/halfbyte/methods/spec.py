@@ -51,12 +51,19 @@ class Method:
             ):
                 words.append(str(value))
             else:
-                words.append(f"{option.name}={value!r}")
+                words.append(f"{option.name}={_text(value)}")
         return ":".join(words)
 
     def check_width(self, width: int, block: int) -> None:
         """Raise if the method's arrays do not belong to operands of that width. A method without arrays has no say."""
         return
+
+
+def _text(value: object) -> str:
+    """An option's value in a spelling: several numbers with commas between them, whole ones without a point."""
+    if isinstance(value, tuple):
+        return ",".join(map(_text, value))
+    return f"{value:.0f}" if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def is_tensor(values: object) -> bool:
