@@ -30,6 +30,8 @@ ROOT = Path(__file__).parents[1]
 ABSENT = {
     "compressed_tensors",
     "gguf",
+    "jax",
+    "mlx",
     "modelopt",
     "qwantize",
     "ray",

@@ -53,10 +53,24 @@ def test_corners() -> None:
     assert "relative=0, snr_db=inf" in repr(found)
 
 
+def test_float8_is_widened_not_read_as_bytes() -> None:
+    x = torch.from_numpy(gaussian(4, 32)).to(torch.float8_e4m3fn)
+    q = hb.quantize(x.float(), "nvfp4")
+    wanted = hb.error(q, x.double()).squared
+    assert hb.error(q, x).squared == wanted
+    assert math.isclose(hb.error(q.to("numpy"), x).squared, wanted, rel_tol=1e-14)
+    assert math.isclose(hb.error(q.to("numpy"), x.double().numpy()).squared, wanted, rel_tol=1e-14)
+
+
 @pytest.mark.parametrize(
     ("q", "x", "message"),
     [
         (hb.quantize(np.ones((2, 32), np.float32), "mxfp4"), np.ones((2, 16), np.float32), r"x has shape \(2, 16\)"),
+        (
+            hb.quantize(np.ones((1, 32), np.float32), "mxfp4"),
+            np.full((1, 32), "a"),
+            "x of dtype <U1 holds no numbers to compare with: could not convert",
+        ),
         (np.ones(3), np.ones(3), "takes a QuantizedTensor and a tensor, not ndarray first"),
     ],
 )

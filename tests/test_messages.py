@@ -129,8 +129,8 @@ NAMES: list[tuple[dict[str, Any], str]] = [
     ({"method": hb.FourSix}, "^unknown method .*FourSix.*; known: a name"),
     ({"backend": "cuda"}, "^unknown backend 'cuda'; known: auto, .*reference"),
     ({"backend": None}, "^unknown backend None; known: auto"),
-    ({"scaling": "column"}, "^unknown scaling 'column'; known: row, tensor$"),
-    ({"scaling": True}, "^unknown scaling True; known: row, tensor$"),
+    ({"scaling": "column"}, "^unknown scaling 'column'; known: expert, row, tensor$"),
+    ({"scaling": True}, "^unknown scaling True; known: expert, row, tensor$"),
 ]
 
 
@@ -200,16 +200,26 @@ UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
     # methods
     (
         {"method": "four_six", "contract": "torchao"},
-        "^contract torchao does not define method four_six for nvfp4; it has",
+        "^contract torchao does not define method four_six for nvfp4; it takes amax, optimal; contracts with four_six: "
+        "transformer_engine, miles, modelopt, fouroversix$",
     ),
-    ({"method": "four_six", "format": "mxfp4"}, "^contract ocp does not define method four_six for mxfp4; it has Amax"),
-    ({"method": "sweep"}, "^contract transformer_engine does not define method sweep for nvfp4; it has .*FourSix"),
-    ({"method": hb.Sweep()}, r"^contract transformer_engine does not define method Sweep\(fused=False\) for nvfp4"),
-    ({"method": hb.FourSix(), "contract": "vllm"}, r"^contract vllm does not define method FourSix\("),
+    (
+        {"method": "four_six", "format": "mxfp4"},
+        "^contract ocp does not define method four_six for mxfp4; it takes .*l$",
+    ),
+    (
+        {"method": "sweep"},
+        "^contract transformer_engine does not define method sweep for nvfp4; it takes amax, optimal, "
+        "four_six:mae:448; contracts with sweep: modelopt$",
+    ),
+    ({"method": hb.Sweep(True)}, "^contract transformer_engine does not define method sweep:fused for nvfp4"),
+    ({"method": hb.FourSix(), "contract": "vllm"}, "^contract vllm does not define method four_six:mae:448 for"),
     (
         {"method": hb.FourSix(), "contract": "modelopt"},
-        r"^contract modelopt does not define method FourSix\(error='mae'",
+        "^contract modelopt does not define method four_six:mae:448 .* contracts with four_six: transformer_engine, "
+        "miles, fouroversix$",
     ),
+    ({"method": hb.Gptq()}, r"^method 'gptq' needs second moments of the inputs: hb\.gptq\(weight, second_moment"),
     (
         {"method": hb.FourSix("abs_max")},
         "transformer_engine has no .*abs_max.*; it has error mae, mse, e4m3_max 448, 256, fast_error False or True$",

@@ -117,17 +117,6 @@ def test_bfloat16_of_other_libraries(kind: Any) -> None:
     assert q == hb.quantize(narrow, "nvfp4")
 
 
-def test_bfloat16_by_dlpack_where_array_fails() -> None:
-    """mlx arrays have `__array__`, which fails for bfloat16."""
-
-    class Mlx(Foreign):
-        def __array__(self, *given: Any, **options: Any) -> Any:
-            raise RuntimeError("'bfloat16' is not a valid PEP 3118 buffer format string")
-
-    narrow = torch.from_numpy(X).bfloat16()
-    assert hb.quantize(Mlx(narrow), "nvfp4") == hb.quantize(narrow, "nvfp4")  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("of", [Foreign, ByArray, np.asarray, torch.from_numpy])
 def test_functions_of_weights_take_what_quantize_takes(of: Any) -> None:
     wide = X.astype(np.float64)

@@ -27,6 +27,8 @@ CALLS: list[dict[str, Any]] = [
     {"format": "nvfp4", "method": hb.FourSix("mse", 256, fast_error=True)},
     {"format": "nvfp4", "method": hb.Optimal(np.arange(64, dtype=np.float32))},
     {"format": "nvfp4", "method": hb.Hessian(H, "descent")},
+    {"format": "nvfp4", "method": hb.Optimal(headroom=1)},
+    {"format": "nvfp4", "method": hb.Optimal(np.ones(64), headroom=(1, 1.3))},
     {"format": "nvfp4", "block": 32},
     {"format": "mxfp4", "contract": hb.contracts.torchao(scaling_mode="rceil")},
     {"format": "mxfp8", "method": "optimal"},

@@ -13,6 +13,25 @@ from halfbyte.testing import assert_same_bits
 from tests.samples import gaussian
 
 
+@pytest.mark.parametrize(
+    ("contract", "message"),
+    [
+        ("qwantize", r"^search_global_scale: contract qwantize\(\) has no tensor scale to choose$"),
+        (
+            hb.contracts.vllm(global_scale=3.0),
+            r"^search_global_scale: contract vllm\(.* has no tensor scale to choose$",
+        ),
+        (
+            hb.contracts.transformer_engine(row_scaled_nvfp4=True),
+            "has one per row; give the contract without row scaling$",
+        ),
+    ],
+)
+def test_contracts_without_a_tensor_scale_to_choose(contract: str | hb.contracts.Contract, message: str) -> None:
+    with pytest.raises(hb.UnsupportedError, match=message):
+        hb.search_global_scale(gaussian(4, 32), contract)
+
+
 @pytest.mark.parametrize("method", ["amax", "optimal"])
 @pytest.mark.parametrize("seed", range(4))
 def test_never_worse_and_what_it_says(method: str, seed: int) -> None:

@@ -81,6 +81,14 @@ def test_a_global_scale_that_contradicts(x: Any) -> None:
         remade(hb.quantize(x, "mxfp4"), global_scale=1.0)
 
 
+def test_a_stored_scale_where_none_is_stored() -> None:
+    """It would be kept, saved and compared, and never read."""
+    for q in (hb.quantize(T, "mxfp4"), hb.quantize(T, "nvfp4", "qwantize")):
+        message = rf"contract {q.contract.name}\(.*\) stores no scale with {q.format.name}; leave stored_scale out"
+        with pytest.raises(hb.InputError, match=message):
+            remade(q, stored_scale=1.0)
+
+
 def test_a_global_scale_alone() -> None:
     q = hb.quantize(T, "nvfp4", "modelopt")
     assert remade(q, stored_scale=None, global_scale=q.global_scale) == q
@@ -241,6 +249,10 @@ def test_square_tiles_and_mx_by_rows() -> None:
         (True, "rows are taken by integers and slices, not bool"),
         (slice(None, None, -1), "a step must be positive"),
         ((..., ...), "only one ... is possible"),
+        (np.array([0, 1]), "rows are taken by integers and slices, not ndarray"),
+        (np.arange(6) > 2, "rows are taken by integers and slices, not ndarray"),
+        ((torch.tensor([0, 1]), slice(None)), "rows are taken by integers and slices, not Tensor"),
+        ((slice(None), np.array([0, 1])), "the last axis is cut into blocks and stays whole"),
     ],
 )
 def test_other_indices_are_refused(index: Any, message: str) -> None:

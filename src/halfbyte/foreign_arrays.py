@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 from typing import Any
 
@@ -9,6 +10,9 @@ import numpy as np
 
 from halfbyte.arrays import Array, is_torch, to_numpy
 from halfbyte.errors import HalfbyteError, InputError
+
+NOT_READABLE = (TypeError, ValueError, BufferError, RuntimeError, AttributeError)
+"""What other libraries raise for an array that does not hold numbers which numpy can read."""
 
 
 class NeedsConversion(HalfbyteError):
@@ -29,7 +33,7 @@ def to_operand(x: Any) -> Array:
 
     A finite float64 that float32 cannot hold raises; on a GPU this check waits for the device.
     """
-    array: Any = x if is_torch(x) or isinstance(x, np.ndarray) else _imported(x)
+    array: Any = x if is_torch(x) or isinstance(x, np.ndarray) else imported(x)
     if is_torch(array):
         import torch
 
@@ -55,19 +59,23 @@ def _overflow(shape: tuple[int, ...], largest: float) -> str:
     )
 
 
-def _imported(x: Any) -> Array:
-    """An array of another library: through `__array__`, or through DLPack where that is missing or fails."""
-    if hasattr(x, "__dlpack_device__") and int(x.__dlpack_device__()[0]) == 2:  # CUDA
-        import torch
+def imported(x: Any) -> Array:
+    """An array of another library, in its own dtype: through `__array__`, or DLPack where that is missing or fails."""
+    try:
+        if hasattr(x, "__dlpack_device__") and int(x.__dlpack_device__()[0]) == 2:  # CUDA
+            import torch
 
-        tensor: torch.Tensor = torch.utils.dlpack.from_dlpack(x)
-        return tensor
+            tensor: torch.Tensor = torch.utils.dlpack.from_dlpack(x)
+            return tensor
+    except NOT_READABLE:  # what jax traces or has freed
+        pass
     try:
         made = _from_array(x) if hasattr(x, "__array__") else _from_dlpack(x)
-    except (TypeError, ValueError, BufferError, RuntimeError) as error:
+    except NOT_READABLE as error:
+        reason = str(error).split("\n")[0].rstrip(".")
         raise InputError(
-            f"a {type(x).__module__}.{type(x).__name__} does not become a numpy array: {error}; convert it to float32 "
-            "with its own library first"
+            f"a {type(x).__module__}.{type(x).__name__} does not become a numpy array: {reason}; convert it to float32 "
+            "with its own library first, outside of functions that it traces"
         ) from error
     if made.dtype == object:
         raise InputError(f"expected a numpy array or a torch tensor, got {type(x).__name__}")
@@ -78,13 +86,11 @@ def _from_array(x: Any) -> Array:
     """Through `__array__`. mlx has none for bfloat16, but DLPack for all dtypes."""
     try:
         return np.asarray(x)
-    except (TypeError, ValueError, RuntimeError):
+    except NOT_READABLE:
         if not hasattr(x, "__dlpack__"):
             raise
-        try:
+        with contextlib.suppress(*NOT_READABLE):
             return _from_dlpack(x)
-        except (TypeError, ValueError, BufferError, RuntimeError):
-            pass
         raise
 
 
@@ -106,7 +112,7 @@ def move_axis(x: Any, axis: int) -> Array:
     if not (is_torch(x) or isinstance(x, np.ndarray)):
         if not needs_conversion(x):
             raise InputError(f"expected a numpy array or a torch tensor, got {type(x).__name__}")
-        array = _imported(x)
+        array = imported(x)
     rank = len(array.shape)
     if not hasattr(axis, "__index__") or not -rank <= axis < rank:
         raise InputError(f"axis {axis!r} is not an axis of shape {tuple(array.shape)}")

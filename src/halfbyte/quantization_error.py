@@ -10,7 +10,7 @@ import numpy as np
 
 from halfbyte.arrays import Array, check_dense, is_torch, to_numpy
 from halfbyte.errors import InputError, UnsupportedError
-from halfbyte.foreign_arrays import needs_conversion, to_operand
+from halfbyte.foreign_arrays import imported, needs_conversion
 from halfbyte.quantize import dequantize
 from halfbyte.types import QuantizedTensor
 
@@ -61,7 +61,7 @@ def error(q: QuantizedTensor, x: Array) -> QuantizationError:
     if q.contract.transform.hadamard:
         raise UnsupportedError(f"{q.contract} rotates the tensor, so its decoded values do not stand for x")
     if needs_conversion(x) and not is_torch(x) and not isinstance(x, np.ndarray):
-        x = to_operand(x)
+        x = imported(x)
     if not hasattr(x, "shape") or tuple(x.shape) != q.shape:
         given = f"has shape {tuple(x.shape)}" if hasattr(x, "shape") else f"is {type(x).__name__}"
         raise InputError(f"x {given}, but q has shape {q.shape}; give the tensor that q stands for")
@@ -74,13 +74,25 @@ def error(q: QuantizedTensor, x: Array) -> QuantizationError:
     if is_torch(decoded):
         import torch
 
-        source = x if is_torch(x) else torch.from_numpy(to_numpy(x).astype(np.float64))
-        wide = source.detach().to(decoded.device, torch.float64)
+        source = x.detach() if is_torch(x) else torch.from_numpy(_float64(x))
+        wide = source.to(decoded.device, torch.float64)
         decoded = decoded.double()
     else:
-        wide, decoded = to_numpy(x).astype(np.float64), decoded.astype(np.float64)
+        wide, decoded = _float64(x), decoded.astype(np.float64)
     with np.errstate(invalid="ignore", over="ignore"):
         return _measured(q, decoded - wide, wide)
+
+
+def _float64(x: Array) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """The values of x in numpy, widened exactly."""
+    try:
+        if is_torch(x):
+            import torch
+
+            return x.detach().to(torch.float64).cpu().numpy()
+        return to_numpy(x).astype(np.float64)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"x of dtype {x.dtype} holds no numbers to compare with: {error}") from error
 
 
 def _measured(q: QuantizedTensor, difference: Any, x: Any) -> QuantizationError:

@@ -17,7 +17,7 @@ from halfbyte.contracts.spec import Scaling, Transform
 from halfbyte.device_calls import dequantize_on_card, is_on_card, quantize_on_card
 from halfbyte.errors import InputError
 from halfbyte.experts import by_expert
-from halfbyte.foreign_arrays import NeedsConversion, move_axis, to_operand
+from halfbyte.foreign_arrays import NeedsConversion, imported, move_axis, needs_conversion, to_operand
 from halfbyte.formats import BlockFormat
 from halfbyte.methods import Method
 from halfbyte.on_device import decode_tensor, quantize_tensor
@@ -279,6 +279,8 @@ def _check_decoded(out: Array, q: QuantizedTensor, dtype: np.dtype[np.generic]) 
 
 def _array_of(numbers: object) -> npt.NDArray[Any]:
     """Numbers as an array; one of objects if they are none, such as lists of unequal lengths."""
+    if needs_conversion(numbers) and not isinstance(numbers, np.ndarray):
+        return to_numpy(imported(numbers))
     try:
         return np.asarray(numbers)
     except ValueError:

@@ -193,7 +193,7 @@ def _resolve_method(method: str | Method | None, contract: Contract, rule: Rule,
         known = defined_methods(rule)
         named = [candidate for candidate in known if isinstance(candidate, kind)]
         if not named:
-            raise _undefined(method, contract, format, known)
+            raise _undefined(method, kind, contract, format, known)
         if not given:
             return named[0]
         method = replace(named[0], **given)
@@ -212,16 +212,29 @@ def _resolve_method(method: str | Method | None, contract: Contract, rule: Rule,
         raise UnsupportedError(
             f"contract {contract.name} has no {method}; it has error {errors}, e4m3_max {maxes}, fast_error {fast}"
         )
+    if method.needs:
+        raise UnsupportedError(f"method {method.name!r} needs {method.needs}")
     known = defined_methods(rule)
     if method not in known:
-        raise _undefined(method, contract, format, known)
+        raise _undefined(method.spelling, type(method), contract, format, known)
     return method
 
 
-def _undefined(method: object, contract: Contract, format: BlockFormat, known: list[Method]) -> UnsupportedError:
-    listed = ", ".join(map(str, known))
+def _undefined(
+    spelling: str, kind: type[Method], contract: Contract, format: BlockFormat, known: list[Method]
+) -> UnsupportedError:
+    listed = ", ".join(method.spelling for method in known)
+    rules = {name: make().rules.get(format.name) for name, make in CONTRACTS.items()}
+    others = [
+        name
+        for name, rule in rules.items()
+        if rule is not None
+        and name != contract.name
+        and any(isinstance(method, kind) for method in defined_methods(rule))
+    ]
+    elsewhere = f"; contracts with {kind.name}: {', '.join(others)}" if others else ""
     return UnsupportedError(
-        f"contract {contract.name} does not define method {method} for {format.name}; it has {listed}"
+        f"contract {contract.name} does not define method {spelling} for {format.name}; it takes {listed}{elsewhere}"
     )
 
 
@@ -232,7 +245,7 @@ def _resolve_scaling(scaling: Scaling | None, contract: Contract, rule: Rule, fo
     if scaling is None:
         scaling = contract.scaling if isinstance(rule, NVFP4Rule) else "tensor"
     if scaling not in SCALINGS:
-        raise unknown_name("scaling", scaling, SCALINGS)
+        raise unknown_name("scaling", scaling, (*SCALINGS, "expert"))
     if scaling == "row":
         if not isinstance(rule, NVFP4Rule):
             raise UnsupportedError(f"{format.name} has no global scale, so scaling='row' has no meaning; leave it out")

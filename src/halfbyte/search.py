@@ -15,7 +15,7 @@ from halfbyte.errors import InputError, UnsupportedError
 from halfbyte.foreign_arrays import needs_conversion, to_operand
 from halfbyte.methods import Method
 from halfbyte.quantize import dequantize, quantize
-from halfbyte.request import resolve
+from halfbyte.request import resolve, stores_scale
 from halfbyte.types import QuantizedTensor
 
 
@@ -72,6 +72,13 @@ def search_global_scale(
         raise UnsupportedError(
             f"{request.contract} transforms the tensor, so its decoded values do not stand for x; search on a contract "
             "without a transform"
+        )
+    if not stores_scale(request.rule) or getattr(request.rule, "constant_factor", None) is not None:
+        raise UnsupportedError(f"search_global_scale: contract {request.contract} has no tensor scale to choose")
+    if request.scaling != "tensor":
+        raise UnsupportedError(
+            f"search_global_scale chooses one scale per tensor, and contract {request.contract} has one per row; give "
+            "the contract without row scaling"
         )
     if needs_conversion(x):
         x = to_operand(x)

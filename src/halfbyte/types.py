@@ -104,6 +104,11 @@ class QuantizedTensor:
             )
         put(self, "stored_scale", as_float32("stored_scale", stored_scale, shape, self.codes))
         put(self, "contract", get_contract(contract, block_format))
+        rule = self.contract.rules.get(block_format.name)
+        if stored_scale is not None and rule is not None and not (isinstance(rule, NVFP4Rule) and rule.stored):
+            raise InputError(
+                f"contract {self.contract} stores no scale with {block_format.name}; leave stored_scale out"
+            )
         put(self, "method", AMAX if method is None else method_from(method))
         if global_scale is not None:
             self._take(as_float32("global_scale", global_scale, shape, self.codes))
@@ -340,12 +345,13 @@ def _kind(array: Array) -> str:
 def _leading_index(index: Any, shape: tuple[int, ...]) -> tuple[int | slice, ...]:
     """An index of the leading axes as a tuple of integers and slices."""
     given = index if isinstance(index, tuple) else (index,)
-    if Ellipsis in given:
-        if given.count(Ellipsis) > 1:
+    ellipses = [at for at, one in enumerate(given) if one is Ellipsis]  # arrays are not compared
+    if ellipses:
+        if len(ellipses) > 1:
             raise InputError(f"index {index!r}: only one ... is possible")
-        at = given.index(Ellipsis)
+        (at,) = ellipses
         given = (*given[:at], *(slice(None),) * (len(shape) - len(given) + 1), *given[at + 1 :])
-    if len(given) == len(shape) and given[-1] == slice(None):
+    if len(given) == len(shape) and isinstance(given[-1], slice) and given[-1] == slice(None):
         given = given[:-1]
     if len(given) >= len(shape):
         raise InputError(

@@ -14,10 +14,10 @@ from halfbyte.casting.bound import Bounds, interval_errors, prove
 from halfbyte.casting.rows import F64, MAGNITUDES, read
 from halfbyte.casting.scales import hold
 from halfbyte.casting.survey import survey_of
-from halfbyte.casting.tables import largest_value, make_table
+from halfbyte.casting.tables import largest_value, make_table, total_error
 from halfbyte.contracts import get_contract
 from halfbyte.formats import E4M3
-from tests.casting.sources import random_source
+from tests.casting.sources import random_source, source
 
 SCALES = E4M3.magnitudes[1:].astype(np.float64)
 
@@ -123,6 +123,24 @@ def test_intervals_that_a_better_scale_settles_are_not_cut(monkeypatch: pytest.M
     found = prove(survey, scale, 0.25, contract)
     assert [len(intervals) for intervals in NeverEnough.last.asked] == [2048, 0]
     assert found.bound == pytest.approx(0.1 * bound.CLOSE)
+
+
+def test_another_scale_is_taken_only_if_it_is_clearly_better() -> None:
+    """Half a scale with doubled block scales decodes alike: the one that is known stays."""
+    codes = np.zeros((1, 64), np.int64)
+    codes[0, :16], codes[0, 32] = np.arange(16), 7
+    survey = survey_of([read(source(np.array([[0, -30]]), codes), "q")])
+    contract = get_contract("modelopt", hb.get_format("nvfp4"))
+    good, half, bad = (hold(value, contract) for value in (0.013, 0.0065, 0.21))
+    error, worse = (total_error(survey, scale) for scale in (good, bad))
+    assert 0 < error == total_error(survey, half) < worse
+    assert bound._better(0.0065, survey, contract, good, error) == (good, error)
+    assert bound._better(0.21, survey, contract, good, error) == (good, error)
+    assert bound._better(0.013, survey, contract, bad, worse) == (good, error)
+    barely = error * (1 + 1e-13)
+    assert bound._better(0.013, survey, contract, half, barely) == (half, barely)
+    other = get_contract("compressed_tensors", hb.get_format("nvfp4"))
+    assert bound._better(2.0**-140, survey, other, good, error) == (good, error), "1/g is no float32"
 
 
 def test_faint_halves_cost_their_values_if_the_least_value_is_far_above_them() -> None:

@@ -15,6 +15,7 @@ from halfbyte.casting.rows import decodes_powers
 from halfbyte.casting.scales import power
 from halfbyte.contracts import CONTRACTS, NVFP4Rule
 from tests.casting.sources import Matrix, source, sources
+from tests.samples import codes_of
 
 ALGORITHMS = ("optimal", "hybrid", "verbatim")
 SOURCES = ["ocp", "gguf"]
@@ -36,8 +37,7 @@ TARGETS = [name for name in CONTRACTS if holds_a_cast(name)]
 def measured(q: hb.QuantizedTensor, result: hb.QuantizedTensor) -> str:
     """The label by its definition, from the bytes and from what both tensors decode to."""
     before, after = (np.asarray(hb.dequantize(tensor), np.float32) for tensor in (q, result))
-    width = q.shape[-1] // 2
-    same_codes = np.array_equal(np.asarray(q.codes)[..., :width], np.asarray(result.codes)[..., :width])
+    same_codes = np.array_equal(*(codes_of(np.asarray(tensor.codes))[..., : q.shape[-1]] for tensor in (q, result)))
     if same_codes and np.array_equal(before.view(np.uint32), after.view(np.uint32)):
         return "bit-exact"
     return "value-exact" if np.array_equal(before, after) else "lossy"
@@ -136,6 +136,24 @@ def test_the_fast_path_reports_what_measuring_reports(
         assert (fast is None) == (slow is None)
         if fast is not None and slow is not None:
             assert dataclasses.replace(fast[1], signal=0.0) == dataclasses.replace(slow[1], signal=0.0)
+
+
+@pytest.mark.parametrize("junk", [0x00, 0x50, 0xF0])
+@pytest.mark.parametrize("algorithm", [*ALGORITHMS, "requantize"])
+def test_the_half_byte_behind_the_last_element_is_no_code(algorithm: str, junk: int) -> None:
+    """Rows of an odd length: what stands there neither makes a cast inexact nor a block recoded."""
+    codes = np.tile(np.where(EVERY_CODE == 8, 0, EVERY_CODE), (2, 2))[:, :33]
+    codes[:, -1] = 7
+    q = source(np.array([[3, 1], [2, 2]]), codes)
+    packed = np.asarray(q.codes).copy()
+    packed[:, -1] |= junk
+    q = dataclasses.replace(q, codes=packed)
+    result, report = hb.cast(q, "nvfp4", algorithm)
+    assert (report.label, report.verbatim, report.recoded) == (measured(q, result), 4, 0)
+    assert report.label == "bit-exact"
+    again, report = hb.cast(dataclasses.replace(result, codes=packed), "mxfp4")
+    assert (report.label, report.verbatim, report.recoded) == ("bit-exact", 6, 0)
+    assert np.array_equal(np.asarray(again.codes)[:, :16], packed[:, :16])
 
 
 def test_measuring_is_left_out_where_it_is_not_needed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,6 +35,7 @@ CASES: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "a cast to mxfp4 takes no out": (NVFP4, "mxfp4", {"out": out()}),
     "a cast to bfloat16 takes no out": (Q, "bf16", {"out": out()}),
     "w: out must be a QuantizedTensor to write into, not int": (Q, "nvfp4", {"out": 3}),
+    "e: out must be a QuantizedTensor to write into, not list": (Q[:0], "nvfp4", {"out": [], "name": "e"}),
     "mxfp4 has no global scale to share: cast the tensors one by one, without share": (
         NVFP4, "mxfp4", {"share": "expert"},
     ),
@@ -68,7 +69,7 @@ CASES: dict[str, tuple[Any, str, dict[str, Any]]] = {
 def test_what_is_refused(message: str) -> None:
     q, target, options = CASES[message]
     with pytest.raises(hb.HalfbyteError) as caught:
-        hb.cast(q, target, name="w", **options)
+        hb.cast(q, target, **{"name": "w", **options})
     assert str(caught.value) == message
 
 

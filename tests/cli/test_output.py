@@ -204,6 +204,16 @@ def test_every_command_that_prints_a_table_writes_json(tmp_path: Path, source: P
         file.unlink()
 
 
+@pytest.mark.parametrize("command", ["contracts", "conform", "study"])
+def test_json_that_cannot_be_written(tmp_path: Path, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("halfbyte.cli.conform.load_vectors", lambda path: [])
+    given = {"conform": ["vectors.zip"], "study": ["--scenario", "constant"]}
+    arguments = [command, *map(str, given.get(command, [])), "--json", str(tmp_path / "none" / "out.json")]
+    found = CliRunner().invoke(app, arguments)
+    assert found.exit_code == 2
+    assert re.search(rf"halfbyte {command}: .*none/out.json.*: ", found.output)
+
+
 def test_contracts_as_json(tmp_path: Path) -> None:
     run("contracts", "--json", tmp_path / "all.json")
     run("contracts", "torchao", "--json", tmp_path / "one.json")

@@ -29,6 +29,9 @@ H = np.repeat(np.eye(16, dtype=np.float32)[None], 2, 0)
     [
         ("amax", hb.Amax()),
         ("optimal", hb.Optimal()),
+        ("optimal:headroom=1", hb.Optimal(headroom=1)),
+        ("optimal:1.3", hb.Optimal(headroom=1.3)),
+        ("optimal:headroom=1,1.75,2", hb.Optimal(headroom=(2, 1.75, 1))),
         ("sweep", hb.Sweep()),
         ("sweep:fused", hb.Sweep(True)),
         ("sweep:fused=false", hb.Sweep()),
@@ -39,6 +42,8 @@ H = np.repeat(np.eye(16, dtype=np.float32)[None], 2, 0)
 def test_spellings(text: str, method: Method) -> None:
     assert method_from(text) == method
     assert method_from(method.spelling) == method
+    if isinstance(method, hb.Optimal):
+        assert "(" not in method.spelling
 
 
 def test_hessian_has_arrays_beside_it() -> None:
@@ -85,6 +90,7 @@ def test_options_of_any_dataclass(text: str, options: dict[str, Any]) -> None:
         ("sweep:fused=perhaps", "fused is true or false, not 'perhaps'"),
         ("four_six:colour=1", "unknown option of method four_six 'colour'; known: e4m3_max, error, fast_error"),
         ("four_six:mse:300", "e4m3_max is 448 or 256"),
+        ("optimal:headroom=1,two", "headroom is a number, or several with commas, not '1,two'"),
     ],
 )
 def test_errors(text: str, message: str) -> None:
@@ -98,7 +104,7 @@ def test_options_that_are_not_named_are_the_contract_s() -> None:
     own = hb.quantize(X, "nvfp4", "modelopt", "four_six")
     assert own.method == hb.FourSix("mse", 256)
     assert hb.quantize(X, "nvfp4", "modelopt", "four_six:mse").method == own.method
-    with pytest.raises(hb.UnsupportedError, match="contract modelopt does not define method FourSix"):
+    with pytest.raises(hb.UnsupportedError, match="contract modelopt does not define method four_six:mae:256 "):
         hb.quantize(X, "nvfp4", "modelopt", "four_six:mae")
 
 

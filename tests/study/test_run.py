@@ -85,6 +85,7 @@ def test_summary_counts(study: Study) -> None:
     assert summary(study).startswith(
         "8 scenarios. Exact: requantize 1, midpoint 4, verbatim 4, hybrid 4, modelopt 4, optimal 4."
     )
+    assert summary(Study(study.rows[:1])).startswith("1 scenario. Exact: requantize ")
     assert study.ties + sum(study.wins(name) for name in ALGORITHMS) == len(study.rows)
     text = " ".join(findings(study))
     assert "hybrid is worse than requantize on single-outlier" in text

@@ -121,16 +121,16 @@ def cast(
     target = _target(format)
     tensors = _tensors(q, name)
     _check(tensors, target, share, name)
+    if out is not None and target != "nvfp4":
+        raise UnsupportedError(f"a cast to {target} takes no out")
+    if out is not None and not isinstance(out, QuantizedTensor):
+        raise InputError(f"{name}: out must be a QuantizedTensor to write into, not {type(out).__name__}")
     if len(tensors) == 1 and 0 in tensors[0].shape:
         given: CastOptions = {"m": m, "contract": contract, "name": name, "backend": backend, "threads": threads}
         made, report = _cast_without_rows(tensors[0], format, algorithm, given, out)
         return (made if isinstance(q, QuantizedTensor) or not isinstance(made, QuantizedTensor) else [made]), report
     _check_algorithm(target, algorithm, m)
     _check_backend(tensors, backend, name)
-    if out is not None and target != "nvfp4":
-        raise UnsupportedError(f"a cast to {target} takes no out")
-    if out is not None and not isinstance(out, QuantizedTensor):
-        raise InputError(f"{name}: out must be a QuantizedTensor to write into, not {type(out).__name__}")
     source = tensors[0]
     if target == "bfloat16":
         return cast_to_bfloat16(source, host_backend(backend), threads)

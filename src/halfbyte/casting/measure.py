@@ -121,13 +121,21 @@ def tally_values(old: F32, new: F32, block: int, kept: npt.NDArray[np.bool_] | N
     )
 
 
+def same_codes(source: QuantizedTensor, result: QuantizedTensor) -> npt.NDArray[np.bool_]:
+    """(rows, bytes): which packed codes of two matrices are the same. The half byte behind the last element is none."""
+    changed = to_numpy(source.codes) ^ to_numpy(result.codes)
+    if source.shape[-1] % 2:
+        changed[:, -1] &= 0x0F
+    return np.asarray(changed == 0)
+
+
 def _kept_blocks(source: QuantizedTensor, result: QuantizedTensor) -> npt.NDArray[np.bool_]:
     """(rows, blocks): the same codes; the same scale follows where the values turn out to be equal.
 
     A block whose values are equal with equal codes, not all zero, has the same scale: q·s = q·s' for a q that is not 0.
     """
     bytes_of_block = source.format.block // 2
-    same = to_numpy(source.codes) == to_numpy(result.codes)
+    same = same_codes(source, result)
     rows, width = same.shape
     padded = np.pad(same, [(0, 0), (0, -width % bytes_of_block)], constant_values=True)
     return np.asarray(padded.reshape(rows, -1, bytes_of_block).all(axis=-1))

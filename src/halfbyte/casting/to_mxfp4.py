@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from halfbyte.arrays import like, to_numpy
-from halfbyte.casting.measure import CHUNK, rows_of, tally_values
+from halfbyte.casting.measure import CHUNK, rows_of, same_codes, tally_values
 from halfbyte.casting.report import CastReport, Tally, add, describe
 from halfbyte.casting.rows import decodes_powers
 from halfbyte.codec.bits import F32
@@ -98,8 +98,7 @@ def _best(values: F32, contract: Contract) -> QuantizedTensor:
 
 
 def _tally(source: QuantizedTensor, values: F32, decoded: F32, result: QuantizedTensor) -> Tally:
-    old, new = to_numpy(source.codes), to_numpy(result.codes)
-    same = old == new
+    same = same_codes(source, result)
     padded = np.pad(same, [(0, 0), (0, -same.shape[1] % (source.format.block // 2))], constant_values=True)
     kept = np.asarray(padded.reshape(len(same), -1, source.format.block // 2).all(axis=-1))
     return tally_values(values, decoded, source.format.block, kept, bool(same.all()))

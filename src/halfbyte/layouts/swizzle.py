@@ -30,7 +30,7 @@ def swizzle(scales: B) -> B:
     torch.Size([2, 1024])
     """
     given: Any = scales
-    if not (hasattr(given, "ndim") and hasattr(given, "shape")):
+    if not (isinstance(given, np.ndarray) or hasattr(given, "new_zeros")):
         raise InputError(f"scales must be a numpy array or a torch tensor, not {type(given).__name__}")
     if given.ndim < 2:
         raise InputError(f"scales of shape {tuple(given.shape)}: swizzle takes (rows, columns) matrices")

@@ -51,12 +51,19 @@ class Method:
             ):
                 words.append(str(value))
             else:
-                words.append(f"{option.name}={value!r}")
+                words.append(f"{option.name}={_text(value)}")
         return ":".join(words)
 
     def check_width(self, width: int, block: int) -> None:
         """Raise if the method's arrays do not belong to operands of that width. A method without arrays has no say."""
         return
+
+
+def _text(value: object) -> str:
+    """An option's value in a spelling: several numbers with commas between them, whole ones without a point."""
+    if isinstance(value, tuple):
+        return ",".join(map(_text, value))
+    return f"{value:.0f}" if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def is_tensor(values: object) -> bool:
@@ -72,9 +79,18 @@ def numbers(values: Any, dtype: type[np.floating[Any]], what: str) -> npt.NDArra
     try:
         if is_tensor(values):
             values = values.detach().cpu().double().numpy()
-        return np.asarray(values, dtype=dtype)
+        return _array(values, dtype)
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(f"{what} must be an array of numbers, not {given}: {error}") from error
+
+
+def _array(values: Any, dtype: type[np.floating[Any]]) -> npt.NDArray[Any]:
+    try:
+        return np.asarray(values, dtype=dtype)
+    except (TypeError, ValueError, RuntimeError):
+        if not (hasattr(values, "__dlpack__") and hasattr(values, "tolist")):
+            raise
+        return np.asarray(values.tolist(), dtype=dtype)  # bfloat16 of mlx, which numpy does not read
 
 
 def frozen_copy(array: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:

@@ -10,6 +10,7 @@ contract's own options, and options that are not named are the contract's own.
 | `four_six:mse:256`, `four_six:mse:256:fast_error` | `FourSix("mse", 256)`, `FourSix("mse", 256, fast_error=True)` |
 | `sweep`, `sweep:fused` | `Sweep()`, `Sweep(fused=True)` |
 | `optimal` | `Optimal()` |
+| `optimal:headroom=1`, `optimal:headroom=1,1.5` | `Optimal(headroom=1)`, `Optimal(headroom=(1, 1.5))` |
 | `hessian:descent` | `Hessian(h, "descent")`, where the matrices are given beside it |
 """
 
@@ -70,9 +71,12 @@ def _value(option: Field[Any], text: str, whole: str) -> object:
             return TRUTH[text.lower()]
         if "int" in kind and ("float" not in kind or text.lstrip("+-").isdigit()):
             return int(text)
+        if "tuple" in kind and "," in text:
+            return tuple(map(float, text.split(",")))
         return float(text) if "float" in kind else text
     except (KeyError, ValueError):
         wanted = "true or false" if "bool" in kind else "a whole number" if "float" not in kind else "a number"
+        wanted += ", or several with commas" * ("tuple" in kind)
         raise InputError(f"method {whole!r}: {option.name} is {wanted}, not {text!r}") from None
 
 

@@ -18,7 +18,8 @@ def summary(study: Study) -> str:
     """How many scenarios are exact under each algorithm, and which algorithm is ahead on how many."""
     exact = ", ".join(f"{name} {study.exact(name)}" for name in COLUMNS)
     wins = ", ".join(f"{name} {study.wins(name)}" for name in ALGORITHMS)
-    return f"{len(study.rows)} scenarios. Exact: {exact}. Least error alone: {wins}; shared by several: {study.ties}."
+    count = "1 scenario" if len(study.rows) == 1 else f"{len(study.rows)} scenarios"
+    return f"{count}. Exact: {exact}. Least error alone: {wins}; shared by several: {study.ties}."
 
 
 def beside_published(study: Study) -> str | None:
