@@ -64,7 +64,8 @@ def _tokens(scene: Scene) -> torch.Tensor:
 def modelopt(algorithm: dict[str, Any], static: bool = True) -> Make:
     """Model-Optimizer's weight-only NVFP4. static: block scales by calibration, as in its recipes for mse and GPTQ.
 
-    Without a GPU, `modelopt_cpu` stands in for its kernels. Siblings share a tensor scale, as its export has it.
+    Values are those that its export writes, tensor scales shared by siblings. Without a GPU, `modelopt_cpu` stands in
+    for its kernels.
     """
 
     def make(scene: Scene) -> Values:
@@ -90,15 +91,23 @@ def modelopt(algorithm: dict[str, Any], static: bool = True) -> Make:
             modules = dict(model.named_modules())
             for group in set(scene.groups.values()):
                 preprocess_linear_fusion([modules[name] for name in group])
-            return {name: _rounded(modules[name]) for name in scene.weights}
+            return {name: _exported(modules[name]) for name in scene.weights}
 
     return make
 
 
-def _rounded(module: Any) -> torch.Tensor:
-    """The weight of one of Model-Optimizer's linear layers as it acts on the layer's unscaled inputs."""
-    found: torch.Tensor = module.weight_quantizer(module.weight).float()
-    factors = module.input_quantizer.pre_quant_scale  # of AWQ: the weight is multiplied by their inverse
+def _exported(module: Any) -> torch.Tensor:
+    """The weight of one of Model-Optimizer's linear layers, as its export writes it and it acts on unscaled inputs."""
+    from modelopt.torch.quantization.qtensor import NVFP4QTensor
+
+    block = modelopt_cpu.BLOCK
+    scales, tensor_scale = NVFP4QTensor.get_weights_scaling_factor_from_quantizer(
+        module.weight_quantizer, module.weight
+    )
+    packed = NVFP4QTensor.quantize(module.weight, block, scales, tensor_scale)[0]
+    options = {"scale": scales, "double_scale": tensor_scale, "block_sizes": {-1: block}}
+    found: torch.Tensor = packed.dequantize(torch.float32, **options)
+    factors = module.input_quantizer.pre_quant_scale  # of AWQ: the weight was divided by them
     return found if factors is None else found * factors
 
 
@@ -292,20 +301,20 @@ def layer_recipes() -> list[Recipe]:
 
 
 def peer_recipes() -> list[Recipe]:
-    """The rows, in the order of the table."""
+    """The rows, what the tools recommend first: a run may be cut."""
     layerwise = {"method": "gptq", "layerwise": {"enable": True}}
     return [
         Recipe("Model-Optimizer: max", "nvfp4", modelopt({"method": "max"}, static=False), True),
-        Recipe("Model-Optimizer: mse", "nvfp4", modelopt({"method": "mse"})),
-        Recipe("Model-Optimizer: mse, FP8 sweep", "nvfp4", modelopt({"method": "mse", "fp8_scale_sweep": True}), True),
-        Recipe("Model-Optimizer: local Hessian, FP8 sweep", "nvfp4",
-               modelopt({"method": "local_hessian", "fp8_scale_sweep": True})),
-        Recipe("Model-Optimizer: awq_lite", "nvfp4", modelopt({"method": "awq_lite"}, static=False)),
-        Recipe("Model-Optimizer: gptq", "nvfp4", modelopt({"method": "gptq"})),
         Recipe("Model-Optimizer: gptq, layerwise", "nvfp4", modelopt(layerwise), True),
-        Recipe("llm-compressor: QuantizationModifier", "nvfp4", llm_compressor("QuantizationModifier")),
         Recipe("llm-compressor: GPTQModifier", "nvfp4", llm_compressor("GPTQModifier"), True),
         Recipe("llm-compressor: GPTQModifier, expanded imatrix", "nvfp4",
                llm_compressor("GPTQModifier", weight_observer="nvfp4_expanded_imatrix"), True),
+        Recipe("Model-Optimizer: mse, FP8 sweep", "nvfp4", modelopt({"method": "mse", "fp8_scale_sweep": True}), True),
+        Recipe("Model-Optimizer: local Hessian, FP8 sweep", "nvfp4",
+               modelopt({"method": "local_hessian", "fp8_scale_sweep": True})),
+        Recipe("Model-Optimizer: gptq", "nvfp4", modelopt({"method": "gptq"})),
+        Recipe("Model-Optimizer: mse", "nvfp4", modelopt({"method": "mse"})),
+        Recipe("Model-Optimizer: awq_lite", "nvfp4", modelopt({"method": "awq_lite"}, static=False)),
+        Recipe("llm-compressor: QuantizationModifier", "nvfp4", llm_compressor("QuantizationModifier")),
         Recipe("qwantize: ordered GPTQ, Hessian scales", "nvfp4", qwantize, True),
     ]  # fmt: skip

@@ -25,6 +25,14 @@ from tests.feedback.problems import layer
 GOLDEN = Path(__file__).parents[1] / "conformance" / "vectors.zip"
 
 
+@pytest.fixture(scope="module", autouse=True)
+def imported() -> None:
+    """Importing it warns of what is missing here, and warnings are errors in tests."""
+    with quiet():
+        import modelopt.torch.export
+        import modelopt.torch.quantization  # noqa: F401
+
+
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Scene:
     return Scene(model(tmp_path_factory.mktemp("modelopt")), windows(8), "cpu")
@@ -32,8 +40,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Scene:
 
 def test_static_rounding_is_that_of_the_kernel() -> None:
     """The golden cases are Model-Optimizer's own kernel, in Triton's interpreter."""
-    with quiet():
-        vectors = load_vectors(GOLDEN)
+    vectors = load_vectors(GOLDEN)
     cases = [vectors.case(one) for one in vectors if one["peer"] == "modelopt"]
     cases = [case for case in cases if "fake_quant" in case.tensors]
     assert len(cases) > 20
@@ -57,7 +64,7 @@ def test_gptq_by_columns_is_gptq() -> None:
     gptq_blockwise_update(whole, factor, 32, lambda w: static_fake_quant(w, quantizer.amax, quantizer.global_amax))
     by_columns(gptq_blockwise_update)(columns, factor, 32, quantizer)
     assert torch.equal(whole, columns)
-    assert given.output_error(columns) < given.output_error(static_fake_quant(weight, amax, amax.max())) / 2
+    assert given.output_error(columns) < 0.7 * given.output_error(static_fake_quant(weight, amax, amax.max()))
 
 
 def recipe(name: str) -> Any:
@@ -71,18 +78,23 @@ def test_its_max_is_our_amax(scene: Scene) -> None:
         assert torch.equal(found[name], values), name
 
 
-def test_its_sweep_finds_the_scales_of_ours(scene: Scene) -> None:
-    """The two write one scale with two formulas, so the values of its copy may be off by a rounding."""
+def test_its_sweep_is_our_sweep(scene: Scene) -> None:
+    """Its search over a model, with the functions that stand in, finds the scales of the search that halfbyte has."""
     found, wanted = recipe("mse, FP8 sweep").make(scene), plain("nvfp4", hb.Sweep())(scene)
     for name, values in wanted.items():
-        torch.testing.assert_close(found[name], values, rtol=1e-5, atol=0)
+        assert torch.equal(found[name], values), name
 
 
-@pytest.mark.parametrize("name", ["local Hessian, FP8 sweep", "gptq", "gptq, layerwise"])
-def test_its_recipes_run(scene: Scene, name: str) -> None:
-    found = recipe(name).make(scene)
+def test_its_gptq_runs_layer_by_layer(scene: Scene) -> None:
+    """Behind quantized layers it gives other values than its function on statistics of the unquantized model."""
+    found, alone = recipe("gptq, layerwise").make(scene), modelopt_function(scene)
     assert found.keys() == scene.weights.keys()
-    assert 0.02 < weight_error(scene, found) < 0.4
+    assert abs(weight_error(scene, found) - weight_error(scene, alone)) < 0.01
+    first = [name for name in alone if ".0.self_attn.q" in name]
+    last = [name for name in alone if ".1.mlp.down" in name]
+    assert len(first) == len(last) == 1
+    torch.testing.assert_close(found[first[0]], alone[first[0]])
+    assert not torch.allclose(found[last[0]], alone[last[0]])
 
 
 def test_errors_of_single_layers(scene: Scene) -> None:
