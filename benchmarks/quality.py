@@ -1,12 +1,14 @@
 """What quantization costs a language model: SmolLM2-135M by every method, on prose and on code.
 
-    python -m benchmarks.quality [--device cuda] [--peers] [--quick] [--rows REGEX] [--statistics DIR] [--json FILE]
+    python -m benchmarks.quality [--device cuda] [--peers] [--quick] [--only-prose] [--rows REGEX] [--statistics DIR]
+        [--json FILE]
 
 Statistics are taken from windows of 1,024 tokens of prose from token 200,000 on. Perplexity, KL to the source model
 and the share of equal likeliest tokens are measured on the first 64 windows of the prose and of Python source. "of the
 loss" is how much of amax's loss in perplexity on prose a row gives back. W4A4 rounds activations to the format of
 the weights as well; NVFP4 with input scales by the amax of calibration. All is computed in float32. --peers adds rows
-of other tools, on the same tokens. A run that finds its --json file keeps the rows that are in it.
+of other tools, on the same tokens. --only-prose leaves out code and W4A4. A run that finds its --json file keeps the
+rows that are in it.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import math
 import re
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,14 +46,16 @@ PEERS = ("nvidia-modelopt", "llmcompressor", "compressed-tensors", "qwantize")
 
 
 class Judge:
-    """The unquantized model and its last states, to compare others with."""
+    """The unquantized model and its last states, to compare others with. rounds: whether W4A4 is measured too."""
 
-    def __init__(self, source: Path, windows: int, device: str) -> None:
-        self.source, self.device = source, device
+    def __init__(
+        self, source: Path, windows: int, device: str, kinds: Sequence[str] = texts.KINDS, rounds: bool = True
+    ) -> None:
+        self.source, self.device, self.rounds = source, device, rounds
         self.model = LayeredModel(open_weights(source), device)
         self.tokens: dict[str, torch.Tensor] = {}
         self.states: dict[str, States] = {}
-        for kind in texts.KINDS:
+        for kind in kinds:
             cut = texts.tokens(kind, source)[: windows * LENGTH].astype(np.int64)
             self.tokens[kind] = torch.from_numpy(cut[: len(cut) // LENGTH * LENGTH].reshape(-1, LENGTH))
             self.states[kind] = final_states(self.model, self.tokens[kind])
@@ -60,13 +65,13 @@ class Judge:
     ) -> dict[str, Any]:
         """Of the model with other weights on a text. smoothing: factors in norms that belong to these weights.
 
-        `windows` has the loss and the KL of every window, for intervals of differences between rows.
+        `windows` has losses and the KL of every window, for intervals of differences between rows.
         """
         tokens = self.tokens[kind]
         model = self.model if smoothing is None else LayeredModel(open_weights(self.source, smoothing), self.device)
         after = final_states(model, tokens, values, rounding)
         table = window_figures(self.model, self.states[kind], model, after, tokens)
-        windows = {"loss": table[:, 0].round(6).tolist(), "source": table[:, 1].round(6).tolist()}
+        windows = {name: table[:, i].round(6).tolist() for i, name in enumerate(("loss", "source", "kl"))}
         return result_of(table, tokens.shape[1], "").as_json() | {"windows": windows}
 
 
@@ -99,9 +104,9 @@ def measure(recipe: Recipe, scene: Scene, judge: Judge) -> dict[str, Any]:
     found["cpu_seconds"] = time.process_time() - used
     found["weight_error"] = weight_error(scene, values)
     found["prose"] = judge.figures("prose", values, None, scene.smoothing)
-    if recipe.code:
+    if recipe.code and "code" in judge.tokens:
         found["code"] = judge.figures("code", values, None, scene.smoothing)
-    if recipe.activations:
+    if recipe.activations and judge.rounds:
         found["prose_w4a4"] = judge.figures("prose", values, rounding_for(scene, recipe.format), scene.smoothing)
     return found
 
@@ -132,6 +137,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--peers", action="store_true", help="rows of other tools too")
     parser.add_argument("--quick", action="store_true", help="4 windows of calibration, 4 to measure on")
+    parser.add_argument("--only-prose", action="store_true", help="nothing on code, nothing with rounded activations")
     parser.add_argument("--windows", type=int, default=128, help="of calibration")
     parser.add_argument("--measured", type=int, default=64, help="windows to measure on")
     parser.add_argument("--rows", default="", help="only rows whose format and name match this expression")
@@ -149,6 +155,8 @@ def main() -> None:
     cut = prose[SKIP : SKIP + windows * LENGTH].astype(np.int64).reshape(-1, LENGTH)
     device = torch.cuda.get_device_name() if given.device.startswith("cuda") else "cpu"
     settings = {"calibration": windows, "measured": measured, "length": LENGTH, "skipped": SKIP, "device": device}
+    kinds = ("prose",) if given.only_prose else texts.KINDS
+    settings |= {"texts": list(kinds)} if given.only_prose else {}
     tools = ("torch", "transformers", "triton", *(PEERS if given.peers else ()))
     report: dict[str, Any] = {
         "command": " ".join(sys.argv[1:]),
@@ -161,13 +169,14 @@ def main() -> None:
     print(f"{report['machine']['cpu']}, {report['machine']['cores']} cores, {device}; load {report['load']}")
     print("; ".join(f"{name} {version}" for name, version in report["versions"].items()))
     scene = Scene(MODEL, Windows(cut, "prose"), given.device, folder=given.statistics)
-    judge = Judge(MODEL, measured, given.device)
+    judge = Judge(MODEL, measured, given.device, kinds, rounds=not given.only_prose)
     before = time.perf_counter()
     scene.statistics()
     report["calibrate_seconds"] = time.perf_counter() - before
     print(f"{windows} windows of calibration; halfbyte calibrate took {report['calibrate_seconds']:.1f} s")
-    zero = {kind: judge.figures(kind, {}) for kind in texts.KINDS}
-    zero["prose_w4a4"] = judge.figures("prose", {}, rounding_for(scene, "nvfp4"))
+    zero = {kind: judge.figures(kind, {}) for kind in kinds}
+    if judge.rounds:
+        zero["prose_w4a4"] = judge.figures("prose", {}, rounding_for(scene, "nvfp4"))
     report["source"] = {kind: one["perplexity"]["value"] for kind, one in zero.items()}
     print("unquantized: " + ", ".join(f"{kind} {value:.3f}" for kind, value in report["source"].items()))
     print(COLUMNS, flush=True)

@@ -19,20 +19,24 @@ import sys
 import types
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from io import StringIO
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
+from benchmarks import modelopt_cpu
 from benchmarks.quality_recipes import Recipe, Scene, SkippedError, Values
 
-BATCH = 16
+BATCH = {"cuda": 16, "cpu": 4}
 """Windows that go through a peer's model at once."""
 MOST_ON_CPU = 40
 """Linear layers that qwantize searches without its Triton kernel."""
 DAMPING = 0.01
-"""Of qwantize's GPTQ."""
+"""Of qwantize's GPTQ, and the default of Model-Optimizer's."""
+COLUMNS = 128
+"""That Model-Optimizer's GPTQ takes at once, by default."""
 
 Make = Callable[[Scene], Values]
 
@@ -58,14 +62,17 @@ def _tokens(scene: Scene) -> torch.Tensor:
 
 
 def modelopt(algorithm: dict[str, Any], static: bool = True) -> Make:
-    """Model-Optimizer's weight-only NVFP4. static: block scales by calibration, as in its recipes for mse and GPTQ."""
+    """Model-Optimizer's weight-only NVFP4. static: block scales by calibration, as in its recipes for mse and GPTQ.
+
+    Values are those that its export writes, tensor scales shared by siblings. Without a GPU, `modelopt_cpu` stands in
+    for its kernels.
+    """
 
     def make(scene: Scene) -> Values:
-        if scene.device.type != "cuda":
-            raise SkippedError("Model-Optimizer rounds to FP4 with Triton kernels that need a GPU")
         try:
             with _quiet():
                 import modelopt.torch.quantization as mtq
+                from modelopt.torch.export.quant_utils import preprocess_linear_fusion
         except ImportError as error:
             raise SkippedError(f"Model-Optimizer is not installed: {error}") from error
         config = copy.deepcopy(mtq.NVFP4_W4A4_WEIGHT_MSE_FP8_SWEEP_CFG if static else mtq.W4A16_NVFP4_CFG)
@@ -75,19 +82,36 @@ def modelopt(algorithm: dict[str, Any], static: bool = True) -> Make:
 
         def run(model: Any) -> None:
             with torch.no_grad():
-                for batch in torch.split(tokens, BATCH):
+                for batch in torch.split(tokens, BATCH[scene.device.type]):
                     model(batch, use_cache=False, logits_to_keep=1)
 
-        with _quiet():
+        kernels = nullcontext() if scene.device.type == "cuda" else modelopt_cpu.on_cpu()
+        with _quiet(), kernels, torch.no_grad():
             model = mtq.quantize(model, config, run)
-        modules = dict(model.named_modules())
-        with torch.no_grad():
-            return {name: modules[name].weight_quantizer(modules[name].weight).float() for name in scene.weights}
+            modules = dict(model.named_modules())
+            for group in set(scene.groups.values()):
+                preprocess_linear_fusion([modules[name] for name in group])
+            return {name: _exported(modules[name]) for name in scene.weights}
 
     return make
 
 
-def llm_compressor(modifier: str) -> Make:
+def _exported(module: Any) -> torch.Tensor:
+    """The weight of one of Model-Optimizer's linear layers, as its export writes it and it acts on unscaled inputs."""
+    from modelopt.torch.quantization.qtensor import NVFP4QTensor
+
+    block = modelopt_cpu.BLOCK
+    scales, tensor_scale = NVFP4QTensor.get_weights_scaling_factor_from_quantizer(
+        module.weight_quantizer, module.weight
+    )
+    packed = NVFP4QTensor.quantize(module.weight, block, scales, tensor_scale)[0]
+    options = {"scale": scales, "double_scale": tensor_scale, "block_sizes": {-1: block}}
+    found: torch.Tensor = packed.dequantize(torch.float32, **options)
+    factors = module.input_quantizer.pre_quant_scale  # of AWQ: the weight was divided by them
+    return found if factors is None else found * factors
+
+
+def llm_compressor(modifier: str, **options: Any) -> Make:
     """llm-compressor's NVFP4A16 by one of its modifiers."""
 
     def make(scene: Scene) -> Values:
@@ -105,12 +129,12 @@ def llm_compressor(modifier: str) -> Make:
         model, tokens = _loaded(scene), _tokens(scene).cpu()
         chosen = {"GPTQModifier": GPTQModifier, "QuantizationModifier": QuantizationModifier}[modifier]
         rows = [{"input_ids": row, "attention_mask": torch.ones_like(row)} for row in tokens]
-        data: Any = torch.utils.data.DataLoader(rows, batch_size=BATCH)  # type: ignore[arg-type]
+        data: Any = torch.utils.data.DataLoader(rows, batch_size=BATCH[scene.device.type])  # type: ignore[arg-type]
         with _quiet():
             oneshot(
                 model=model, dataset=data, processor=_processor(), max_seq_length=tokens.shape[1],
                 num_calibration_samples=len(tokens),
-                recipe=[chosen(targets="Linear", scheme="NVFP4A16", ignore=["lm_head"])],
+                recipe=[chosen(targets="Linear", scheme="NVFP4A16", ignore=["lm_head"], **options)],
             )  # fmt: skip
         modules, found = dict(model.named_modules()), {}
         for name in scene.weights:
@@ -246,24 +270,51 @@ def llm_compressor_function(scene: Scene) -> Values:
     return found
 
 
+def modelopt_function(scene: Scene) -> Values:
+    """Model-Optimizer's GPTQ on each layer, with the scales of its max calibration and the statistics of the scene."""
+    try:
+        with _quiet():
+            from modelopt.torch.quantization.utils.calib_utils import compute_hessian_inverse, gptq_blockwise_update
+    except ImportError as error:
+        raise SkippedError(f"Model-Optimizer is not installed: {error}") from error
+    update = modelopt_cpu.by_columns(gptq_blockwise_update)
+    found: Values = {}
+    for first, names in scene.inputs().items():
+        h = scene.moment(first).float()
+        for name in names:
+            w, amax = scene.weights[name].clone(), scene.amax(name, "nvfp4")
+            blocks = w.reshape(-1, modelopt_cpu.BLOCK).abs().amax(dim=1)
+            with _quiet():
+                factor = compute_hessian_inverse(h, w, DAMPING)
+            update(w, factor, COLUMNS, SimpleNamespace(amax=blocks, global_amax=torch.tensor(amax, device=w.device)))
+            found[name] = w
+    return found
+
+
 def layer_recipes() -> list[Recipe]:
     """Rows that need no model of a tool's own: its function on each layer's weight and statistics."""
     return [
+        Recipe("Model-Optimizer: GPTQ function", "nvfp4", modelopt_function, True),
         Recipe("llm-compressor: GPTQ function", "nvfp4", llm_compressor_function, True),
         Recipe("qwantize: ordered GPTQ, Hessian scales", "nvfp4", qwantize, True),
     ]
 
 
 def peer_recipes() -> list[Recipe]:
-    """The rows, in the order of the table."""
-    layerwise = {"method": "gptq", "layerwise": {"enable": True}, "fused": True}
+    """The rows, what the tools recommend first: a run may be cut."""
+    layerwise = {"method": "gptq", "layerwise": {"enable": True}}
     return [
         Recipe("Model-Optimizer: max", "nvfp4", modelopt({"method": "max"}, static=False), True),
+        Recipe("Model-Optimizer: gptq, layerwise", "nvfp4", modelopt(layerwise), True),
+        Recipe("llm-compressor: GPTQModifier", "nvfp4", llm_compressor("GPTQModifier"), True),
+        Recipe("llm-compressor: GPTQModifier, expanded imatrix", "nvfp4",
+               llm_compressor("GPTQModifier", weight_observer="nvfp4_expanded_imatrix"), True),
         Recipe("Model-Optimizer: mse, FP8 sweep", "nvfp4", modelopt({"method": "mse", "fp8_scale_sweep": True}), True),
         Recipe("Model-Optimizer: local Hessian, FP8 sweep", "nvfp4",
                modelopt({"method": "local_hessian", "fp8_scale_sweep": True})),
-        Recipe("Model-Optimizer: gptq, layerwise", "nvfp4", modelopt(layerwise), True),
+        Recipe("Model-Optimizer: gptq", "nvfp4", modelopt({"method": "gptq"})),
+        Recipe("Model-Optimizer: mse", "nvfp4", modelopt({"method": "mse"})),
+        Recipe("Model-Optimizer: awq_lite", "nvfp4", modelopt({"method": "awq_lite"}, static=False)),
         Recipe("llm-compressor: QuantizationModifier", "nvfp4", llm_compressor("QuantizationModifier")),
-        Recipe("llm-compressor: GPTQModifier", "nvfp4", llm_compressor("GPTQModifier"), True),
         Recipe("qwantize: ordered GPTQ, Hessian scales", "nvfp4", qwantize, True),
     ]  # fmt: skip

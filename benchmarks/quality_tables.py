@@ -1,22 +1,24 @@
 """The report of benchmarks/quality.py as lines, and as tables for the documentation.
 
-    python -m benchmarks.quality_tables FILE.json
+    python -m benchmarks.quality_tables FILE.json [--than NAME]
 
 Intervals are 95 % bootstrap intervals over windows (2000 draws, seed 0). That of a share of the loss draws the same
-windows for the row, for amax and for the source: it says how sure the difference is, not how hard the text.
+windows for the row, for amax and for the source: it says how sure the difference is, not how hard the text. So does
+the second table, of each row against the row that --than names.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
+import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from halfbyte.calibration.evaluation import CONFIDENCE, DRAWS, SEED
+from halfbyte.calibration.evaluation import CONFIDENCE, DRAWS, SEED, interval
 
 HEADS = {"error": 7, "prose": 8, "of loss": 8, "KL": 7, "top-1": 6, "code": 8, "KL ": 7, "W4A4": 8, "of loss ": 8}
 COLUMNS = " ".join([f"{'method':48s}", *(f"{head.strip():>{width}s}" for head, width in HEADS.items()), " seconds"])
@@ -107,19 +109,45 @@ def _number(row: Row, part: str, what: str, digits: int) -> str:
 
 
 def _share(row: Row, rows: list[Row], part: str) -> str:
-    found, interval = recovered(row, rows, part), recovered_interval(row, rows, part)
-    if found is None or interval is None:
+    found, bounds = recovered(row, rows, part), recovered_interval(row, rows, part)
+    if found is None or bounds is None:
         return ""
-    return f"{100 * found:.0f} % ({100 * interval[0]:.0f}–{100 * interval[1]:.0f})"
+    return f"{100 * found:.0f} % ({100 * bounds[0]:.0f}–{100 * bounds[1]:.0f})"
+
+
+def against(row: Row, other: Row) -> str:
+    """A row's perplexity on prose divided by another's, less 1, and its KL less the other's, on the same windows."""
+    loss, kl = (
+        interval(np.subtract(row["prose"]["windows"][kind], other["prose"]["windows"][kind])) for kind in ("loss", "kl")
+    )
+    share, low, high = (100 * math.expm1(value) for value in (loss.value, loss.low, loss.high))
+    cells = f"{share:+.2f} % ({low:+.2f} to {high:+.2f})", f"{kl.value:+.4f} ({kl.low:+.4f} to {kl.high:+.4f})"
+    return f"| {row['name']} | {' | '.join(cells)} |"
+
+
+def comparison(report: Row, name: str) -> list[str]:
+    """Markdown: every row against the first one of this name, with intervals of the differences."""
+    rows = [row for row in report["rows"] if "prose" in row]
+    other = next((row for row in rows if row["name"] == name), None)
+    if other is None:
+        raise SystemExit(f"no row is called {name!r}; there are {', '.join(repr(row['name']) for row in rows)}")
+    lines = [f"| than {name} | perplexity, prose | KL |", "|---|--:|--:|"]
+    return lines + [against(row, other) for row in rows if row is not other]
 
 
 def main() -> None:
-    report = json.loads(Path(sys.argv[1]).read_text())
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--than", help="a row that all others are compared with")
+    given = parser.parse_args()
+    report = json.loads(given.file.read_text())
     print(f"`python -m benchmarks.quality {report['command']}`")
     print("; ".join(f"{name} {version}" for name, version in report["versions"].items()))
     print(f"{report['settings']}; unquantized: {report['source']}")
     for format in dict.fromkeys(row["format"] for row in report["rows"]):
         print("", *table(report, format), sep="\n")
+    if given.than is not None:
+        print("", *comparison(report, given.than), sep="\n")
 
 
 if __name__ == "__main__":
