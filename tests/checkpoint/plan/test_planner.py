@@ -138,12 +138,20 @@ def test_notes_say_who_cannot_read_it(tmp_path: Path) -> None:
         (Options(to="int4"), UnknownNameError, "unknown target format 'int4'"),
         (Options(layout="awq"), UnknownNameError, "unknown layout 'awq'"),
         (Options(contract="nobody"), UnknownNameError, "unknown contract 'nobody'"),
-        (Options(method="best"), UnknownNameError, "unknown method 'best'; known: amax, four_six, optimal, sweep$"),
-        (Options(to="mxfp4", layout="compressed-tensors", method="best"), UnknownNameError, "known: amax, optimal$"),
+        (
+            Options(method="best"),
+            UnknownNameError,
+            "unknown method 'best'; known: amax, four_six, gptq, hessian, optimal, sweep$",
+        ),
+        (
+            Options(to="mxfp4", layout="compressed-tensors", method="best"),
+            UnknownNameError,
+            "known: amax, gptq, hessian, optimal$",
+        ),
         (
             Options(method="hessian"),
             UnsupportedError,
-            "needs its matrices.*; convert has amax, four_six, sweep, optimal",
+            r"^method 'hessian' needs statistics of the inputs of every layer: --stats DIR",
         ),
         (Options(contract="torchao", method="four_six"), UnsupportedError, "does not define method four_six"),
         (Options(contract="qwantize"), UnsupportedError, "no scale of the whole tensor to store"),

@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from halfbyte.checkpoint.io.solved import SolvedFolder
 from halfbyte.checkpoint.plan.draft import Draft, action_of
@@ -14,7 +13,7 @@ from halfbyte.checkpoint.plan.source_weights import SourceWeight
 from halfbyte.checkpoint.plan.target import by_statistics
 from halfbyte.checkpoint.plan.types import Calibrated, Options, Solved
 from halfbyte.errors import CheckpointError, HalfbyteError, InputError
-from halfbyte.methods import Gptq
+from halfbyte.methods import Gptq, parse_method
 from halfbyte.models.experts import expert_module
 from halfbyte.statistics import Statistics, open_statistics
 
@@ -47,8 +46,9 @@ def _calibrated(
     draft: Draft, options: Options, path: Path, fresh: list[SourceWeight], names: Mapping[str, Iterable[str]]
 ) -> Planned:
     statistics, called = open_named(path, names)
-    kind: Literal["gptq", "hessian"] = "hessian" if options.method == "hessian" else "gptq"
+    kind = options.served or "gptq"
     method = options.method if isinstance(options.method, Gptq) else Gptq()
+    codes = parse_method(str(options.method))[1].get("codes", "nearest") if kind == "hessian" else "nearest"
     chosen: dict[str, tuple[str | None, ...]] = {}
     fallback: dict[str, str] = {}
     for weight in fresh:
@@ -67,7 +67,7 @@ def _calibrated(
         raise CheckpointError(f"--strict-stats: {_listed(fallback)}")
     taken = [name for found in chosen.values() for name in found if name is not None]
     crossed = kind == "gptq" and method.asymmetry != 0 and any("cross_moment" in statistics.holds(one) for one in taken)
-    calibrated = Calibrated(path, kind, method, *_digest(statistics, path), chosen, fallback, crossed)
+    calibrated = Calibrated(path, kind, method, *_digest(statistics, path), chosen, fallback, crossed, codes)
     notes = [f"{_listed(fallback)}; they get optimal scales without statistics"] if fallback else []
     others = len(draft.converted) - len(fresh)
     if others:
