@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from halfbyte.checkpoint.io.solved import SolvedFolder
 from halfbyte.checkpoint.plan.draft import Draft, action_of
@@ -48,7 +49,9 @@ def _calibrated(
     statistics, called = open_named(path, names)
     kind = options.served or "gptq"
     method = options.method if isinstance(options.method, Gptq) else Gptq()
-    codes = parse_method(str(options.method))[1].get("codes", "nearest") if kind == "hessian" else "nearest"
+    codes: Literal["nearest", "descent"] = "nearest"
+    if kind == "hessian" and isinstance(options.method, str):
+        codes = parse_method(options.method)[1].get("codes", codes)
     chosen: dict[str, tuple[str | None, ...]] = {}
     fallback: dict[str, str] = {}
     for weight in fresh:
