@@ -105,7 +105,7 @@ def test_what_jax_traces_holds_no_numbers(transform: str) -> None:
     import jax
 
     def loss(x: Any) -> Any:
-        return jax.numpy.sum(hb.fake_quant(x, "nvfp4"))  # type: ignore[arg-type]
+        return jax.numpy.sum(hb.fake_quant(x, "nvfp4"))
 
     with pytest.raises(hb.InputError, match=r"Tracer does not become a numpy array: .*outside of functions that it"):
         getattr(jax, transform)(loss)(jax.numpy.ones((4, 32)))

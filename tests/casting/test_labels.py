@@ -37,7 +37,8 @@ TARGETS = [name for name in CONTRACTS if holds_a_cast(name)]
 def measured(q: hb.QuantizedTensor, result: hb.QuantizedTensor) -> str:
     """The label by its definition, from the bytes and from what both tensors decode to."""
     before, after = (np.asarray(hb.dequantize(tensor), np.float32) for tensor in (q, result))
-    same_codes = np.array_equal(*(codes_of(np.asarray(tensor.codes))[..., : q.shape[-1]] for tensor in (q, result)))
+    codes, made = (codes_of(np.asarray(tensor.codes))[..., : q.shape[-1]] for tensor in (q, result))
+    same_codes = np.array_equal(codes, made)
     if same_codes and np.array_equal(before.view(np.uint32), after.view(np.uint32)):
         return "bit-exact"
     return "value-exact" if np.array_equal(before, after) else "lossy"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import ml_dtypes
 import numpy as np
@@ -119,14 +119,23 @@ def test_workers_and_pieces_change_no_byte_and_runs_continue(tmp_path: Path, met
     assert make_plan(source, Options(method=method, statistics=tmp_path / "stats")).fingerprint != plan.fingerprint
 
 
-@pytest.mark.parametrize("format", ["nvfp4", "mxfp4"])
-@pytest.mark.parametrize("kept", ["full", "blocks", "diagonal"])
-def test_hessian(tmp_path: Path, format: str, kept: str) -> None:
+@pytest.mark.parametrize(
+    ("format", "kept", "codes_by"),
+    [
+        *((format, kept, "nearest") for format in ("nvfp4", "mxfp4") for kept in ("full", "blocks", "diagonal")),
+        ("nvfp4", "full", "descent"),
+        ("mxfp4", "blocks", "descent"),
+    ],
+)
+def test_hessian(tmp_path: Path, format: str, kept: str, codes_by: Literal["nearest", "descent"]) -> None:
     tensors = llama()
     known = statistics(tmp_path / "stats", tensors, "-", **{"full": False, kept: True})
     source = write_checkpoint(tmp_path / "s", tensors)
-    options = Options(to=format, layout="compressed-tensors", method="hessian", statistics=tmp_path / "stats")
-    run(make_plan(source, options), tmp_path / "d", SMALL)
+    spelled = "hessian" if codes_by == "nearest" else "hessian:descent"
+    options = Options(to=format, layout="compressed-tensors", method=spelled, statistics=tmp_path / "stats")
+    plan = make_plan(source, options)
+    assert plan.choices["method"] == ("Hessian" if codes_by == "nearest" else "Hessian(codes='descent')")
+    run(plan, tmp_path / "d", SMALL)
     made = read_checkpoint(tmp_path / "d")
     module, block = "model.layers.1.mlp.down_proj", hb.get_format(format).block
     found = known[module]
@@ -134,14 +143,14 @@ def test_hessian(tmp_path: Path, format: str, kept: str) -> None:
     if kept == "full":
         assert found.second_moment is not None
         h = np.stack([found.second_moment[i : i + block, i : i + block] for i in range(0, found.width, block)])
-        method = hb.Hessian((h + h.swapaxes(1, 2)) / 2)
+        method = hb.Hessian((h + h.swapaxes(1, 2)) / 2, codes_by)
     elif kept == "blocks":
         assert found.blocks is not None
         h = np.zeros((found.width // block, block, block), np.float32)
         for number, part in enumerate(found.blocks):
             at = number * 16 % block
             h[number * 16 // block, at : at + 16, at : at + 16] = (part + part.T) / 2
-        method = hb.Hessian(h)
+        method = hb.Hessian(h, codes_by)
     else:
         method = hb.Optimal(found.diagonal)
     x = tensors[f"{module}.weight"].astype(np.float32)

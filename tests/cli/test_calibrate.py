@@ -11,6 +11,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from halfbyte.cli import app
+from halfbyte.errors import HalfbyteError
+from halfbyte.methods import Gptq
 from tests.calibration.scenes import model
 
 pytest.importorskip("transformers")
@@ -76,6 +78,22 @@ def test_experts_with_too_few_tokens_are_listed(tmp_path: Path) -> None:
     assert "too few" not in halfbyte(*run, "--quiet").output
 
 
+@pytest.mark.parametrize(("spelled", "wanted"), [("gptq", Gptq()), ("gptq:damping=0.02", Gptq(0.02))])
+def test_options_of_gptq_reach_the_model(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spelled: str, wanted: Gptq
+) -> None:
+    asked: list[Gptq] = []
+
+    def stop(plan: object, windows: object, where: object, options: Any, progress: object) -> None:
+        asked.append(options.method)
+        raise HalfbyteError("enough")
+
+    monkeypatch.setattr("halfbyte.calibration.solve_sequentially", stop)
+    given = ("--method", spelled, "--calibrate", folder / "tokens.npy", "--length", 32)
+    assert "enough" in halfbyte("convert", folder / "llama", tmp_path / "made", *given).output
+    assert asked == [wanted]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -87,6 +105,8 @@ def test_experts_with_too_few_tokens_are_listed(tmp_path: Path) -> None:
         (("eval", "NOWHERE", "--against", "MODEL", "--tokens", "TOKENS", "--length", "32"), "NOWHERE"),
         (("convert", "MODEL", "OUT", "--method", "gptq"), "--stats"),
         (("convert", "MODEL", "OUT", "--method", "gptq", "--stats", "NOWHERE"), "halfbyte calibrate"),
+        (("convert", "MODEL", "OUT", "--method", "hessian"), "--stats"),
+        (("convert", "MODEL", "OUT", "--method", "gptq:damping=7", "--stats", "NOWHERE"), "damping must be a number"),
     ],
 )
 def test_mistakes(folder: Path, arguments: tuple[str, ...], message: str) -> None:

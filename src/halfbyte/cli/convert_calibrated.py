@@ -57,15 +57,14 @@ def prepare(
     for_inputs = smooth is not None or options.activations == STATS
     if text is None:
         return options if smooth is None else _smoothed(source, destination, options, smooth, dry_run)
-    if options.solved is not None or (options.method != "gptq" and not for_inputs):
+    if options.solved is not None or (options.served != "gptq" and not for_inputs):
         raise InputError("--calibrate belongs to --method gptq, --smooth and --activations stats")
     if options.statistics is not None and not for_inputs:
         raise InputError("--calibrate makes its own statistics: leave out --stats")
     if dry_run:
-        plain = options.method in ("gptq", "hessian")
         return replace(
             options,
-            method=None if plain else options.method,
+            method=None if options.served else options.method,
             statistics=None,
             activations="unit" if options.activations == STATS else options.activations,
         )
@@ -76,7 +75,7 @@ def prepare(
         options = replace(options, statistics=folder)
     if smooth is not None:
         options = _smoothed(source, destination, options, smooth, dry_run)
-    if options.method != "gptq":
+    if options.served != "gptq":
         return options
     options, few = _solved(source, destination, options, text, windows)
     if few:
@@ -93,7 +92,7 @@ def _collect(source: Path, windows: Windows, folder: Path, options: Options, tex
     run = calibration.calibrate
     from halfbyte.calibration.collect import Options as Collecting
 
-    moments = "blocks" if options.method == "hessian" else "diagonal"
+    moments = "blocks" if options.served == "hessian" else "diagonal"
     with layers_bar("calibrate") as progress:
         run(source, windows, folder, Collecting(moments, text.device), progress)
 
@@ -106,7 +105,7 @@ def _smoothed(source: Path, destination: Path, options: Options, device: str, dr
         )
     fit, origin_of = calibration.fit_smoothing, calibration.smoothing_origin
     unit = "unit" if options.activations == STATS else options.activations
-    method = None if options.method in ("gptq", "hessian") else options.method
+    method = None if options.served else options.method
     plan = make_plan(source, replace(options, method=method, statistics=None, activations=unit))
     path = _beside(destination, FACTORS)
     found = _read(path)
@@ -130,10 +129,11 @@ def _solved(
 ) -> tuple[Options, dict[str, int]]:
     """Solve the weights, or continue; the options that write them out, and experts with too few tokens."""
     plain = replace(options, method=None)
+    method = options.method if isinstance(options.method, Gptq) else Gptq()
     folder = _beside(destination, SOLVED)
     run = calibration.solve_sequentially
     from halfbyte.calibration.sequential import Options as Solving
 
     with layers_bar("gptq") as progress:
-        few = run(make_plan(source, plain), windows, folder, Solving(Gptq(), text.device), progress)
+        few = run(make_plan(source, plain), windows, folder, Solving(method, text.device), progress)
     return replace(plain, solved=folder), few

@@ -141,7 +141,7 @@ def test_notes_say_who_cannot_read_it(tmp_path: Path) -> None:
         (
             Options(method="best"),
             UnknownNameError,
-            "method 'best'; known: amax, four_six, gptq, hessian, optimal, sweep$",
+            "unknown method 'best'; known: amax, four_six, gptq, hessian, optimal, sweep$",
         ),
         (
             Options(to="mxfp4", layout="compressed-tensors", method="best"),
@@ -151,9 +151,8 @@ def test_notes_say_who_cannot_read_it(tmp_path: Path) -> None:
         (
             Options(method="hessian"),
             UnsupportedError,
-            r"method 'hessian' needs statistics of the inputs of every layer: --stats DIR \(`halfbyte calibrate`",
+            r"^method 'hessian' needs statistics of the inputs of every layer: --stats DIR",
         ),
-        (Options(method="hessian:descent"), UnsupportedError, "needs its matrices.*; convert has amax, four_six"),
         (Options(contract="torchao", method="four_six"), UnsupportedError, "does not define method four_six"),
         (Options(contract="qwantize"), UnsupportedError, "no scale of the whole tensor to store"),
         (Options(contract="gguf"), UnsupportedError, "gguf"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -132,9 +131,18 @@ def test_methods_that_no_conversion_has() -> None:
     assert refused(UnknownNameError, Options(to="mxfp4", layout="compressed-tensors", method="best:3")) == (
         "unknown method 'best:3'; known: amax, gptq, hessian, optimal"
     )
-    found = refused(UnsupportedError, Options(method="hessian:descent"))
-    assert re.fullmatch(r"method 'hessian:descent' needs .*; convert has amax, four_six, sweep, optimal", found)
-    assert refused(UnsupportedError, Options(method="hessian")) == GPTQ.replace("gptq", "hessian")
+
+
+def test_options_of_gptq_have_a_spelling() -> None:
+    assert Options(method="gptq:damping=0.01") == Options(method=hb.Gptq(0.01))
+    assert Options(method="gptq:order=given:descent=2").method == hb.Gptq(order="given", descent=2)
+    with pytest.raises(HalfbyteError, match="damping must be a number from 0 to 1, not 3"):
+        Options(method="gptq:damping=3")
+    served = {"gptq": "gptq", "gptq:0.1": "gptq", "hessian": "hessian", "hessian:descent": "hessian", "hess": None}
+    assert {text: Options(method=text).served for text in served} == served
+    assert (Options(method=hb.Gptq()).served, Options(method=hb.Optimal()).served, Options().served) == (
+        "gptq", None, None
+    )  # fmt: skip
 
 
 GPTQ = "method 'gptq' needs statistics of the inputs of every layer: --stats DIR (`halfbyte calibrate` makes them)"
@@ -159,7 +167,9 @@ SMOOTH = Smoothing(())
         ({"solved": HERE, "statistics": HERE, "activations": "stats"}, True),
         ({"solved": HERE, "statistics": HERE, "smoothing": SMOOTH}, True),
         ({"to": "mxfp4", "activations": "stats"}, False),
-        ({"method": "hessian"}, False),
+        ({"method": "hessian:descent", "statistics": HERE}, True),
+        ({"method": "hessian"}, GPTQ.replace("gptq", "hessian")),
+        ({"method": "hessian:descent"}, GPTQ.replace("gptq", "hessian")),
         ({"solved": HERE, "statistics": HERE}, SOLVED),
         ({"solved": HERE, "method": "gptq"}, SOLVED),
         ({"strict_statistics": True}, "--strict-stats belongs to --stats"),

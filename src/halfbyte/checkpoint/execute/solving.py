@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -71,7 +71,9 @@ class HostSolver:
 
     def hessian(self, values: F32, source: Source, amax: np.float32 | None) -> tuple[U8, U8]:
         need = method_need(self.planned, source.width)
-        with self.kept.borrow(source.key, need, lambda: method_of(source.read(), self.format.block)) as method:
+        with self.kept.borrow(
+            source.key, need, lambda: method_of(source.read(), self.format.block, self.planned.codes)
+        ) as method:
             q = quantize(values, self.format, self.contract, method, global_amax=amax, threads=1)
         return np.asarray(q.codes), np.asarray(q.scales)
 
@@ -147,12 +149,12 @@ def share_memory(plan: Plan, limit: int | None, default: int, cards: int) -> tup
 # --- the objective of `hessian` ---
 
 
-def method_of(known: LinearStatistics, block: int) -> Method:
+def method_of(known: LinearStatistics, block: int, codes: Literal["nearest", "descent"] = "nearest") -> Method:
     """Hessian by the blocks of the second moments; by their diagonal where no more is known."""
     if known.second_moment is not None:
-        return Hessian(_blocks(known.second_moment, block))
+        return Hessian(_blocks(known.second_moment, block), codes)
     if known.blocks is not None:
-        return Hessian(_joined(known.blocks, block))
+        return Hessian(_joined(known.blocks, block), codes)
     diagonal = known.diagonal
     if diagonal is None or not diagonal.any():
         return Optimal()

@@ -14,7 +14,7 @@ from halfbyte.checkpoint.plan.source_weights import SourceWeight
 from halfbyte.checkpoint.plan.target import by_statistics
 from halfbyte.checkpoint.plan.types import Calibrated, Options, Solved
 from halfbyte.errors import CheckpointError, HalfbyteError, InputError
-from halfbyte.methods import Gptq
+from halfbyte.methods import Gptq, parse_method
 from halfbyte.models.experts import expert_module
 from halfbyte.statistics import Statistics, open_statistics
 
@@ -47,8 +47,11 @@ def _calibrated(
     draft: Draft, options: Options, path: Path, fresh: list[SourceWeight], names: Mapping[str, Iterable[str]]
 ) -> Planned:
     statistics, called = open_named(path, names)
-    kind: Literal["gptq", "hessian"] = "hessian" if options.method == "hessian" else "gptq"
+    kind = options.served or "gptq"
     method = options.method if isinstance(options.method, Gptq) else Gptq()
+    codes: Literal["nearest", "descent"] = "nearest"
+    if kind == "hessian" and isinstance(options.method, str):
+        codes = parse_method(options.method)[1].get("codes", codes)
     chosen: dict[str, tuple[str | None, ...]] = {}
     fallback: dict[str, str] = {}
     for weight in fresh:
@@ -67,7 +70,7 @@ def _calibrated(
         raise CheckpointError(f"--strict-stats: {_listed(fallback)}")
     taken = [name for found in chosen.values() for name in found if name is not None]
     crossed = kind == "gptq" and method.asymmetry != 0 and any("cross_moment" in statistics.holds(one) for one in taken)
-    calibrated = Calibrated(path, kind, method, *_digest(statistics, path), chosen, fallback, crossed)
+    calibrated = Calibrated(path, kind, method, *_digest(statistics, path), chosen, fallback, crossed, codes)
     notes = [f"{_listed(fallback)}; they get optimal scales without statistics"] if fallback else []
     if statistics.header.get("complete") is False:
         notes.append(f"{path}: its calibration was stopped; the same `halfbyte calibrate` continues it")

@@ -18,7 +18,7 @@ from halfbyte.feedback import request_for
 from halfbyte.formats import BlockFormat, get_format
 from halfbyte.layouts import get_layout, writable_layouts
 from halfbyte.layouts.description import Activations, Layout
-from halfbyte.methods import METHODS, Gptq, Method, parse_method
+from halfbyte.methods import METHODS, Method
 from halfbyte.models.families import Family
 from halfbyte.models.names import same_projection
 from halfbyte.request import resolve
@@ -103,8 +103,7 @@ def resolve_target(options: Options, family: Family) -> Target:
 
 def by_statistics(options: Options) -> bool:
     """Whether codes come from statistics or from solved weights. Raises if the options do not fit together."""
-    method = options.method
-    named = isinstance(method, Gptq) or method in BY_STATISTICS
+    method, named = options.method, options.served
     for_inputs = options.activations == STATS or options.smoothing is not None
     if options.solved is not None:
         if (options.statistics is not None and not for_inputs) or method is not None:
@@ -115,36 +114,31 @@ def by_statistics(options: Options) -> bool:
             raise InputError("--strict-stats belongs to --stats")
         if options.activations == STATS and get_format(options.to).has_global:
             raise InputError("--activations stats needs statistics: --stats DIR (`halfbyte calibrate` makes them)")
-        if named:
-            name = method.name if isinstance(method, Gptq) else method
+        if named is not None:
             raise UnsupportedError(
-                f"method {name!r} needs statistics of the inputs of every layer: --stats DIR (`halfbyte "
-                "calibrate` makes them)"
+                f"method {named!r} needs statistics of the inputs of every layer: --stats DIR (`halfbyte calibrate` "
+                "makes them)"
             )
         return False
-    if not named and not for_inputs:
+    if named is None and not for_inputs:
         raise InputError(
             f"statistics serve --method gptq and --method hessian, not {method or 'the default method'}; and "
             "--activations stats, and --smooth"
         )
-    return named
+    return named is not None
 
 
 def _check_method(method: str | Method | None, rule: Rule) -> None:
-    """Raise for the name of a method that no conversion has: an unknown one, or one that needs more than weights."""
-    if not isinstance(method, str):
+    """Raise for an unknown name, with those that a conversion under this rule has."""
+    if not isinstance(method, str) or method.split(":")[0] in METHODS:
         return
     defined = defined_methods(rule)
     names = [
         name
         for name, kind in METHODS.items()
-        if not kind.needs and (kind.everywhere or any(isinstance(candidate, kind) for candidate in defined))
+        if kind.needs or kind.everywhere or any(isinstance(candidate, kind) for candidate in defined)
     ]
-    if method.split(":")[0] not in METHODS:
-        raise unknown_name("method", method, [*names, *BY_STATISTICS])
-    kind, _ = parse_method(method)
-    if kind.needs:
-        raise UnsupportedError(f"method {method!r} needs {kind.needs}; convert has {', '.join(names)}")
+    raise unknown_name("method", method, names)
 
 
 def _beside_fp8(layout: Layout, family: Family) -> Layout:

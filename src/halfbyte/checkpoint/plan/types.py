@@ -21,7 +21,7 @@ from halfbyte.contracts import Contract
 from halfbyte.errors import InputError
 from halfbyte.formats import BlockFormat
 from halfbyte.layouts.description import Part
-from halfbyte.methods import Gptq, Method
+from halfbyte.methods import Gptq, Hessian, Method, parse_method
 from halfbyte.smoothing import Smoothing
 
 Action = Literal["quantize", "cast", "relayout", "decode", "gather", "rescale"]
@@ -39,7 +39,8 @@ class Options:
     to: str = "nvfp4"
     layout: str = "modelopt"
     method: str | Method | None = None
-    """None: optimal for NVFP4 under the default contract, otherwise the contract's own."""
+    """None: optimal for NVFP4 under the default contract, otherwise the contract's own. gptq and hessian need
+    statistics; options of gptq in a text, such as gptq:damping=0.01, become a Gptq."""
     contract: str | Contract | None = None
     """None: Model-Optimizer's rules for NVFP4, OCP's for MXFP4."""
     activations: str | None = None
@@ -62,11 +63,22 @@ class Options:
     """Factors to fold into the model before it is quantized, or a file of them."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.method, str) and self.method.startswith(f"{Gptq.name}:"):
+            kind, given = parse_method(self.method)
+            object.__setattr__(self, "method", kind(**given))
         check_names("ignore", self.ignore)
         if not isinstance(self.rules, Rules):
             raise InputError(f"rules of Options are Rules(…), not {self.rules!r}")
         if not all(self.ignore):
             raise InputError("--ignore needs a name; an empty one would exclude every module in some readers")
+
+    @property
+    def served(self) -> Literal["gptq", "hessian"] | None:
+        """The method that statistics serve, if it is one of these."""
+        if isinstance(self.method, Gptq) or self.method == Gptq.name:
+            return "gptq"
+        spelled = isinstance(self.method, str) and self.method.split(":")[0] == Hessian.name
+        return "hessian" if spelled else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,11 +166,15 @@ class Calibrated:
     """Module → why some of it is quantized without statistics."""
     crossed: bool = False
     """Whether gptq finds cross moments."""
+    codes: Literal["nearest", "descent"] = "nearest"
+    """How hessian chooses codes."""
     device: str = ""
     """What makes the factors of gptq, once that is known: their last bits depend on it."""
 
     def __str__(self) -> str:
-        return str(self.method) if self.kind == "gptq" else "Hessian"
+        if self.kind == "gptq":
+            return str(self.method)
+        return "Hessian" if self.codes == "nearest" else f"Hessian(codes={self.codes!r})"
 
 
 @dataclass(frozen=True)
