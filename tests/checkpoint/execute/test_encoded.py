@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +102,36 @@ def test_a_source_that_is_cut_while_it_is_read(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(CheckpointError, match=r"model.safetensors ended at byte [\d]+: it was cut since the plan"):
         run(plan, tmp_path / "d", Resources(1, sync=False))
     assert {path.name for path in (tmp_path / "d").iterdir()} == {".halfbyte"}
+
+
+@pytest.mark.parametrize("value", [1e30, np.nan, np.inf])
+@pytest.mark.parametrize("which", ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"])
+def test_a_source_that_changes_between_its_two_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: float, which: str
+) -> None:
+    """The scale was made for other values. That is said, whatever they are now, and whichever partner has them."""
+    tensors = {f"{AT}.{name}_proj.weight": random(len(name), 512, 1024) for name in ("gate", "up")}
+    made = write_checkpoint(tmp_path / "s", tensors, {"num_hidden_layers": 1}, shards=2)
+    original, modified = (made / which).read_bytes(), (made / which).stat().st_mtime_ns
+    plan, real = make_plan(made, Options(method="amax")), encoded.encode_piece
+
+    def encode_piece(*arguments: Any) -> bool:
+        with (made / which).open("r+b") as file:
+            file.seek(-2, os.SEEK_END)
+            file.write(np.array(value).astype(ml_dtypes.bfloat16).tobytes())
+        os.utime(made / which, ns=(7, 7))
+        return real(*arguments)
+
+    monkeypatch.setattr(unit, "encode_piece", encode_piece)
+    monkeypatch.setattr(Files, "is_cached_here", lambda self, file: True)
+    monkeypatch.setattr(unit, "MANY", 1)
+    for workers in (1, 2):
+        with pytest.raises(CheckpointError, match=rf"s/{which} changed while it was converted; begin anew"):
+            run(plan, tmp_path / "d", Resources(workers, sync=False))
+        assert {path.name for path in (tmp_path / "d").iterdir()} == {".halfbyte"}
+        shutil.rmtree(tmp_path / "d")
+        (made / which).write_bytes(original)
+        os.utime(made / which, ns=(7, modified))
 
 
 @pytest.mark.parametrize("options", [TO[0], TO[-1]], ids=["amax", "mxfp4"])

@@ -16,6 +16,7 @@ import pytest
 from halfbyte.checkpoint import Event, Options, Resources, make_plan, run
 from halfbyte.checkpoint.execute.destination import only_one
 from halfbyte.checkpoint.execute.disk import Disk, Made, Place
+from halfbyte.checkpoint.execute.journal import Finished
 from halfbyte.checkpoint.execute.writer import ShardWriter
 from halfbyte.checkpoint.plan.types import Output
 from halfbyte.errors import CheckpointError
@@ -84,6 +85,40 @@ def test_a_source_that_changes_while_it_is_converted(tmp_path: Path, source: Pat
     with pytest.raises(CheckpointError, match="changed while it was converted"):
         run(plan, tmp_path / "d", ONE)
     assert {path.name for path in (tmp_path / "d").iterdir()} == {".halfbyte"}
+
+
+def test_a_source_that_goes_away_while_it_is_converted(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is named, and not the destination, although it was open and could be read to its end."""
+    finish = ShardWriter.finish
+
+    def slow(writer: ShardWriter, fingerprint: str) -> Finished:
+        (source / writer.shard.name).rename(tmp_path / writer.shard.name)
+        return finish(writer, fingerprint)
+
+    plan = make_plan(source, Options(method="amax"))
+    with monkeypatch.context() as patch, pytest.raises(CheckpointError) as caught:
+        patch.setattr(ShardWriter, "finish", slow)
+        run(plan, tmp_path / "d", ONE)
+    gone = list(tmp_path.glob("*.safetensors"))
+    assert str(caught.value) in [f"{source / path.name} cannot be read: No such file or directory" for path in gone]
+    for path in gone:
+        path.rename(source / path.name)
+    run(plan, tmp_path / "d", ONE)
+    run(plan, tmp_path / "whole", ONE)
+    assert all_bytes(tmp_path / "d") == all_bytes(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_a_side_file_that_went_away_since_the_plan(tmp_path: Path, source: Path, finished: bool) -> None:
+    plan = make_plan(source, Options(method="amax"))
+    if finished:
+        run(plan, tmp_path / "d", ONE)
+    (source / "tokenizer.json").unlink()
+    with pytest.raises(CheckpointError) as caught:
+        run(plan, tmp_path / "d", ONE)
+    assert str(caught.value) == f"{source / 'tokenizer.json'} cannot be read: No such file or directory"
 
 
 def test_a_source_that_is_cut_while_it_is_converted(tmp_path: Path, source: Path) -> None:

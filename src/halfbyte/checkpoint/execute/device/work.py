@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from halfbyte.backends.encoding import Encoder
 from halfbyte.backends.gpu import WORDS, total_of
-from halfbyte.backends.headroom import Total, Trial, merged
+from halfbyte.backends.headroom import Total, Trial, best, merged
 from halfbyte.checkpoint.execute.device.lanes import Lane
 from halfbyte.checkpoint.execute.device.protocol import DeviceMemoryError, Encoded, Event, Matrix, Memory
 from halfbyte.checkpoint.execute.device.sizes import (
@@ -210,27 +210,32 @@ class DeviceWork(UnitWork):
         arena: Arena,
         held: Mapping[Key, npt.NDArray[Any]],
     ) -> float | tuple[float, ...]:
-        """The candidates. A device searches faster than one could stop it."""
-        if first.probe is None:
-            return first.candidates
-        totals = merged(self._totals(units, first.amax, first.probe, chunk, arena, held))
-        return first.probe.candidates if first.probe.finds(totals) else first.candidates
+        """The best headroom: the sample and the usual candidates in one round, and no more if the sample says so.
+
+        A device searches every block faster than one could wait for what the sample says.
+        """
+        usual = Trial(first.candidates)
+        trials = [usual] if first.probe is None else [usual, first.probe]
+        found = [merged(parts) for parts in self._totals(units, first.amax, trials, chunk, arena, held)]
+        if first.probe is not None and first.probe.finds(found[1]):
+            return first.probe.candidates
+        return best(first.candidates, found[0])
 
     def _totals(
         self,
         units: Sequence[Unit],
         amax: np.float32,
-        trial: Trial,
+        trials: Sequence[Trial],
         chunk: int,
         arena: Arena,
         held: Mapping[Key, npt.NDArray[Any]],
-    ) -> list[tuple[Total, ...]]:
+    ) -> list[list[tuple[Total, ...]]]:
         """On the lane that holds the units of a whole job, or piece by piece on any."""
         job = getattr(self._at_hand, "job", None)
         if job is not None:
             lane, loaded = job
-            return self._totals_of_job(lane, loaded, arena, units, amax, trial)
-        return super()._totals(units, amax, trial, chunk, arena, held)
+            return self._totals_of_job(lane, loaded, arena, units, amax, trials)
+        return super()._totals(units, amax, trials, chunk, arena, held)
 
     def _piece_totals(
         self,
@@ -238,23 +243,24 @@ class DeviceWork(UnitWork):
         piece: Piece,
         raw: npt.NDArray[Any],
         amax: np.float32,
-        trial: Trial,
+        trials: Sequence[Trial],
         arena: Arena,
-    ) -> tuple[Total, ...]:
+    ) -> list[tuple[Total, ...]]:
         if not self.computes(unit):
-            return super()._piece_totals(unit, piece, raw, amax, trial, arena)
+            return super()._piece_totals(unit, piece, raw, amax, trials, arena)
         mark = arena.mark()
         try:
-            words = arena.take(8 * WORDS * len(trial.candidates)).view(np.int64)
+            words = _words(arena, 1, trials)
             with self.lanes.borrow(piece_bytes(unit, piece)) as lane:
                 matrix = self._load_piece(lane, unit, piece, raw, arena)
-                self._queue_survey(lane, matrix, amax, (trial, piece.start), words)
+                for trial, into in zip(trials, words, strict=True):
+                    self._queue_survey(lane, matrix, amax, (trial, piece.start), into[0])
                 lane.stream.record().wait()
-            return self._read_totals(words, amax, trial.candidates, matrix.dtype)
+            return [found[0] for found in self._read_totals(words, amax, trials, [matrix.dtype])]
         except DeviceMemoryError:
             arena.release(mark)
             self._note_cpu()
-            return super()._piece_totals(unit, piece, raw, amax, trial, arena)
+            return super()._piece_totals(unit, piece, raw, amax, trials, arena)
 
     def _totals_of_job(
         self,
@@ -263,25 +269,25 @@ class DeviceWork(UnitWork):
         arena: Arena,
         units: Sequence[Unit],
         amax: np.float32,
-        trial: Trial,
-    ) -> list[tuple[Total, ...]]:
+        trials: Sequence[Trial],
+    ) -> list[list[tuple[Total, ...]]]:
         """Sources that are on the lane, and after each other those that were there for their amax only."""
         sources = [(unit, index) for unit in units for index in range(len(unit.sources))]
         mark = arena.mark()
-        words = arena.take(8 * WORDS * len(trial.candidates) * len(sources)).view(np.int64).reshape(len(sources), -1)
+        words = _words(arena, len(sources), trials)
         slots = self._slots(arena, max(staged_bytes(self.engine, unit, self.chunk) for unit in units))
         dtypes = []
         for number, (unit, index) in enumerate(sources):
             before = lane.mark()
             matrix = loaded.get((unit.module, index)) or self._load(lane, unit, index, slots)[0]
-            self._queue_survey(lane, matrix, amax, (trial, 0), words[number])
+            for trial, into in zip(trials, words, strict=True):
+                self._queue_survey(lane, matrix, amax, (trial, 0), into[number])
             dtypes.append(matrix.dtype)
             lane.release(before)
         lane.stream.record().wait()
         for slot in slots:
             slot.clear()
-        pairs = zip(words, dtypes, strict=True)
-        found = [self._read_totals(each, amax, trial.candidates, dtype) for each, dtype in pairs]
+        found = self._read_totals(words, amax, trials, dtypes)
         arena.release(mark)
         return found
 
@@ -302,11 +308,23 @@ class DeviceWork(UnitWork):
         lane.release(mark)
 
     def _read_totals(
+        self,
+        words: Sequence[npt.NDArray[np.int64]],
+        amax: np.float32,
+        trials: Sequence[Trial],
+        dtypes: Sequence[np.dtype[Any]],
+    ) -> list[list[tuple[Total, ...]]]:
+        """For each trial the sums of every part; None for a candidate that is left out."""
+        return [
+            [self._read_part(part, amax, trial.candidates, dtype) for part, dtype in zip(found, dtypes, strict=True)]
+            for trial, found in zip(trials, words, strict=True)
+        ]
+
+    def _read_part(
         self, words: npt.NDArray[np.int64], amax: np.float32, candidates: tuple[float, ...], dtype: np.dtype[Any]
     ) -> tuple[Total, ...]:
-        """The sums of a part; None for a candidate that is left out."""
         usable = self.engine.usable_headrooms(amax, candidates, dtype)
-        totals = (total_of(each.tolist()) for each in words.reshape(len(candidates), WORDS))
+        totals = (total_of(each) for each in words.reshape(len(candidates), WORDS).tolist())
         return tuple(total if kept else None for total, kept in zip(totals, usable, strict=True))
 
     # --- whole jobs ---
@@ -469,6 +487,12 @@ class DeviceWork(UnitWork):
         """Slots of that many bytes, as many as are useful and fit into what is pinned; at least one."""
         count = max(1, min(SLOTS, (self.pinned - arena.mark()) // (size + SLACK)))
         return deque(Slot(arena.part(size)) for _ in range(count))
+
+
+def _words(arena: Arena, parts: int, trials: Sequence[Trial]) -> list[npt.NDArray[np.int64]]:
+    """Room for what a survey of so many parts says: for each trial (parts, words)."""
+    sizes = [WORDS * len(trial.candidates) for trial in trials]
+    return [arena.take(8 * size * parts).view(np.int64).reshape(parts, size) for size in sizes]
 
 
 def _matrix(lane: Lane, source: SourceMatrix, rows: int) -> Matrix:

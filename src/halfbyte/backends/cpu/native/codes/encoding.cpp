@@ -1,6 +1,7 @@
 // A matrix from a file, or from memory, to packed codes and scale bytes in another file: quantized, hashed and written
 // in pieces that stay in the cache, in one call. And arrays that are hashed while they are written.
 #include "../direct.h"
+#include "../files.h"
 #include "../kernels.h"
 #include "../recipe.h"
 #include <algorithm>
@@ -24,22 +25,6 @@ namespace {
 const int64_t STEP = 1 << 18;  // bytes of the source at a time: a part of a second-level cache
 const int64_t TOGETHER = 16;   // leaves that are hashed and written at a time
 const int64_t DIGEST = 32;
-
-// Returns the system's number for an error, or 0.
-int write_fully(int file, const uint8_t* data, int64_t size, int64_t offset) {
-#if !defined(_WIN32)
-    for (int64_t done = 0; done < size;) {
-        const ssize_t got = pwrite(file, data + done, (size_t)(size - done), (off_t)(offset + done));
-        if (got < 0 && errno == EINTR) continue;
-        if (got < 0) return errno;
-        done += got;
-    }
-    return 0;
-#else
-    (void)file, (void)data, (void)size, (void)offset;
-    return 1;
-#endif
-}
 
 bool hash_leaves(int isa, const uint8_t* data, int64_t leaves, int64_t leaf, uint8_t* digests) {
     return leaves == 0 || hb_sha256_pieces(isa, 1, &data, &leaves, leaf, &digests);
