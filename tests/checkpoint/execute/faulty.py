@@ -67,9 +67,9 @@ class Faults:
         self.clear()
 
 
-def check_one(faults: Faults, plan: Plan, into: Path, expected: dict[str, bytes], workers: int) -> None:
+def check_each_call(faults: Faults, plan: Plan, into: Path, expected: dict[str, bytes], workers: int) -> None:
     """Every read and every write fails once. The run says so, and the next one ends with the right bytes."""
-    resources = Resources(workers, sync=False, chunk=1 << 19)
+    resources = Resources(workers, sync=False)
     faults.clear()
     run(plan, into, resources)
     counts = list(faults.calls)
@@ -109,7 +109,7 @@ def main(source: Path, folder: Path, method: str) -> None:
             if all_bytes(folder / "few") != expected:
                 raise SystemExit(f"other bytes in steps of {most}, every {interrupted}. call interrupted")
             shutil.rmtree(folder / "few")
-    check_one(faults, plan, folder / "faulty", expected, 1)
+    check_each_call(faults, plan, folder / "faulty", expected, 1)
 
 
 if __name__ == "__main__":

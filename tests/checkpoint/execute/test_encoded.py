@@ -86,6 +86,16 @@ def test_pieces_that_end_within_a_leaf_go_the_long_way(tmp_path: Path, monkeypat
     assert all_bytes(tmp_path / "cut") == all_bytes(tmp_path / "whole")
 
 
+def test_a_worker_with_little_memory_goes_the_long_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call has buffers of its own, nearly a megabyte, which count in the limit."""
+    made = write_checkpoint(tmp_path / "s", {f"{AT}.down_proj.weight": random(1, 64, 512)})
+    plan, calls = make_plan(made, Options(method="amax")), counted(monkeypatch)
+    for limit in (700_000, 2_000_000):
+        run(plan, tmp_path / str(limit), Resources(1, max_memory=limit, sync=False))
+    assert [worked for _, worked in calls] == [True]
+    assert all_bytes(tmp_path / "700000") == all_bytes(tmp_path / "2000000")
+
+
 def test_a_source_that_is_cut_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = write_checkpoint(tmp_path / "s", {f"{AT}.down_proj.weight": random(1, 512, 1024)})
     plan, real = make_plan(made, Options(method="amax")), encoded.encode_piece

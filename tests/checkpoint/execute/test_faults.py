@@ -26,7 +26,7 @@ def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("method", ["amax", "optimal", "mxfp4"])
 def test_every_read_and_write(tmp_path: Path, before: Path, method: str) -> None:
-    """Partners of two steps of the kernel, with a part of a leaf; one matrix in pieces; one tensor that is copied."""
+    """Partners of two steps of the kernel; a matrix whose codes are written in two steps; a tensor that is copied."""
     tensors = {f"{AT}.{name}_proj.weight": random(len(name), 131, 1056) for name in ("gate", "up")}
     tensors[f"{AT}.down_proj.weight"] = random(9, 640, 1024, dtype=np.float16)
     tensors["model.norm.weight"] = random(1, 1024)

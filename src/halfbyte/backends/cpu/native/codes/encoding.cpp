@@ -13,7 +13,6 @@
 #endif
 
 extern "C" {
-uint32_t hb_amax(int isa, const void* x, int64_t n, int dtype);
 int hb_quantize(const Recipe* recipe, int isa, const void* x, int64_t rows, int64_t columns, float given,
                 uint8_t* codes, uint8_t* scales, float* stored, float* multiplier);
 int hb_sha256_pieces(int isa, int arrays, const uint8_t* const* data, const int64_t* counts, int64_t bytes,
@@ -129,7 +128,6 @@ int hb_encode(Encoding* e) {
     const int64_t code_room = rounded(Sink::room(e->leaf, step / size * width));
     Sink codes{e->isa, e->target, e->leaf, e->codes_at, e->code_digests, e->scratch + STEP};
     Sink scales{e->isa, e->target, e->leaf, e->scales_at, e->scale_digests, e->scratch + STEP + code_room};
-    const bool alone = e->amax < 0.0f;
     e->done = 0;
     e->error = 0;
     for (int64_t at = 0; at < e->bytes; at += step) {
@@ -137,8 +135,6 @@ int hb_encode(Encoding* e) {
         const uint8_t* x = e->held ? e->held + at : e->scratch;
         if (!e->held && !read_piece(*e, e->scratch, some)) return NOT_READ;
         float stored, multiplier;
-        if (alone && hb_amax(e->isa, x, blocks * recipe.block, recipe.dtype) >= inf_bits(recipe.dtype))
-            return LEFT_TO_REFERENCE;
         if (hb_quantize(&recipe, e->isa, x, 1, blocks, e->amax, codes.end(), scales.end(), &stored, &multiplier))
             return LEFT_TO_REFERENCE;
         e->error = codes.add(blocks * width);
