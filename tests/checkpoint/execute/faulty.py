@@ -14,9 +14,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
+
 from halfbyte.checkpoint import Options, Plan, Resources, make_plan, run
 from halfbyte.checkpoint.execute import unit
 from halfbyte.errors import CheckpointError
+from tests.backends.test_device_reading import LateRuntime, reader_with
 from tests.checkpoint.toy import all_bytes
 
 READ, WRITE = 0, 1
@@ -95,6 +98,20 @@ def check_each_call(faults: Faults, plan: Plan, into: Path, expected: dict[str, 
             shutil.rmtree(into)
 
 
+def check_reading_to_a_device(faults: Faults, source: Path) -> None:
+    """What a device gets, and the amax that is found on the way, on a system that does as little as it may."""
+    size = source.stat().st_size // 2 * 2
+    runtime, device = LateRuntime(), np.zeros(size, np.uint8)
+    reader = reader_with(runtime, step=1 << 16)
+    with source.open("rb") as file:
+        expected = reader.read(file.fileno(), 0, size, device.ctypes.data, np.dtype(np.float16))
+        with faults.few_bytes(4999, 3):
+            found = reader.read(file.fileno(), 0, size, device.ctypes.data, np.dtype(np.float16))
+    runtime.run(len(runtime.queued))
+    if device.tobytes() != source.read_bytes()[:size] or (found[0], str(found[1])) != (expected[0], str(expected[1])):
+        raise SystemExit(f"a device gets other bytes: {found}, not {expected}")
+
+
 def main(source: Path, folder: Path, method: str) -> None:
     faults = Faults()
     unit.MANY = 1  # every number of workers reads twice where that can be
@@ -109,6 +126,7 @@ def main(source: Path, folder: Path, method: str) -> None:
             if all_bytes(folder / "few") != expected:
                 raise SystemExit(f"other bytes in steps of {most}, every {interrupted}. call interrupted")
             shutil.rmtree(folder / "few")
+    check_reading_to_a_device(faults, min(source.glob("*.safetensors")))
     check_each_call(faults, plan, folder / "faulty", expected, 1)
 
 
