@@ -16,7 +16,7 @@ import pytest
 from halfbyte.checkpoint import Event, Options, Resources, make_plan, run
 from halfbyte.checkpoint.execute.destination import only_one
 from halfbyte.checkpoint.execute.disk import Disk, Made, Place
-from halfbyte.checkpoint.execute.journal import Finished
+from halfbyte.checkpoint.execute.journal import JOURNAL, Finished
 from halfbyte.checkpoint.execute.writer import ShardWriter
 from halfbyte.checkpoint.plan.types import Output
 from halfbyte.errors import CheckpointError
@@ -79,12 +79,17 @@ def test_a_source_that_changed_since(tmp_path: Path, source: Path) -> None:
     run(make_plan(source, Options(method="amax")), tmp_path / "d", ONE, overwrite=True)
 
 
-def test_a_source_that_changes_while_it_is_converted(tmp_path: Path, source: Path) -> None:
-    plan = make_plan(source, Options(method="amax"))
-    os.utime(source / "model-00003-of-00003.safetensors", ns=(0, 0))
-    with pytest.raises(CheckpointError, match="changed while it was converted"):
+@pytest.mark.parametrize("number", [1, 3])
+def test_a_source_that_changes_while_it_is_converted(tmp_path: Path, source: Path, number: int) -> None:
+    """It is an error as soon as the shard is complete, which then does not count as done."""
+    plan, name = make_plan(source, Options(method="amax")), f"model-0000{number}-of-00003.safetensors"
+    os.utime(source / name, ns=(0, 0))
+    with pytest.raises(CheckpointError, match=f"{name} changed while it was converted"):
         run(plan, tmp_path / "d", ONE)
     assert {path.name for path in (tmp_path / "d").iterdir()} == {".halfbyte"}
+    _, *done = (tmp_path / "d" / ".halfbyte" / JOURNAL).read_text().splitlines()
+    assert [json.loads(line)["name"] for line in done if name in line] == []
+    assert len(done) == number - 1
 
 
 def test_a_source_that_goes_away_while_it_is_converted(
