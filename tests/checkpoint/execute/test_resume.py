@@ -92,6 +92,19 @@ def test_a_source_that_changes_while_it_is_converted(tmp_path: Path, source: Pat
     assert len(done) == number - 1
 
 
+def test_a_source_that_changes_after_its_shard_is_complete(tmp_path: Path, source: Path) -> None:
+    """Partners in other shards may have been made from what it holds now. No file gets its final name."""
+    plan, name = make_plan(source, Options(method="amax")), "model-00001-of-00003.safetensors"
+
+    def report(event: Event) -> None:
+        if event.kind == "shard" and event.shard == name:
+            os.utime(source / name, ns=(0, 0))
+
+    with pytest.raises(CheckpointError, match=f"{name} changed while it was converted"):
+        run(plan, tmp_path / "d", ONE, report=report)
+    assert {path.name for path in (tmp_path / "d").iterdir()} == {".halfbyte"}
+
+
 def test_a_source_that_goes_away_while_it_is_converted(
     tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
