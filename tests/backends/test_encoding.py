@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ import pytest
 import halfbyte as hb
 from halfbyte.backends.encoding import Encoder, EncodingResult, EncodingSource, EncodingTarget, Ended, encoder_of
 from halfbyte.codec.bits import dtype_name
-from halfbyte.request import resolve
+from halfbyte.request import resolve, stores_scale
 from halfbyte.testing import assert_same_bits
+from tests.backends.cases import DTYPES, served_cases
 
 LEAF = 1024
 BF16 = np.dtype(ml_dtypes.bfloat16)
@@ -99,6 +101,23 @@ def test_what_only_the_reference_describes_is_left_to_it(tmp_path: Path, special
     assert encode(used, x, None, tmp_path, True)[0].ended == Ended.LEFT_TO_REFERENCE
     used = encoder("nvfp4", "modelopt", "amax", BF16)
     assert encode(used, x, 5.0, tmp_path, False)[0].ended == Ended.LEFT_TO_REFERENCE
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_no_kernel_writes_nan_or_inf_without_a_word(tmp_path: Path, dtype: str) -> None:
+    """Whatever is asked for, without an amax too: what they become is for the reference to say."""
+    encoders = 0
+    for case in served_cases(dtype):
+        used = encoder_of(replace(case.request(dtype), threads=1), LEAF)
+        if used is None:
+            continue
+        encoders += 1
+        for special, row in ((np.nan, 39), (-np.inf, 0)):
+            x = made(40, DTYPES[dtype])
+            x[row, 5] = special
+            amax = 5.0 if stores_scale(case.request(dtype).rule) else None
+            assert encode(used, x, amax, tmp_path, False)[0].ended == Ended.LEFT_TO_REFERENCE, str(case)
+    assert encoders > 20
 
 
 def test_a_file_that_ends_early_or_cannot_be_read(tmp_path: Path) -> None:

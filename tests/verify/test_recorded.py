@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,8 @@ import pytest
 from halfbyte.checkpoint import Options, Resources, make_plan, run
 from halfbyte.checkpoint.execute.hashes import PLAIN
 from halfbyte.checkpoint.io.index import MANIFEST, open_checkpoint
+from halfbyte.errors import CheckpointError
+from halfbyte.verify import recorded
 from halfbyte.verify.recorded import recorded_problems
 from tests import tiny_models
 from tests.checkpoint.toy import llama, read_checkpoint, write_checkpoint
@@ -114,3 +119,49 @@ def test_a_hash_of_a_later_version_is_named(converted: Path) -> None:
     rewrite(converted, hash="blake9")
     (found,) = problems(converted)
     assert "cannot check: blake9" in found
+
+
+def test_a_file_that_is_cut_while_it_is_checked(converted: Path) -> None:
+    checkpoint = open_checkpoint(converted)
+    (file,) = {tensor.file for tensor in checkpoint.tensors.values() if tensor.name.endswith("0.mlp.down_proj.weight")}
+    os.truncate(converted / file, (converted / file).stat().st_size - 1)
+    with pytest.raises(CheckpointError, match=f"{file} was cut while it was checked: .* ends behind its end"):
+        list(recorded_problems(checkpoint, headers_only=False))
+    (converted / file).unlink()
+    with pytest.raises(CheckpointError, match=rf"{file} cannot be read after byte \d+: No such file or directory"):
+        list(recorded_problems(checkpoint, headers_only=False))
+
+
+def test_a_disk_that_cannot_read(converted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the file and the place. A mapped file would end the process."""
+    checkpoint, real = open_checkpoint(converted), os.preadv
+    tensor = checkpoint.tensors["model.layers.1.mlp.up_proj.weight"]
+
+    def preadv(file: int, buffers: Sequence[memoryview], offset: int) -> int:
+        if offset == tensor.info.start and os.readlink(f"/proc/self/fd/{file}").endswith(tensor.file):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(file, buffers, offset)
+
+    monkeypatch.setattr(os, "preadv", preadv)
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(CheckpointError) as caught:
+        list(recorded_problems(checkpoint, headers_only=False))
+    place = f"{converted / tensor.file} cannot be read after byte {tensor.info.start}"
+    assert str(caught.value) == f"{place}: Input/output error"
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_tensors_of_several_parts(converted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorded, "PART", 777)
+    monkeypatch.setattr(recorded, "_kept", threading.local())
+    checkpoint = open_checkpoint(converted)
+    assert list(recorded_problems(checkpoint, headers_only=False)) == []
+    tensor = checkpoint.tensors["model.layers.1.mlp.up_proj.weight"]
+    assert tensor.info.bytes > 2 * 777
+    with (converted / tensor.file).open("r+b") as file:
+        file.seek(tensor.info.stop - 1)
+        last = file.read(1)
+        file.seek(tensor.info.stop - 1)
+        file.write(bytes([last[0] ^ 1]))
+    (problem,) = recorded_problems(checkpoint, headers_only=False)
+    assert problem.name == tensor.name

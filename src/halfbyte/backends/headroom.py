@@ -158,8 +158,8 @@ class Candidate:
 
 
 @np.errstate(all="ignore")
-def candidate(amax: F32, headroom: float, request: Request) -> Candidate:
-    """The numbers of a flat array of amaxes under a headroom."""
+def candidate(amax: F32, headroom: float | npt.NDArray[np.float64], request: Request) -> Candidate:
+    """The numbers of a flat array of amaxes under a headroom, or under one for each of them."""
     rule = request.rule
     if not isinstance(rule, NVFP4Rule):
         raise TypeError(f"{request.format.name} has no tensor scale")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -83,4 +84,7 @@ def write_all(file: int, data: bytes | memoryview, offset: int) -> None:
     view = memoryview(data)
     done = 0
     while done < len(view):
-        done += os.pwrite(file, view[done:], offset + done)
+        got = os.pwrite(file, view[done:], offset + done)
+        if got == 0:  # no error, and no room: it would be so for ever
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        done += got

@@ -108,8 +108,11 @@ def view(path: Path, tensor: Tensor) -> Raw:
 def mapped(file: str, start: int, size: int) -> npt.NDArray[np.uint8]:
     """Bytes of a file, mapped as long as the array lives. np.memmap takes ten times as long to set up."""
     skipped = start % mmap.ALLOCATIONGRANULARITY
-    with open(file, "rb", buffering=0) as opened:
-        pages = mmap.mmap(opened.fileno(), skipped + size, access=mmap.ACCESS_READ, offset=start - skipped)
+    try:
+        with open(file, "rb", buffering=0) as opened:
+            pages = mmap.mmap(opened.fileno(), skipped + size, access=mmap.ACCESS_READ, offset=start - skipped)
+    except (OSError, ValueError) as error:  # mmap's word for a file that was cut
+        raise CheckpointError(f"{file} cannot be read, or was cut while it was checked: {error}") from error
     return np.frombuffer(pages, np.uint8, size, skipped)
 
 

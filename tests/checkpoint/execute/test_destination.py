@@ -69,6 +69,16 @@ def test_room_that_unfinished_files_give_back_counts(
             scene.check_finished(root, promised=1)
 
 
+def test_a_file_that_another_rank_names_while_room_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is listed, and gone when it is asked for its size."""
+    scene, listed = fresh(tmp_path), Path.iterdir
+    with scene.disk(scene.left_by(last_write("00002"))) as root, monkeypatch.context() as patch:
+        patch.setattr(Path, "iterdir", lambda folder: iter([*listed(folder), folder / "model-00009.safetensors.part"]))
+        found = examine(scene.plan, root / INTO, False, Disk(sync=False))
+    assert found.continued
+    assert len(found.usable) == 1
+
+
 def test_names_in_an_old_manifest_are_not_followed_out(tmp_path: Path) -> None:
     """Nor into the work folder, where the shards of the new conversion wait; nor behind a link."""
     source = small_source(tmp_path / "source")

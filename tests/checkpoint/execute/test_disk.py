@@ -108,6 +108,31 @@ def test_a_side_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         Disk().copy(tmp_path / "gone.txt", tmp_path / "b", through=tmp_path / "c")
 
 
+def test_a_side_file_that_cannot_be_read_to_its_end_is_named(tmp_path: Path) -> None:
+    """And not the disk that is written: the first page of this process is not there."""
+    with pytest.raises(CheckpointError, match=r"^/proc/self/mem cannot be read: Input/output error$"):
+        Disk(sync=False).copy(Path("/proc/self/mem"), tmp_path / "b", through=tmp_path / "c")
+    assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize("change", ["longer", "shorter", "written again"])
+def test_a_side_file_that_changes_while_it_is_copied(tmp_path: Path, change: str) -> None:
+    source = tmp_path / "a"
+    source.write_bytes(bytes(100))
+
+    class Changing(Disk):
+        def write_at(self, file: int, data: bytes | memoryview, offset: int) -> None:
+            super().write_at(file, data, offset)
+            if change == "written again":
+                os.utime(source, ns=(0, 0))
+            else:
+                os.truncate(source, 150 if change == "longer" else 50)
+
+    with pytest.raises(CheckpointError, match=r"a changed while it was copied; run the same command again"):
+        Changing(sync=False).copy(source, tmp_path / "b", through=tmp_path / "c")
+    assert not (tmp_path / "b").exists()
+
+
 READING = {
     *("os.open", "os.close", "os.stat", "os.preadv", "os.access", "os.strerror", "os.path.lexists", "os.cpu_count"),
     *("os.sched_getaffinity", "shutil.disk_usage"),

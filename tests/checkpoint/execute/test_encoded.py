@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +86,16 @@ def test_pieces_that_end_within_a_leaf_go_the_long_way(tmp_path: Path, monkeypat
     assert all_bytes(tmp_path / "cut") == all_bytes(tmp_path / "whole")
 
 
+def test_a_worker_with_little_memory_goes_the_long_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call has buffers of its own, nearly a megabyte, which count in the limit."""
+    made = write_checkpoint(tmp_path / "s", {f"{AT}.down_proj.weight": random(1, 64, 512)})
+    plan, calls = make_plan(made, Options(method="amax")), counted(monkeypatch)
+    for limit in (700_000, 2_000_000):
+        run(plan, tmp_path / str(limit), Resources(1, max_memory=limit, sync=False))
+    assert [worked for _, worked in calls] == [True]
+    assert all_bytes(tmp_path / "700000") == all_bytes(tmp_path / "2000000")
+
+
 def test_a_source_that_is_cut_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = write_checkpoint(tmp_path / "s", {f"{AT}.down_proj.weight": random(1, 512, 1024)})
     plan, real = make_plan(made, Options(method="amax")), encoded.encode_piece
@@ -100,6 +112,36 @@ def test_a_source_that_is_cut_while_it_is_read(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(CheckpointError, match=r"model.safetensors ended at byte [\d]+: it was cut since the plan"):
         run(plan, tmp_path / "d", Resources(1, sync=False))
     assert {path.name for path in (tmp_path / "d").iterdir()} == {".halfbyte"}
+
+
+@pytest.mark.parametrize("value", [1e30, np.nan, np.inf])
+@pytest.mark.parametrize("which", ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"])
+def test_a_source_that_changes_between_its_two_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: float, which: str
+) -> None:
+    """The scale was made for other values. That is said, whatever they are now, and whichever partner has them."""
+    tensors = {f"{AT}.{name}_proj.weight": random(len(name), 512, 1024) for name in ("gate", "up")}
+    made = write_checkpoint(tmp_path / "s", tensors, {"num_hidden_layers": 1}, shards=2)
+    original, modified = (made / which).read_bytes(), (made / which).stat().st_mtime_ns
+    plan, real = make_plan(made, Options(method="amax")), encoded.encode_piece
+
+    def encode_piece(*arguments: Any) -> bool:
+        with (made / which).open("r+b") as file:
+            file.seek(-2, os.SEEK_END)
+            file.write(np.array(value).astype(ml_dtypes.bfloat16).tobytes())
+        os.utime(made / which, ns=(7, 7))
+        return real(*arguments)
+
+    monkeypatch.setattr(unit, "encode_piece", encode_piece)
+    monkeypatch.setattr(Files, "is_cached_here", lambda self, file: True)
+    monkeypatch.setattr(unit, "MANY", 1)
+    for workers in (1, 2):
+        with pytest.raises(CheckpointError, match=rf"s/{which} changed while it was converted; begin anew"):
+            run(plan, tmp_path / "d", Resources(workers, sync=False))
+        assert {path.name for path in (tmp_path / "d").iterdir()} == {".halfbyte"}
+        shutil.rmtree(tmp_path / "d")
+        (made / which).write_bytes(original)
+        os.utime(made / which, ns=(7, modified))
 
 
 @pytest.mark.parametrize("options", [TO[0], TO[-1]], ids=["amax", "mxfp4"])

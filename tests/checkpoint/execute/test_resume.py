@@ -16,6 +16,7 @@ import pytest
 from halfbyte.checkpoint import Event, Options, Resources, make_plan, run
 from halfbyte.checkpoint.execute.destination import only_one
 from halfbyte.checkpoint.execute.disk import Disk, Made, Place
+from halfbyte.checkpoint.execute.journal import JOURNAL, Finished
 from halfbyte.checkpoint.execute.writer import ShardWriter
 from halfbyte.checkpoint.plan.types import Output
 from halfbyte.errors import CheckpointError
@@ -78,12 +79,65 @@ def test_a_source_that_changed_since(tmp_path: Path, source: Path) -> None:
     run(make_plan(source, Options(method="amax")), tmp_path / "d", ONE, overwrite=True)
 
 
-def test_a_source_that_changes_while_it_is_converted(tmp_path: Path, source: Path) -> None:
-    plan = make_plan(source, Options(method="amax"))
-    os.utime(source / "model-00003-of-00003.safetensors", ns=(0, 0))
-    with pytest.raises(CheckpointError, match="changed while it was converted"):
+@pytest.mark.parametrize("number", [1, 3])
+def test_a_source_that_changes_while_it_is_converted(tmp_path: Path, source: Path, number: int) -> None:
+    """It is an error as soon as the shard is complete, which then does not count as done."""
+    plan, name = make_plan(source, Options(method="amax")), f"model-0000{number}-of-00003.safetensors"
+    os.utime(source / name, ns=(0, 0))
+    with pytest.raises(CheckpointError, match=f"{name} changed while it was converted"):
         run(plan, tmp_path / "d", ONE)
     assert {path.name for path in (tmp_path / "d").iterdir()} == {".halfbyte"}
+    _, *done = (tmp_path / "d" / ".halfbyte" / JOURNAL).read_text().splitlines()
+    assert [json.loads(line)["name"] for line in done if name in line] == []
+    assert len(done) == number - 1
+
+
+def test_a_source_that_changes_after_its_shard_is_complete(tmp_path: Path, source: Path) -> None:
+    """Partners in other shards may have been made from what it holds now. No file gets its final name."""
+    plan, name = make_plan(source, Options(method="amax")), "model-00001-of-00003.safetensors"
+
+    def report(event: Event) -> None:
+        if event.kind == "shard" and event.shard == name:
+            os.utime(source / name, ns=(0, 0))
+
+    with pytest.raises(CheckpointError, match=f"{name} changed while it was converted"):
+        run(plan, tmp_path / "d", ONE, report=report)
+    assert {path.name for path in (tmp_path / "d").iterdir()} == {".halfbyte"}
+
+
+def test_a_source_that_goes_away_while_it_is_converted(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is named, and not the destination, although it was open and could be read to its end."""
+    finish = ShardWriter.finish
+
+    def slow(writer: ShardWriter, fingerprint: str) -> Finished:
+        (source / writer.shard.name).rename(tmp_path / writer.shard.name)
+        return finish(writer, fingerprint)
+
+    plan = make_plan(source, Options(method="amax"))
+    with monkeypatch.context() as patch:
+        patch.setattr(ShardWriter, "finish", slow)
+        with pytest.raises(CheckpointError) as caught:
+            run(plan, tmp_path / "d", ONE)
+    gone = list(tmp_path.glob("*.safetensors"))
+    assert str(caught.value) in [f"{source / path.name} cannot be read: No such file or directory" for path in gone]
+    for path in gone:
+        path.rename(source / path.name)
+    run(plan, tmp_path / "d", ONE)
+    run(plan, tmp_path / "whole", ONE)
+    assert all_bytes(tmp_path / "d") == all_bytes(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_a_side_file_that_went_away_since_the_plan(tmp_path: Path, source: Path, finished: bool) -> None:
+    plan = make_plan(source, Options(method="amax"))
+    if finished:
+        run(plan, tmp_path / "d", ONE)
+    (source / "tokenizer.json").unlink()
+    with pytest.raises(CheckpointError) as caught:
+        run(plan, tmp_path / "d", ONE)
+    assert str(caught.value) == f"{source / 'tokenizer.json'} cannot be read: No such file or directory"
 
 
 def test_a_source_that_is_cut_while_it_is_converted(tmp_path: Path, source: Path) -> None:

@@ -19,6 +19,7 @@ from halfbyte.backends.cpu.general_search import Search, nvfp4_search, row_searc
 from halfbyte.backends.cpu.library import native, one_thread, over_ranges, pointer
 from halfbyte.backends.cpu.ranges import each_in_range
 from halfbyte.backends.cpu.structs import MOST_HEADROOMS, Survey
+from halfbyte.backends.cpu.whole import WholeCall, whole_call
 from halfbyte.backends.headroom import (
     ALONE,
     DEFAULT,
@@ -43,10 +44,14 @@ from halfbyte.backends.reference import headroom as reference
 from halfbyte.codec.bits import DTYPES, F32, widen
 from halfbyte.codec.blocks import split
 from halfbyte.contracts import NVFP4Rule
+from halfbyte.methods import Optimal
 from halfbyte.request import Request
 
 KERNELS = (Kernel.EXACT_BLOCKS, Kernel.EXACT_ROWS, Kernel.EXACT_GENERAL)
 """The kernels whose requests the general search serves too."""
+
+MOST_TRIED = 4
+"""Headrooms of one whole call. (native/whole_call.cpp)"""
 
 FIRST_STEP = 1 << 14
 """Elements of the first step of a decision on several threads. Every step is twice as long as the one before."""
@@ -96,10 +101,50 @@ def survey(
     flat = np.ascontiguousarray(amax, np.float32).reshape(-1)
     if request.scaling == "row":
         return _row_totals(x, flat, request, candidates, decides).listed()
+    whole = None if decides else _by_whole_call(x, float(flat[0]), request, candidates, sample)
+    if whole is not None:
+        return [whole]
     found = [candidate(flat, headroom, request) for headroom in candidates]
     served = _served(x, request, found, flat)[0]
     compiled = _one_scale(x, request, candidates, found, flat, decides, sample) if served else None
     return [_by_reference(x, flat[0], request, candidates, sample) if compiled is None else compiled]
+
+
+_CALLS: dict[int, tuple[Request, WholeCall | None]] = {}
+"""Whole calls by the identity of their requests, which are kept so that it stays theirs."""
+MOST_CALLS = 64
+
+
+def _call_of(request: Request) -> WholeCall | None:
+    """What knows the numbers of every amax in the library; None if nothing does, or arrays would be kept with it."""
+    kept = _CALLS.get(id(request))
+    if kept is not None and kept[0] is request:
+        return kept[1]
+    if choose(request) not in KERNELS or (isinstance(request.method, Optimal) and request.method.weights is not None):
+        return None
+    if len(_CALLS) >= MOST_CALLS:
+        _CALLS.clear()
+    found = whole_call(request)
+    _CALLS[id(request)] = request, found
+    return found
+
+
+def _by_whole_call(
+    x: npt.NDArray[Any], amax: float, request: Request, candidates: tuple[float, ...], sample: Sample
+) -> tuple[Total, ...] | None:
+    """T_h of a part of a tensor in one call, without a look at the contract. None: another way has to tell."""
+    call = _call_of(request)
+    if call is None or len(candidates) > MOST_TRIED or not call.serves(x.nbytes):
+        return None
+    library, isa = native()
+    count = len(candidates)
+    sums = (ctypes.c_int64 * (2 * count))()
+    failed = library.hb_survey_part(
+        ctypes.c_void_p(call.address), isa, pointer(x), ctypes.c_int64(x.shape[0]),
+        ctypes.c_int64(x.shape[1] // request.format.block), ctypes.c_float(amax), count,
+        (ctypes.c_double * count)(*candidates), ctypes.c_int64(sample.first), sample.step, sums,
+    )  # fmt: skip
+    return None if failed else tuple(sums[2 * c] + (sums[2 * c + 1] << 32) for c in range(count))
 
 
 @dataclass(frozen=True)
@@ -212,6 +257,10 @@ def _one_scale(
 
 def edge_of(request: Request, amax: np.float32) -> Ends | None:
     """The blocks that differ between the headrooms 1 and 2; None: all of them, or the reference has to tell."""
+    call, found = _call_of(request), (ctypes.c_float * 2)()
+    if call is not None:
+        failed = native()[0].hb_survey_ends(ctypes.c_void_p(call.address), ctypes.c_float(amax), found)
+        return None if failed else Ends(np.float32(found[0]), np.float32(found[1]))
     own = np.array([amax], np.float32)
     one, two = (candidate(own, headroom, request) for headroom in DEFAULT)
     none = np.empty((0, request.format.block), DTYPES[request.dtype])

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from halfbyte.checkpoint.execute.disk import Disk
 from halfbyte.checkpoint.execute.journal import JOURNAL, Finished, Journal, work_folder
 from halfbyte.checkpoint.execute.manifest import read_manifest
 from halfbyte.checkpoint.execute.ranks import GUARD, absorb, guarded, load_all, running_ranks
+from halfbyte.checkpoint.io.files import stat_of
 from halfbyte.checkpoint.io.index import MANIFEST
 from halfbyte.checkpoint.plan.types import Plan
 from halfbyte.errors import CheckpointError
@@ -191,7 +193,7 @@ def _refuse_newer(plan: Plan, destination: Path) -> None:
     """Raise if a source file is newer than the finished conversion: headers do not show that weights changed."""
     finished = (destination / MANIFEST).stat().st_mtime_ns
     for name in (*(file.name for file in plan.files), *plan.side_files):
-        if (plan.source / name).stat().st_mtime_ns > finished:
+        if stat_of(plan.source / name).st_mtime_ns > finished:
             raise CheckpointError(
                 f"{plan.source / name} changed since it was converted to {destination}; use --overwrite to convert it "
                 "again"
@@ -219,14 +221,22 @@ def forget_lost(journal: Journal, destination: Path, finals: bool) -> None:
 
 def _check_space(plan: Plan, destination: Path, usable: dict[str, Finished]) -> None:
     needed = sum(shard.size for shard in plan.shards if shard.name not in usable)
-    needed += sum((plan.source / name).stat().st_size for name in plan.side_files)
+    needed += sum(stat_of(plan.source / name).st_size for name in plan.side_files)
     work = work_folder(destination)
     if work.is_dir():  # what is written anew or removed gives its room back
-        stale = [path for path in work.iterdir() if path.is_file() and path.name not in (*usable, JOURNAL)]
-        needed -= sum(path.stat().st_blocks * 512 for path in stale)
+        needed -= sum(_room_of(path) for path in work.iterdir() if path.name not in (*usable, JOURNAL))
     free = shutil.disk_usage(_existing(destination)).free
     if needed > free:
         raise CheckpointError(f"{destination} has {free:,} bytes free, but the output needs {needed:,} more")
+
+
+def _room_of(path: Path) -> int:
+    """Bytes that a file takes; 0 for a folder, and for one that another rank has given its next name meanwhile."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return 0
+    return found.st_blocks * 512 if stat.S_ISREG(found.st_mode) else 0
 
 
 def _existing(path: Path) -> Path:

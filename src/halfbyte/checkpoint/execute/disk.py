@@ -8,9 +8,10 @@ that loses what was not flushed.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 from halfbyte.backends.writing import write_all
 from halfbyte.errors import CheckpointError
@@ -107,19 +108,21 @@ class Disk:
         self.flush_folder(path.parent)
 
     def copy(self, source: Path, path: Path, through: Path) -> None:
-        """Likewise a copy of a file's bytes and mode, whatever its size."""
-        try:
+        """Likewise a copy of a file's bytes and mode, whatever its size. Raises if the file changes meanwhile."""
+        with _reading(source):
             opened = source.open("rb")
-        except OSError as error:
-            raise CheckpointError(f"{source} cannot be read: {error.strerror}") from error
         with opened as original:
+            before = os.fstat(original.fileno())
             file = self.create(through)
             try:
                 done = 0
-                while piece := original.read(PIECE):
+                while piece := _next_piece(original, source):
                     self.write_at(file, piece, done)
                     done += len(piece)
-                self.set_mode(file, os.fstat(original.fileno()).st_mode & 0o7777)
+                after = os.fstat(original.fileno())
+                if (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
+                    raise CheckpointError(f"{source} changed while it was copied; run the same command again")
+                self.set_mode(file, before.st_mode & 0o7777)
                 self.flush(file)
             finally:
                 self.close(file)
@@ -147,3 +150,17 @@ class Disk:
             else:
                 self.remove(entry)
         self.remove_folder(path)
+
+
+def _next_piece(original: BinaryIO, source: Path) -> bytes:
+    with _reading(source):
+        return original.read(PIECE)
+
+
+@contextmanager
+def _reading(source: Path) -> Iterator[None]:
+    """What fails in here is the source's fault, and not that of the disk that is written."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(f"{source} cannot be read: {error.strerror or error}") from error

@@ -49,6 +49,7 @@ class Engine:
     ) -> None:
         self.format, self.contract, self.method, self.repairs = format, contract, method, repairs
         self._encoders: dict[np.dtype[Any], Encoder | None] = {}
+        self._requests: dict[np.dtype[Any], Request] = {}
         self._resolved: Method = Amax()
         """The method as an instance; a name stands for one with its default options."""
         if format is not None and contract is not None:
@@ -72,13 +73,13 @@ class Engine:
         """By how much the amax of so many elements that share a scale may be raised; (1,) if it stays."""
         if self.format is None or self.contract is None:
             return ALONE
-        return headrooms(resolve(self.format, self.contract, self.method), size)
+        return headrooms(self._request(np.float32), size)
 
     def probe(self, size: int) -> Trial | None:
         """What has to be tried on a sample first, to know whether there are further candidates."""
         if self.format is None or self.contract is None:
             return None
-        return probe(resolve(self.format, self.contract, self.method), size)
+        return probe(self._request(np.float32), size)
 
     def survey(self, x: npt.NDArray[Any], amax: np.float32, trial: Trial, before: int = 0) -> tuple[Total, ...]:
         """What each candidate costs on a chunk: sums that are added over all that share the amax.
@@ -96,19 +97,23 @@ class Engine:
         between.add(x, self._request(x.dtype))
 
     def _request(self, dtype: npt.DTypeLike) -> Request:
+        """What is asked for of matrices of a dtype. Found once: every tensor asks several times."""
         if self.format is None or self.contract is None:
             raise UnsupportedError("this conversion decodes; it has no tensor scale")
-        return resolve(self.format, self.contract, self.method, dtype=dtype_name(np.dtype(dtype)), threads=1)
+        key = np.dtype(dtype)
+        found = self._requests.get(key)
+        if found is None:
+            found = resolve(self.format, self.contract, self.method, dtype=dtype_name(key), threads=1)
+            self._requests[key] = found
+        return found
 
     def usable_headrooms(
         self, amax: np.float32, candidates: tuple[float, ...], dtype: npt.DTypeLike
     ) -> tuple[bool, ...]:
         """Whether each candidate gives a usable scale; `dtype`: of the weight. 1 counts whatever it gives."""
-        if self.format is None or self.contract is None:
-            raise UnsupportedError("this conversion decodes; it has no tensor scale")
-        request = resolve(self.format, self.contract, self.method, dtype=dtype_name(np.dtype(dtype)))
-        amaxes = np.array([amax], np.float32)
-        return tuple(h == 1 or bool(candidate(amaxes, h, request).usable[0]) for h in candidates)
+        amaxes = np.full(len(candidates), amax, np.float32)
+        usable = candidate(amaxes, np.array(candidates), self._request(dtype)).usable.tolist()
+        return tuple(h == 1 or found for h, found in zip(candidates, usable, strict=True))
 
     def quantize(self, x: npt.NDArray[Any], amax: np.float32 | None, codes: U8, scales: U8) -> None:
         """Codes and scales of a chunk of rows, into the given arrays."""
@@ -122,8 +127,7 @@ class Engine:
         if dtype not in self._encoders:
             found = None
             if self.format is not None and self.contract is not None:
-                request = resolve(self.format, self.contract, self.method, dtype=dtype_name(dtype), threads=1)
-                found = encoder_of(request, LEAF)
+                found = encoder_of(self._request(dtype), LEAF)
             self._encoders[dtype] = found
         return self._encoders[dtype]
 

@@ -50,9 +50,10 @@ class Journal:
     def load(cls, path: Path, disk: Disk) -> Journal:
         """Read a journal; without one, `first` is empty. A last line that was cut by a crash does not count."""
         journal = cls(path, disk)
-        if not path.is_file():
+        try:
+            data = path.read_bytes()
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):  # none, or one that was just closed
             return journal
-        data = path.read_bytes()
         for line in data.split(b"\n")[:-1]:
             try:
                 record = json.loads(line.decode())

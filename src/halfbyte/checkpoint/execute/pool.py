@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +14,7 @@ from halfbyte.checkpoint.execute.hand_out import HandOut, Line
 from halfbyte.checkpoint.execute.journal import Finished, Journal
 from halfbyte.checkpoint.execute.tasks import Tasks
 from halfbyte.checkpoint.execute.writer import ShardWriter, Stopped
+from halfbyte.checkpoint.io.files import stat_of
 from halfbyte.checkpoint.plan.types import Plan, Shard
 from halfbyte.errors import CheckpointError
 
@@ -171,7 +171,7 @@ def check_unchanged(plan: Plan | Ending, name: str | None = None) -> None:
     for file in plan.files:
         if name not in (None, file.name):
             continue
-        stat = os.stat(plan.source / file.name)
+        stat = stat_of(plan.source / file.name)
         if (stat.st_size, stat.st_mtime_ns) != (file.size, file.modified):
             raise CheckpointError(
                 f"{plan.source / file.name} changed while it was converted; begin anew with --overwrite"

@@ -115,8 +115,10 @@ def absorb(plan: Plan | Ending, journal: Journal) -> None:
 
 
 def _files(work: Path, kind: str) -> list[tuple[Rank, Path]]:
-    if not work.is_dir():
+    try:
+        paths = list(work.iterdir())
+    except (FileNotFoundError, NotADirectoryError):  # none has begun, or another one has just closed the conversion
         return []
-    found = ((NAMED.fullmatch(path.name), path) for path in work.iterdir())
+    found = ((NAMED.fullmatch(path.name), path) for path in paths)
     ranks = [(match, path) for match, path in found if match and match[3] == kind and int(match[1]) < int(match[2])]
     return [(Rank(int(match[1]), int(match[2])), path) for match, path in ranks]

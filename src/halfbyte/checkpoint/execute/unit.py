@@ -220,7 +220,7 @@ class UnitWork(Reading):
         first = FirstLook(amax, candidates, self.engine.probe(size))
         chosen = self._look(units, first, chunk, arena, held)
         if isinstance(chosen, tuple):
-            parts = self._totals(units, amax, Trial(chosen), chunk, arena, held)
+            (parts,) = self._totals(units, amax, [Trial(chosen)], chunk, arena, held)
             chosen = best(chosen, merged(parts))
         return np.float32(widened(amax, chosen))
 
@@ -252,14 +252,15 @@ class UnitWork(Reading):
         self,
         units: Sequence[Unit],
         amax: np.float32,
-        trial: Trial,
+        trials: Sequence[Trial],
         chunk: int,
         arena: Arena,
         held: Mapping[Key, npt.NDArray[Any]],
-    ) -> list[tuple[Total, ...]]:
-        """What each candidate costs, in parts whose sums are added."""
+    ) -> list[list[tuple[Total, ...]]]:
+        """For each trial what each of its candidates costs, in parts whose sums are added. Everything is read once."""
         pieces = self._all_pieces(units, chunk, arena, held)
-        return [self._piece_totals(unit, piece, raw, amax, trial, arena) for unit, piece, raw in pieces]
+        parts = [self._piece_totals(unit, piece, raw, amax, trials, arena) for unit, piece, raw in pieces]
+        return [list(of_trial) for of_trial in zip(*parts, strict=True)]
 
     def _piece_totals(
         self,
@@ -267,10 +268,11 @@ class UnitWork(Reading):
         piece: Piece,
         raw: npt.NDArray[Any],
         amax: np.float32,
-        trial: Trial,
+        trials: Sequence[Trial],
         arena: Arena,
-    ) -> tuple[Total, ...]:
-        return self.engine.survey(self._values(unit, piece, raw, arena), amax, trial, piece.start)
+    ) -> list[tuple[Total, ...]]:
+        values = self._values(unit, piece, raw, arena)
+        return [self.engine.survey(values, amax, trial, piece.start) for trial in trials]
 
     def write(
         self,

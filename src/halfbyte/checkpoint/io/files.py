@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
@@ -95,6 +96,14 @@ def read_all(descriptor: int, offset: int, into: U8) -> int:
     while done < into.nbytes and (got := os.preadv(descriptor, [view[done:]], offset + done)):
         done += got
     return done
+
+
+def stat_of(path: Path) -> os.stat_result:
+    """Of a source file. One that is gone is an error that names it, and not the destination."""
+    try:
+        return path.stat()
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
 def _cut(file: str, at: int) -> CheckpointError:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -183,3 +185,37 @@ def test_a_launch_gets_addresses_and_the_amax(
     base = memory.pointer
     assert (x - base, codes - base, scales - base, tables - small) == (512, 2048, 2560, 256)
     assert given == (0 if amax is None else int(np.array(amax).view(np.uint32)))
+
+
+def test_memory_that_the_system_does_not_pin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is said once, is no error of whatever asks next, and is not unpinned."""
+    log: list[tuple[str, int]] = []
+    status = {1: 0, 2: 801, 3: 801}
+    pages = [np.zeros(8, np.uint8) for _ in status]
+    number = {page.ctypes.data: i for i, page in enumerate(pages, 1)}
+
+    def register(address: int, size: int, flags: int) -> int:
+        assert (size, flags) == (8, 1)
+        log.append(("pin", number[address]))
+        return status[number[address]]
+
+    def unregister(address: int) -> int:
+        log.append(("unpin", number[address]))
+        return 0
+
+    calls = SimpleNamespace(cudaHostRegister=register, cudaHostUnregister=unregister)
+    last = SimpleNamespace(cudaGetLastError=lambda: log.append(("last error", 0)))
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: calls)
+    monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
+    monkeypatch.setattr(cuda, "runtime", lambda: SimpleNamespace(short=last))
+    device = CudaDevice(0, Engine(None, None, None, repairs=False))
+    device.pin(pages[0])
+    with pytest.warns(RuntimeWarning, match=r"cuda:0: the system gives no pinned memory \(CUDA's error 801\)"):
+        device.pin(pages[1])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        device.pin(pages[2])
+    for page in pages:
+        device.unpin(page)
+    pinned = [("pin", 1), ("pin", 2), ("last error", 0), ("pin", 3), ("last error", 0)]
+    assert log == [*pinned, ("unpin", 1)]

@@ -12,10 +12,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+import halfbyte as hb
+from halfbyte.backends.headroom import SMALL
 from halfbyte.checkpoint import Event, Options, Outcome, Plan, Resources, make_plan, run
 from halfbyte.checkpoint.execute import conversion
 from halfbyte.checkpoint.execute.device import lanes
 from halfbyte.checkpoint.execute.engine import Engine
+from halfbyte.checkpoint.io.files import Files
 from halfbyte.errors import CheckpointError, InputError, UnsupportedError
 from tests.backends.gpu.card import convert_checks
 from tests.checkpoint.execute.device.fake import FakeDevice
@@ -210,6 +213,33 @@ def test_too_little_memory_is_refused_before_anything_is_written(
     with pytest.raises(error, match=message):
         run(plan, tmp_path / "d", replace(GPU, max_gpu_memory=limit))
     assert not (tmp_path / "d").exists()
+
+
+@pytest.mark.parametrize("gaussian", [True, False], ids=["usual", "4over6"])
+def test_how_often_a_matrix_is_read_that_no_device_holds(
+    tmp_path: Path, devices: Install, monkeypatch: pytest.MonkeyPatch, gaussian: bool
+) -> None:
+    """For its amax, for the sample together with the usual candidates, and to be quantized; once more for others."""
+    weight = random(0, 1024, 256)
+    assert weight.size > SMALL
+    if not gaussian:
+        made = hb.quantize(weight.astype(np.float32), "nvfp4", "modelopt", hb.FourSix("mse", e4m3_max=256))
+        weight = np.asarray(hb.dequantize(made)).astype(ml_dtypes.bfloat16)
+    source = write_checkpoint(tmp_path / "s", {"model.layers.0.mlp.down_proj.weight": weight})
+    options = Options(layout="compressed-tensors", contract="modelopt", method="optimal")
+    expected, counted = on_cpu(source, options), [0]
+    read_by = Files.read_by
+
+    def counting(files: Files, file: str, offset: int, size: int, reader: Callable[[int], int]) -> None:
+        counted[0] += size
+        read_by(files, file, offset, size, reader)
+
+    monkeypatch.setattr(Files, "read_by", counting)
+    opened = devices(1 << 26)
+    run(make_plan(source, options), tmp_path / "gpu", replace(GPU, chunk=1 << 14, workers=1, max_gpu_memory=1 << 17))
+    assert all_bytes(tmp_path / "gpu") == expected
+    assert opened[0].calls["survey"] >= 2 * 32
+    assert counted[0] == (3 if gaussian else 4) * weight.nbytes
 
 
 # --- errors and interruptions ---

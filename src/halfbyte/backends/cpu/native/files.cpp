@@ -1,15 +1,31 @@
 // Reading a file and finding the largest magnitude in the same pass, while the bytes are in the cache; and writing
 // several parts of a file in one call.
+#include "files.h"
 #include <algorithm>
-#include <cstdint>
+#include <cerrno>
 
 #if !defined(_WIN32)
-#include <cerrno>
 #include <unistd.h>
 #endif
 #if defined(__linux__)
 #include <sys/vfs.h>
 #endif
+
+int write_fully(int file, const uint8_t* data, int64_t size, int64_t offset) {
+#if !defined(_WIN32)
+    for (int64_t done = 0; done < size;) {
+        const ssize_t got = pwrite(file, data + done, (size_t)(size - done), (off_t)(offset + done));
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) return errno;
+        if (got == 0) return ENOSPC;  // no error, and no room: it would be so for ever
+        done += got;
+    }
+    return 0;
+#else
+    (void)file, (void)data, (void)size, (void)offset;
+    return ENOSYS;
+#endif
+}
 
 extern "C" {
 
@@ -68,18 +84,8 @@ int hb_is_cached_here(int file) {
 
 // Writes parts of a file one after the other. Returns the system's number for an error, or 0.
 int hb_write_parts(int file, int count, const uint8_t* const* data, const int64_t* sizes, const int64_t* offsets) {
-#if !defined(_WIN32)
     for (int part = 0; part < count; ++part)
-        for (int64_t done = 0; done < sizes[part];) {
-            const ssize_t got =
-                pwrite(file, data[part] + done, (size_t)(sizes[part] - done), (off_t)(offsets[part] + done));
-            if (got < 0 && errno == EINTR) continue;
-            if (got < 0) return errno;
-            done += got;
-        }
-#else
-    (void)file, (void)count, (void)data, (void)sizes, (void)offsets;
-#endif
+        if (const int error = write_fully(file, data[part], sizes[part], offsets[part])) return error;
     return 0;
 }
 

@@ -199,6 +199,64 @@ struct Call {
         return g;
     }
 
+    static const int MOST_TRIED = 4;
+
+    // The numbers under each of several headrooms, and under none.
+    struct Tried {
+        Numbers own, numbers[MOST_TRIED];
+        float scales[MOST_TRIED][2];
+    };
+
+    // What a survey needs to know of an amax, but for its searches and ends. Returns false if only the reference can
+    // tell.
+    bool try_headrooms(float amax, int count, const double* headroom, Tried* t, Survey* survey) const {
+        if (!numbers_of(recipe, amax, &t->own) || !in_range(amax, t->own)) return false;
+        survey->count = count;
+        survey->one = survey->two = -1;
+        for (int c = 0; c < count; ++c) {
+            Numbers& tried = t->numbers[c];
+            if (!numbers_of(recipe, (float)(amax * headroom[c]), &tried) || !in_range(amax, tried)) return false;
+            survey->shift[c] = 2 * (std::ilogb(tried.multiplier) - std::ilogb(t->own.multiplier)) + 16;
+            if (headroom[c] == 1.0) survey->one = c;
+            if (headroom[c] == 2.0) survey->two = c;
+        }
+        return true;
+    }
+
+    bool fill_searches(Tried* t, Survey* survey) const {
+        for (int c = 0; c < survey->count; ++c) {
+            const int zero_byte = scale_byte_of(recipe, t->numbers[c].rule, 0.0f);
+            if (zero_byte >= 0x7F) return false;
+            survey->search[c] = general_search(&t->numbers[c], zero_byte, t->scales[c]);
+        }
+        return true;
+    }
+
+    // What headrooms of a given amax cost on a part of a tensor.
+    bool survey_part(float amax, int count, const double* headroom, int64_t first, int step, Sum* sums) const {
+        Tried t;
+        Survey survey;
+        if (count > MOST_TRIED || !(amax > 0.0f)) return false;
+        if (!try_headrooms(amax, count, headroom, &t, &survey) || !fill_searches(&t, &survey)) return false;
+        survey.decides = 0;
+        survey.step = step;
+        set_ends(&survey, t.own, t.numbers, headroom);
+        return survey_blocks(isa, x, rows, columns, first, survey, nullptr, sums);
+    }
+
+    // The ends for the headrooms 1 and 2 of an amax. Returns false if there are none.
+    bool ends_of(float amax, float* bottom, float* top) const {
+        const double pair[] = {1.0, 2.0};
+        Tried t;
+        Survey survey;
+        if (!(amax > 0.0f) || !try_headrooms(amax, 2, pair, &t, &survey)) return false;
+        set_ends(&survey, t.own, t.numbers, pair);
+        if (survey.one < 0) return false;
+        *bottom = survey.bottom;
+        *top = survey.top;
+        return true;
+    }
+
     // Raises the tensor's own amax by the best headroom. Returns false if only the reference can tell.
     // (backends/headroom.py)
     bool raise(float* amax) {
@@ -206,27 +264,14 @@ struct Call {
         const int count = small || looks ? recipe.small_headrooms : recipe.headrooms;
         const double* headroom = small || looks ? recipe.small_headroom : recipe.headroom;
         if (count == 0 || *amax == 0.0f) return true;
-        Numbers own, tried[4];
-        float numbers[4][2];
-        if (!numbers_of(recipe, *amax, &own) || !in_range(*amax, own)) return false;
+        Tried t;
+        const Numbers &own = t.own, *tried = t.numbers;
         Survey survey;
-        survey.count = count;
-        survey.one = survey.two = -1;
-        survey.decides = survey.step = 1;
-        for (int c = 0; c < count; ++c) {
-            if (!numbers_of(recipe, (float)(*amax * headroom[c]), &tried[c]) || !in_range(*amax, tried[c]))
-                return false;
-            survey.shift[c] = 2 * (std::ilogb(tried[c].multiplier) - std::ilogb(own.multiplier)) + 16;
-            if (headroom[c] == 1.0) survey.one = c;
-            if (headroom[c] == 2.0) survey.two = c;
-        }
+        if (!try_headrooms(*amax, count, headroom, &t, &survey)) return false;
         if (count == 1) return *amax = tried[0].rule.amax, true;
-        for (int c = 0; c < count; ++c) {
-            const int zero_byte = scale_byte_of(recipe, tried[c].rule, 0.0f);
-            if (zero_byte >= 0x7F) return false;
-            survey.search[c] = general_search(&tried[c], zero_byte, numbers[c]);
-        }
-        bool left_out[4] = {};
+        if (!fill_searches(&t, &survey)) return false;
+        survey.decides = survey.step = 1;
+        bool left_out[MOST_TRIED] = {};
         if (looks) {
             Survey sample = survey;
             sample.step = (int32_t)(blocks() * recipe.block / recipe.sampled | 1);
@@ -384,6 +429,20 @@ int hb_quantize(const Recipe* recipe, int isa, const void* x, int64_t rows, int6
     *stored = call.n.stored;
     *multiplier = call.n.multiplier;
     return !call.run();
+}
+
+// Adds to `sums` what each of `count` headrooms of an amax costs on a part of a tensor: of a sample if `step` is not 1,
+// whose first block here is `first`. Returns 1 if only the reference, or a longer way, can tell. (cpu/headroom.py)
+int hb_survey_part(const Recipe* recipe, int isa, const void* x, int64_t rows, int64_t columns, float amax, int count,
+                   const double* headroom, int64_t first, int step, Sum* sums) {
+    const Call call{*recipe, isa, (const uint8_t*)x, rows, columns, nullptr, nullptr};
+    return !call.survey_part(amax, count, headroom, first, step, sums);
+}
+
+// The blocks that differ between the headrooms 1 and 2 of an amax: bottom and top. Returns 1 if there are no such ends.
+int hb_survey_ends(const Recipe* recipe, float amax, float* bottom_and_top) {
+    const Call call{*recipe, 0, nullptr, 0, 0, nullptr, nullptr};
+    return !call.ends_of(amax, bottom_and_top, bottom_and_top + 1);
 }
 
 }  // extern "C"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import threading
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -114,6 +115,8 @@ class CudaDevice:
         self._bound: dict[tuple[str, int, int, bool], Bound] = {}
         self._surveys: dict[tuple[str, int, int, Trial], BoundSurvey] = {}
         self._made: set[object] = set()
+        self._unpinned: set[int] = set()
+        """Addresses of memory that the system did not pin."""
         self._lock = threading.Lock()
 
     def free(self) -> int:
@@ -139,13 +142,31 @@ class CudaDevice:
         import torch
 
         with torch.cuda.device(self.index):
-            torch.cuda.cudart().cudaHostRegister(  # type: ignore[no-untyped-call]
-                memory.ctypes.data, memory.nbytes, PORTABLE
+            status = int(
+                torch.cuda.cudart().cudaHostRegister(  # type: ignore[no-untyped-call]
+                    memory.ctypes.data, memory.nbytes, PORTABLE
+                )
+            )
+        if status == 0:
+            return
+        runtime().short.cudaGetLastError()  # else it would be taken for an error of whatever asks next
+        with self._lock:
+            is_first, _ = not self._unpinned, self._unpinned.add(memory.ctypes.data)
+        if is_first:
+            warnings.warn(
+                f"{self.name}: the system gives no pinned memory (CUDA's error {status}), so copies to and from the "
+                "device are slow; raise its limit, or use --device cpu",
+                RuntimeWarning,
+                stacklevel=2,
             )
 
     def unpin(self, memory: U8) -> None:
         import torch
 
+        with self._lock:
+            if memory.ctypes.data in self._unpinned:
+                self._unpinned.remove(memory.ctypes.data)
+                return
         with torch.cuda.device(self.index):
             torch.cuda.cudart().cudaHostUnregister(memory.ctypes.data)  # type: ignore[no-untyped-call]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from halfbyte.checkpoint.execute.device.lanes import Lane
 from halfbyte.checkpoint.execute.device.protocol import Matrix, Memory
 from halfbyte.checkpoint.execute.engine import Engine
 from halfbyte.checkpoint.execute.group import Group
+from halfbyte.checkpoint.io.buffers import Arena
 
 
 def queue_amax(lane: Lane, matrix: Matrix, into: npt.NDArray[np.float32]) -> None:
@@ -47,9 +49,28 @@ def queue_survey(
 
 
 def read_totals(
+    engine: Engine,
+    words: Sequence[npt.NDArray[np.int64]],
+    amax: np.float32,
+    trials: Sequence[Trial],
+    dtypes: Sequence[np.dtype[Any]],
+) -> list[list[tuple[Total, ...]]]:
+    """For each trial the sums of every part from those words; None for a candidate that is left out."""
+    return [
+        [_read_part(engine, part, amax, trial.candidates, dtype) for part, dtype in zip(found, dtypes, strict=True)]
+        for trial, found in zip(trials, words, strict=True)
+    ]
+
+
+def _read_part(
     engine: Engine, words: npt.NDArray[np.int64], amax: np.float32, candidates: tuple[float, ...], dtype: np.dtype[Any]
 ) -> tuple[Total, ...]:
-    """The sums of a part from those words; None for a candidate that is left out."""
     usable = engine.usable_headrooms(amax, candidates, dtype)
-    totals = (total_of(each.tolist()) for each in words.reshape(len(candidates), WORDS))
+    totals = (total_of(each) for each in words.reshape(len(candidates), WORDS).tolist())
     return tuple(total if kept else None for total, kept in zip(totals, usable, strict=True))
+
+
+def room_for_words(arena: Arena, parts: int, trials: Sequence[Trial]) -> list[npt.NDArray[np.int64]]:
+    """Room for what a survey of so many parts says: for each trial (parts, words)."""
+    sizes = [WORDS * len(trial.candidates) for trial in trials]
+    return [arena.take(8 * size * parts).view(np.int64).reshape(parts, size) for size in sizes]

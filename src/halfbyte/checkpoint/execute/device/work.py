@@ -18,12 +18,17 @@ import numpy as np
 import numpy.typing as npt
 
 from halfbyte.backends.encoding import Encoder
-from halfbyte.backends.gpu import WORDS
-from halfbyte.backends.headroom import Total, Trial, merged
+from halfbyte.backends.headroom import Total, Trial, best, merged
 from halfbyte.checkpoint.execute.device.lanes import Lane
 from halfbyte.checkpoint.execute.device.loading import Slot, load_piece, load_source, slots_in
 from halfbyte.checkpoint.execute.device.protocol import DeviceMemoryError, Matrix, Memory
-from halfbyte.checkpoint.execute.device.queueing import queue_amax, queue_quantize, queue_survey, read_totals
+from halfbyte.checkpoint.execute.device.queueing import (
+    queue_amax,
+    queue_quantize,
+    queue_survey,
+    read_totals,
+    room_for_words,
+)
 from halfbyte.checkpoint.execute.device.sizes import (
     DevicePlan,
     output_bytes,
@@ -165,27 +170,32 @@ class DeviceWork(UnitWork):
         arena: Arena,
         held: Mapping[Key, npt.NDArray[Any]],
     ) -> float | tuple[float, ...]:
-        """The candidates. A device searches faster than one could stop it."""
-        if first.probe is None:
-            return first.candidates
-        totals = merged(self._totals(units, first.amax, first.probe, chunk, arena, held))
-        return first.probe.candidates if first.probe.finds(totals) else first.candidates
+        """The best headroom: the sample and the usual candidates in one round, and no more if the sample says so.
+
+        A device searches every block faster than one could wait for what the sample says.
+        """
+        usual = Trial(first.candidates)
+        trials = [usual] if first.probe is None else [usual, first.probe]
+        found = [merged(parts) for parts in self._totals(units, first.amax, trials, chunk, arena, held)]
+        if first.probe is not None and first.probe.finds(found[1]):
+            return first.probe.candidates
+        return best(first.candidates, found[0])
 
     def _totals(
         self,
         units: Sequence[Unit],
         amax: np.float32,
-        trial: Trial,
+        trials: Sequence[Trial],
         chunk: int,
         arena: Arena,
         held: Mapping[Key, npt.NDArray[Any]],
-    ) -> list[tuple[Total, ...]]:
+    ) -> list[list[tuple[Total, ...]]]:
         """On the lane that holds the units of a whole job, or piece by piece on any."""
         job = getattr(self._at_hand, "job", None)
         if job is not None:
             lane, loaded = job
-            return self._totals_of_job(lane, loaded, arena, units, amax, trial)
-        return super()._totals(units, amax, trial, chunk, arena, held)
+            return self._totals_of_job(lane, loaded, arena, units, amax, trials)
+        return super()._totals(units, amax, trials, chunk, arena, held)
 
     def _piece_totals(
         self,
@@ -193,23 +203,24 @@ class DeviceWork(UnitWork):
         piece: Piece,
         raw: npt.NDArray[Any],
         amax: np.float32,
-        trial: Trial,
+        trials: Sequence[Trial],
         arena: Arena,
-    ) -> tuple[Total, ...]:
+    ) -> list[tuple[Total, ...]]:
         if not self.computes(unit):
-            return super()._piece_totals(unit, piece, raw, amax, trial, arena)
+            return super()._piece_totals(unit, piece, raw, amax, trials, arena)
         mark = arena.mark()
         try:
-            words = arena.take(8 * WORDS * len(trial.candidates)).view(np.int64)
+            words = room_for_words(arena, 1, trials)
             with self.lanes.borrow(piece_bytes(unit, piece)) as lane:
                 matrix = load_piece(self, lane, unit, piece, raw, arena)
-                queue_survey(self.engine, lane, matrix, amax, (trial, piece.start), words)
+                for trial, into in zip(trials, words, strict=True):
+                    queue_survey(self.engine, lane, matrix, amax, (trial, piece.start), into[0])
                 lane.stream.record().wait()
-            return read_totals(self.engine, words, amax, trial.candidates, matrix.dtype)
+            return [found[0] for found in read_totals(self.engine, words, amax, trials, [matrix.dtype])]
         except DeviceMemoryError:
             arena.release(mark)
             self._note_cpu()
-            return super()._piece_totals(unit, piece, raw, amax, trial, arena)
+            return super()._piece_totals(unit, piece, raw, amax, trials, arena)
 
     def _totals_of_job(
         self,
@@ -218,25 +229,25 @@ class DeviceWork(UnitWork):
         arena: Arena,
         units: Sequence[Unit],
         amax: np.float32,
-        trial: Trial,
-    ) -> list[tuple[Total, ...]]:
+        trials: Sequence[Trial],
+    ) -> list[list[tuple[Total, ...]]]:
         """Sources that are on the lane, and after each other those that were there for their amax only."""
         sources = [(unit, index) for unit in units for index in range(len(unit.sources))]
         mark = arena.mark()
-        words = arena.take(8 * WORDS * len(trial.candidates) * len(sources)).view(np.int64).reshape(len(sources), -1)
+        words = room_for_words(arena, len(sources), trials)
         slots = slots_in(arena, max(staged_bytes(self.engine, unit, self.chunk) for unit in units), self.pinned)
         dtypes = []
         for number, (unit, index) in enumerate(sources):
             before = lane.mark()
             matrix = loaded.get((unit.module, index)) or load_source(self, lane, unit, index, self.chunk, slots)[0]
-            queue_survey(self.engine, lane, matrix, amax, (trial, 0), words[number])
+            for trial, into in zip(trials, words, strict=True):
+                queue_survey(self.engine, lane, matrix, amax, (trial, 0), into[number])
             dtypes.append(matrix.dtype)
             lane.release(before)
         lane.stream.record().wait()
         for slot in slots:
             slot.clear()
-        pairs = zip(words, dtypes, strict=True)
-        found = [read_totals(self.engine, each, amax, trial.candidates, dtype) for each, dtype in pairs]
+        found = read_totals(self.engine, words, amax, trials, dtypes)
         arena.release(mark)
         return found
 

@@ -1,6 +1,7 @@
 // A matrix from a file, or from memory, to packed codes and scale bytes in another file: quantized, hashed and written
 // in pieces that stay in the cache, in one call. And arrays that are hashed while they are written.
 #include "../direct.h"
+#include "../files.h"
 #include "../kernels.h"
 #include "../recipe.h"
 #include <algorithm>
@@ -12,7 +13,6 @@
 #endif
 
 extern "C" {
-uint32_t hb_amax(int isa, const void* x, int64_t n, int dtype);
 int hb_quantize(const Recipe* recipe, int isa, const void* x, int64_t rows, int64_t columns, float given,
                 uint8_t* codes, uint8_t* scales, float* stored, float* multiplier);
 int hb_sha256_pieces(int isa, int arrays, const uint8_t* const* data, const int64_t* counts, int64_t bytes,
@@ -24,22 +24,6 @@ namespace {
 const int64_t STEP = 1 << 18;  // bytes of the source at a time: a part of a second-level cache
 const int64_t TOGETHER = 16;   // leaves that are hashed and written at a time
 const int64_t DIGEST = 32;
-
-// Returns the system's number for an error, or 0.
-int write_fully(int file, const uint8_t* data, int64_t size, int64_t offset) {
-#if !defined(_WIN32)
-    for (int64_t done = 0; done < size;) {
-        const ssize_t got = pwrite(file, data + done, (size_t)(size - done), (off_t)(offset + done));
-        if (got < 0 && errno == EINTR) continue;
-        if (got < 0) return errno;
-        done += got;
-    }
-    return 0;
-#else
-    (void)file, (void)data, (void)size, (void)offset;
-    return 1;
-#endif
-}
 
 bool hash_leaves(int isa, const uint8_t* data, int64_t leaves, int64_t leaf, uint8_t* digests) {
     return leaves == 0 || hb_sha256_pieces(isa, 1, &data, &leaves, leaf, &digests);
@@ -144,7 +128,6 @@ int hb_encode(Encoding* e) {
     const int64_t code_room = rounded(Sink::room(e->leaf, step / size * width));
     Sink codes{e->isa, e->target, e->leaf, e->codes_at, e->code_digests, e->scratch + STEP};
     Sink scales{e->isa, e->target, e->leaf, e->scales_at, e->scale_digests, e->scratch + STEP + code_room};
-    const bool alone = e->amax < 0.0f;
     e->done = 0;
     e->error = 0;
     for (int64_t at = 0; at < e->bytes; at += step) {
@@ -152,8 +135,6 @@ int hb_encode(Encoding* e) {
         const uint8_t* x = e->held ? e->held + at : e->scratch;
         if (!e->held && !read_piece(*e, e->scratch, some)) return NOT_READ;
         float stored, multiplier;
-        if (alone && hb_amax(e->isa, x, blocks * recipe.block, recipe.dtype) >= inf_bits(recipe.dtype))
-            return LEFT_TO_REFERENCE;
         if (hb_quantize(&recipe, e->isa, x, 1, blocks, e->amax, codes.end(), scales.end(), &stored, &multiplier))
             return LEFT_TO_REFERENCE;
         e->error = codes.add(blocks * width);
