@@ -125,6 +125,27 @@ def test_intervals_that_a_better_scale_settles_are_not_cut(monkeypatch: pytest.M
     assert found.bound == pytest.approx(0.1 * bound.CLOSE)
 
 
+def test_intervals_whose_front_is_just_enough_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every other interval: the rest is looked at in full, each under its own bound."""
+    survey = survey_of([read(random_source(np.random.default_rng(4), 24, (8, 96)), "q")])
+    contract = get_contract("modelopt", hb.get_format("nvfp4"))
+    asked: list[F64] = []
+
+    def front(self: object, intervals: F64, error: float) -> F64:
+        return np.where(np.arange(len(intervals)) % 2, 0.0, error * bound.CLOSE)
+
+    def every(self: object, interval: F64, error: float) -> tuple[float, int]:
+        asked.append(interval)
+        return error, 1
+
+    monkeypatch.setattr(bound.Bounds, "from_front", front)
+    monkeypatch.setattr(bound.Bounds, "from_all", every)
+    found = prove(survey, hold(0.01, contract), 0.25, contract)
+    assert found.bound == 0.25 * bound.CLOSE
+    edges = np.geomspace((largest_value(survey) - 0.5) / (6 * 448), largest_value(survey) / 784, 2049)
+    np.testing.assert_array_equal(np.array(asked), np.stack([edges[1:-1:2], edges[2::2]], axis=1))
+
+
 def test_another_scale_is_taken_only_if_it_is_clearly_better() -> None:
     """Half a scale with doubled block scales decodes alike: the one that is known stays."""
     codes = np.zeros((1, 64), np.int64)

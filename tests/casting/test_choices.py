@@ -74,6 +74,21 @@ def test_the_best_snapping_of_all(top: int, spread: int) -> None:
     assert search(survey) == min(every)[2]
 
 
+@pytest.mark.parametrize("spread", [4, 17, 18, 31])
+def test_where_verbatim_puts_the_window(spread: int) -> None:
+    q = random_source(np.random.default_rng(spread), spread, (4, 64), 6)
+    rows = read(q, "q")
+    assert rows.exponents is not None
+    middle, best = midpoint(rows.exponents), search(survey_of([rows]))
+    assert (middle == best) == (spread <= 17)
+    for placement, m in (("midpoint", middle), ("search", best), (None, best)):
+        result, report = hb.cast(q, "nvfp4", "verbatim", m=placement)
+        assert report.m == m
+        assert_same_bits(np.asarray(result.scales), keep(rows, m)[1])
+        assert_same_bits(result.codes, q.codes)
+        assert float(np.asarray(result.global_scale)) == 2.0**m
+
+
 def test_equal_snapping_errors() -> None:
     """One value each at 0 and -20: what is lost depends on the smaller one alone, or on the larger."""
     codes: Matrix = np.zeros((1, 64), np.int64)

@@ -65,6 +65,26 @@ def test_the_report_says_what_each_way_costs(share: str) -> None:
     assert str(report.blocks) in str(report)
 
 
+@pytest.mark.parametrize("spread", [5, 24])
+@pytest.mark.parametrize("algorithm", ["optimal", "hybrid", "verbatim", "requantize"])
+def test_a_stack_of_one_expert(algorithm: str, spread: int) -> None:
+    """One scale either way; with share="expert" each row carries it."""
+    q = stack([3], spread)
+    alone, alone_report = hb.cast(expert(q, 0), "nvfp4", algorithm)
+    for share, shape in (("tensor", ()), ("expert", (1, 4))):
+        (one, partner), both = hb.cast([q, q], "nvfp4", algorithm, share=share)
+        result, report = hb.cast(q, "nvfp4", algorithm, share=share)
+        assert result == one == partner
+        assert np.asarray(result.stored_scale).shape == shape
+        assert result.contract == alone.contract
+        assert_same_bits(np.asarray(result.codes)[0], alone.codes)
+        assert_same_bits(hb.dequantize(result)[0], hb.dequantize(alone))  # type: ignore[index]
+        assert (report.label, report.m, report.parts) == (alone_report.label, alone_report.m, ())
+        assert [(cost.share, cost.scales) for cost in report.costs] == [("tensor", 1), ("expert", 1)]
+        assert {cost.squared_error for cost in report.costs} == {alone_report.squared_error}
+        assert [(cost.share, cost.scales) for cost in both.costs] == [("tensor", 1), ("expert", 1), ("alone", 2)]
+
+
 def test_a_matrix_has_nothing_to_share() -> None:
     assert hb.cast(random_source(np.random.default_rng(0), 20), "nvfp4")[1].costs == ()
 

@@ -241,7 +241,7 @@ def _rated(
 
 def _sample(survey: Survey) -> dict[int, Halves]:
     """Some halves of each exponent, at equal distances in the order of their multisets."""
-    share = max(SAMPLE // max(len(survey.halves), 1), 1)
+    share = SAMPLE // len(survey.halves)
     sample = {}
     for k, halves in survey.halves.items():
         if len(halves.number) <= share:
