@@ -5,13 +5,17 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import halfbyte as hb
+from halfbyte.casting.window import Exponents
 from halfbyte.checkpoint import Options, Resources, make_plan, run
+from halfbyte.checkpoint.execute import group
+from halfbyte.checkpoint.execute.group import Group
 from halfbyte.checkpoint.execute.journal import JOURNAL
 from halfbyte.testing import assert_same_bits
 from tests.checkpoint.execute.recorder import Recorder
@@ -42,10 +46,10 @@ def test_the_bytes_are_those_of_partners_quantized_together(
     run(plan, tmp_path / "d", resources(workers, chunk))
     made, tensors = read_checkpoint(tmp_path / "d"), read_checkpoint(source)
     spread = 0
-    for group in plan.groups:
-        shared = max(np.abs(tensors[f"{module}.weight"].astype(np.float32)).max() for module in group)
-        spread += len({shard.name for shard in plan.shards for unit in shard.units if unit.module in group}) > 1
-        for module in group:
+    for partners in plan.groups:
+        shared = max(np.abs(tensors[f"{module}.weight"].astype(np.float32)).max() for module in partners)
+        spread += len({shard.name for shard in plan.shards for unit in shard.units if unit.module in partners}) > 1
+        for module in partners:
             q = hb.quantize(tensors[f"{module}.weight"], "nvfp4", "modelopt", "amax", global_amax=shared)
             assert_same_bits(made[f"{module}.weight"], q.codes)
             assert_same_bits(made[f"{module}.weight_scale"], q.scales)
@@ -79,3 +83,24 @@ def test_any_shards_may_be_done_already(tmp_path: Path, source: Path, chunk: int
         assert outcome.shards_found == len(done)
         assert all_bytes(tmp_path / "d") == all_bytes(whole)
         shutil.rmtree(tmp_path / "d")
+
+
+def test_what_two_workers_find_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is lost if one adds while another does."""
+    found, real, others = Group(("a", "b")), group.join, list[threading.Thread]()
+
+    def slow_join(parts: list[Exponents | None]) -> Exponents | None:
+        joined = real(parts)
+        if not others:
+            others.append(threading.Thread(target=found.add, args=(np.float32(9), Exponents(-7, 1))))
+            others[0].start()
+            others[0].join(0.2)
+        return joined
+
+    monkeypatch.setattr(group, "join", slow_join)
+    found.add(np.float32(3), Exponents(-2, 5))
+    others[0].join()
+    assert (found.amax, found.exponents) == (9, Exponents(-7, 5))
+    found.add(np.float32(np.nan))
+    found.add(np.float32(1))
+    assert np.isnan(found.amax)
