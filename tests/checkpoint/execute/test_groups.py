@@ -6,7 +6,9 @@ import itertools
 import json
 import shutil
 import threading
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +19,8 @@ from halfbyte.checkpoint import Options, Resources, make_plan, run
 from halfbyte.checkpoint.execute import group
 from halfbyte.checkpoint.execute.group import Group
 from halfbyte.checkpoint.execute.journal import JOURNAL
+from halfbyte.checkpoint.execute.unit import UnitWork
+from halfbyte.checkpoint.plan.types import Unit
 from halfbyte.testing import assert_same_bits
 from tests.checkpoint.execute.recorder import Recorder
 from tests.checkpoint.execute.scenes import on_disk
@@ -105,3 +109,17 @@ def test_what_two_workers_find_at_the_same_time(monkeypatch: pytest.MonkeyPatch)
     found.add(np.float32(np.nan))
     found.add(np.float32(1))
     assert np.isnan(found.amax)
+
+
+@pytest.mark.parametrize("chunk", CHUNKS[1:])
+def test_each_scale_is_found_once(tmp_path: Path, source: Path, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever came second would begin with the amax that a headroom has raised."""
+    plan, settled, settle = make_plan(source, Options(method="optimal")), list[tuple[str, ...]](), UnitWork.settle
+
+    def counted(work: UnitWork, units: Sequence[Unit], group: Group, *others: Any) -> None:
+        settled.append(group.modules)
+        settle(work, units, group, *others)
+
+    monkeypatch.setattr(UnitWork, "settle", counted)
+    run(plan, tmp_path / "d", resources(4, chunk))
+    assert sorted(settled) == sorted(plan.groups)
