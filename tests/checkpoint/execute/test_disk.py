@@ -50,6 +50,16 @@ def test_whole_files_are_flushed_under_another_name_first(tmp_path: Path, flushe
     assert not (tmp_path / "temporary").exists()
 
 
+def test_nothing_is_left_of_a_longer_file_that_a_kill_left(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"copied")
+    (tmp_path / "temporary").write_bytes(bytes(100))
+    Disk(sync=False).copy(tmp_path / "a", tmp_path / "b", through=tmp_path / "temporary")
+    (tmp_path / "temporary").write_bytes(bytes(100))
+    Disk(sync=False).write(tmp_path / "c", b"written", through=tmp_path / "temporary")
+    assert (tmp_path / "b").read_bytes() == b"copied"
+    assert (tmp_path / "c").read_bytes() == b"written"
+
+
 def test_a_copy_has_the_mode_of_its_source(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("x")
     (tmp_path / "a").chmod(0o751)

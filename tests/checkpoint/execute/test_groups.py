@@ -5,14 +5,22 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
+import threading
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import halfbyte as hb
+from halfbyte.casting.window import Exponents, join
 from halfbyte.checkpoint import Options, Resources, make_plan, run
+from halfbyte.checkpoint.execute import group
+from halfbyte.checkpoint.execute.group import Group
 from halfbyte.checkpoint.execute.journal import JOURNAL
+from halfbyte.checkpoint.execute.unit import UnitWork
+from halfbyte.checkpoint.plan.types import Unit
 from halfbyte.testing import assert_same_bits
 from tests.checkpoint.execute.recorder import Recorder
 from tests.checkpoint.execute.scenes import on_disk
@@ -42,10 +50,10 @@ def test_the_bytes_are_those_of_partners_quantized_together(
     run(plan, tmp_path / "d", resources(workers, chunk))
     made, tensors = read_checkpoint(tmp_path / "d"), read_checkpoint(source)
     spread = 0
-    for group in plan.groups:
-        shared = max(np.abs(tensors[f"{module}.weight"].astype(np.float32)).max() for module in group)
-        spread += len({shard.name for shard in plan.shards for unit in shard.units if unit.module in group}) > 1
-        for module in group:
+    for partners in plan.groups:
+        shared = max(np.abs(tensors[f"{module}.weight"].astype(np.float32)).max() for module in partners)
+        spread += len({shard.name for shard in plan.shards for unit in shard.units if unit.module in partners}) > 1
+        for module in partners:
             q = hb.quantize(tensors[f"{module}.weight"], "nvfp4", "modelopt", "amax", global_amax=shared)
             assert_same_bits(made[f"{module}.weight"], q.codes)
             assert_same_bits(made[f"{module}.weight_scale"], q.scales)
@@ -79,3 +87,39 @@ def test_any_shards_may_be_done_already(tmp_path: Path, source: Path, chunk: int
         assert outcome.shards_found == len(done)
         assert all_bytes(tmp_path / "d") == all_bytes(whole)
         shutil.rmtree(tmp_path / "d")
+
+
+def test_what_two_workers_find_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is lost if one adds while another does."""
+    found, others = Group(("a", "b")), list[threading.Thread]()
+
+    def slow_join(parts: list[Exponents | None]) -> Exponents | None:
+        joined = join(parts)
+        if not others:
+            others.append(threading.Thread(target=found.add, args=(np.float32(9), Exponents(-7, 1))))
+            others[0].start()
+            others[0].join(0.2)
+        return joined
+
+    monkeypatch.setattr(group, "join", slow_join)
+    found.add(np.float32(3), Exponents(-2, 5))
+    others[0].join()
+    assert found.amax == 9
+    assert found.exponents == Exponents(-7, 5)
+    found.add(np.float32(np.nan))
+    found.add(np.float32(1))
+    assert np.isnan(found.amax)
+
+
+@pytest.mark.parametrize("chunk", CHUNKS[1:])
+def test_each_scale_is_found_once(tmp_path: Path, source: Path, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever came second would begin with the amax that a headroom has raised."""
+    plan, settled, settle = make_plan(source, Options(method="optimal")), list[tuple[str, ...]](), UnitWork.settle
+
+    def counted(work: UnitWork, units: Sequence[Unit], group: Group, *others: Any) -> None:
+        settled.append(group.modules)
+        settle(work, units, group, *others)
+
+    monkeypatch.setattr(UnitWork, "settle", counted)
+    run(plan, tmp_path / "d", resources(4, chunk))
+    assert sorted(settled) == sorted(plan.groups)

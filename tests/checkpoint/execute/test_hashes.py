@@ -9,6 +9,7 @@ import threading
 import numpy as np
 import pytest
 
+from halfbyte.checkpoint.execute import hashes
 from halfbyte.checkpoint.execute.hashes import LEAF, PLAIN, TREE, PlainHash, TreeHash, hash_named
 from halfbyte.codec.bits import U8
 
@@ -69,6 +70,38 @@ def test_pieces_from_many_threads() -> None:
     for thread in threads:
         thread.join()
     assert tree.text() == by_hand(data)
+
+
+def test_two_threads_with_parts_of_one_leaf(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one comes while the first one begins the leaf."""
+    data, tree, others = some_bytes(LEAF), TreeHash(LEAF), list[threading.Thread]()
+
+    def slow_bytes(size: int) -> bytearray:
+        if not others:
+            others.append(threading.Thread(target=tree.add, args=(100, data[100:])))
+            others[0].start()
+            others[0].join(0.2)
+        return bytearray(size)
+
+    monkeypatch.setattr(hashes, "bytearray", slow_bytes, raising=False)
+    tree.add(0, data[:100])
+    others[0].join()
+    assert tree.text() == by_hand(data)
+
+
+def test_two_threads_that_count() -> None:
+    tree, others = TreeHash(LEAF), list[threading.Thread]()
+
+    class Slow(int):
+        def __radd__(self, before: int) -> int:
+            others.append(threading.Thread(target=tree._count, args=(30,)))
+            others[0].start()
+            others[0].join(0.2)
+            return before + int(self)
+
+    tree._count(Slow(7))
+    others[0].join()
+    assert tree.done == 37
 
 
 def test_one_changed_byte_changes_the_hash() -> None:

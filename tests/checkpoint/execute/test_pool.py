@@ -119,3 +119,8 @@ def test_a_shard_with_a_failed_part_does_not_count(tmp_path: Path, plan: Plan, m
     assert str(run_with(plan, tmp_path / "d", whole, monkeypatch)) == "mine"
     journal = (tmp_path / "d" / ".halfbyte" / JOURNAL).read_text().splitlines()[1:]
     assert not any(failed[0] in line for line in journal)
+
+
+def test_a_run_that_ends_well_leaves_nothing_open(tmp_path: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run_with(plan, tmp_path / "d", lambda number, usual, arguments: usual(*arguments), monkeypatch) is None
+    assert (tmp_path / "d" / "config.json").exists()

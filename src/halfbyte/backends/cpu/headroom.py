@@ -259,7 +259,7 @@ def edge_of(request: Request, amax: np.float32) -> Ends | None:
     """The blocks that differ between the headrooms 1 and 2; None: all of them, or the reference has to tell."""
     call, found = _call_of(request), (ctypes.c_float * 2)()
     if call is not None:
-        failed = native()[0].hb_survey_ends(ctypes.c_void_p(call.address), ctypes.c_float(amax), found)
+        failed = native()[0].hb_survey_ends(ctypes.c_void_p(call.address), ctypes.c_float(float(amax)), found)
         return None if failed else Ends(np.float32(found[0]), np.float32(found[1]))
     own = np.array([amax], np.float32)
     one, two = (candidate(own, headroom, request) for headroom in DEFAULT)

@@ -40,6 +40,8 @@ class FakeDevice:
         self.calls: dict[str, int] = {}
         self.failures: dict[str, set[int]] = {}
         """Kind of kernel → its calls, counted from 0, that run out of memory."""
+        self.rows_before: list[int] = []
+        """Of each survey: the rows of its tensor before those that it saw."""
         self.breaks_at: int | None = None
         """The call of "quantize" from which on everything fails, as after an error of the hardware."""
         self.broken = False
@@ -181,6 +183,7 @@ class FakeStream:
 
     def survey(self, matrix: Matrix, amax: np.float32, tried: tuple[Trial, int], scratch: U8, into: U8) -> None:
         self._device.count("survey")
+        self._device.rows_before.append(tried[1])
         assert scratch.nbytes >= matrix.rows * matrix.columns // 2
 
         def run() -> None:

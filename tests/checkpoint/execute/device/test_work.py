@@ -239,6 +239,8 @@ def test_how_often_a_matrix_is_read_that_no_device_holds(
     run(make_plan(source, options), tmp_path / "gpu", replace(GPU, chunk=1 << 14, workers=1, max_gpu_memory=1 << 17))
     assert all_bytes(tmp_path / "gpu") == expected
     assert opened[0].calls["survey"] >= 2 * 32
+    places = sorted(set(opened[0].rows_before))  # on which a sample depends
+    assert places == list(range(0, 1024, places[1]))
     assert counted[0] == (3 if gaussian else 4) * weight.nbytes
 
 

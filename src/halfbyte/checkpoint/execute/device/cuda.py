@@ -151,7 +151,8 @@ class CudaDevice:
             return
         runtime().short.cudaGetLastError()  # else it would be taken for an error of whatever asks next
         with self._lock:
-            is_first, _ = not self._unpinned, self._unpinned.add(memory.ctypes.data)
+            is_first = not self._unpinned
+            self._unpinned.add(memory.ctypes.data)
         if is_first:
             warnings.warn(
                 f"{self.name}: the system gives no pinned memory (CUDA's error {status}), so copies to and from the "
