@@ -41,7 +41,7 @@ def static_fake_quant(
     scale = compute_fp4_scales(amax, global_amax, quantize_block_scales, fp8_max_for_normalization).reshape(-1, 1)
     blocks = x.float().reshape(len(scale), -1)
     codes = NVFP4QTensor._cast_fp4(blocks / torch.where(scale == 0, 1.0, scale))
-    found = NVFP4QTensor.get_e2m1_values(x.device)[codes.long()] * scale
+    found: torch.Tensor = NVFP4QTensor.get_e2m1_values(x.device)[codes.long()] * scale
     return found.reshape(x.shape).to(out_dtype or x.dtype)
 
 
