@@ -340,12 +340,13 @@ def _kind(array: Array) -> str:
 def _leading_index(index: Any, shape: tuple[int, ...]) -> tuple[int | slice, ...]:
     """An index of the leading axes as a tuple of integers and slices."""
     given = index if isinstance(index, tuple) else (index,)
-    if Ellipsis in given:
-        if given.count(Ellipsis) > 1:
+    dots = [at for at, one in enumerate(given) if one is Ellipsis]  # `in` compares, which arrays do element by element
+    if dots:
+        if len(dots) > 1:
             raise InputError(f"index {index!r}: only one ... is possible")
-        at = given.index(Ellipsis)
+        at = dots[0]
         given = (*given[:at], *(slice(None),) * (len(shape) - len(given) + 1), *given[at + 1 :])
-    if len(given) == len(shape) and given[-1] == slice(None):
+    if len(given) == len(shape) and isinstance(given[-1], slice) and given[-1] == slice(None):
         given = given[:-1]
     if len(given) >= len(shape):
         raise InputError(
