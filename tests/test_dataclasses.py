@@ -13,7 +13,7 @@ SOURCE = Path(halfbyte.__file__).parent
 COLLECTORS = {
     "calibration/weights.py::Weights",
     "checkpoint/execute/device/solving_time.py::Work",
-    "checkpoint/execute/device/work.py::Slot",
+    "checkpoint/execute/device/loading.py::Slot",
     "checkpoint/execute/factors.py::_Entry",
     "checkpoint/execute/group.py::Group",
     "checkpoint/execute/hand_out.py::Line",

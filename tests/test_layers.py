@@ -17,6 +17,7 @@ SOURCE = Path(halfbyte.__file__).parent
 LAYERS = [
     "errors",
     "child",
+    "subnormals",
     "formats",
     "codec",
     "methods",

@@ -26,6 +26,7 @@ MX = hb.quantize(T, "mxfp4")
 EYE = torch.eye(64)
 DOWN = "layers.0.mlp.down_proj.weight"
 ANY: Any = None
+SIXTEEN: Any = 16
 RHT = hb.contracts.transformer_engine(columnwise=True, with_rht=True)
 
 
@@ -81,6 +82,19 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     "error of a list": (lambda: Q.error([1.0]), r"x is list, but q has shape \(4, 64\)"),  # type: ignore[arg-type]
     "weight": (lambda: hb.gptq(ANY, EYE, "nvfp4"), "weight must be a numpy array or a torch tensor, not NoneType"),
     "swizzle": (lambda: swizzle(None), "scales must be a numpy array or a torch tensor"),
+    "error of a quantized": (lambda: hb.error(Q, Q), "x is QuantizedTensor, not an array"),  # type: ignore[arg-type]
+    "search of texts": (lambda: hb.search_global_scale(np.array([["a"] * 16])), "takes float32.* not <U1"),
+    "search of integers": (lambda: hb.search_global_scale(np.ones((1, 16), int)), "takes float32.* not int64"),
+    # options
+    "block of numbers": (lambda: hb.get_format("nvfp4", np.ones(3)), "nvfp4 has blocks of 16 or 32, not array"),  # type: ignore[arg-type]
+    "threads of numbers": (lambda: hb.quantize(X, "nvfp4", threads=T), "threads must be a whole number of at least 1"),  # type: ignore[arg-type]
+    "class of threads": (lambda: hb.quantize(X, "nvfp4", threads=int), "threads must be a whole number of at least 1"),  # type: ignore[arg-type]
+    "flashinfer": (lambda: hb.contracts.flashinfer(mode=ANY), "unknown mode of flashinfer 'None'; known: "),
+    "modelopt": (lambda: hb.contracts.modelopt(mode=ANY), "unknown mode of modelopt 'None'; known: "),
+    "fouroversix": (lambda: hb.contracts.fouroversix(rule=ANY), "unknown rule of fouroversix 'None'; known: "),
+    "torchao": (lambda: hb.contracts.torchao(scaling_mode=ANY), "unknown scaling_mode of torchao 'None'; known: "),
+    "tile": (lambda: hb.contracts.transformer_engine(tile=SIXTEEN), "tile is a pair .* not 16"),
+    "miles": (lambda: hb.contracts.miles(env="A=1"), "env is a mapping of environment variables, not 'A=1'"),  # type: ignore[arg-type]
     # parts and their shapes
     "shape": (lambda: hb.QuantizedTensor(**parts(shape=64)), "shape must be a tuple of whole numbers.* not 64"),
     "text shape": (lambda: hb.QuantizedTensor(**parts(shape="ab")), "shape must be a tuple .* not 'ab'"),
@@ -90,6 +104,9 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     # rows
     "no such row": (lambda: Q[10], r"index 10 on shape \(4, 64\): axis 0 has 4"),
     "tensor of rows": (lambda: Q[torch.tensor([0, 1])], "rows are taken by integers and slices, not Tensor"),
+    "array of rows": (lambda: Q[np.array([0, 1])], "rows are taken by integers and slices, not ndarray"),
+    "array and the last axis": (lambda: Q[np.array([0, 1]), :], "rows are taken by integers and slices, not ndarray"),
+    "two dots": (lambda: Q[..., ...], "only one ... is possible"),
     "text in a slice": (lambda: Q["a":], "rows are taken by integers and slices"),
     "float in a slice": (lambda: Q[1.0:2.0], "rows are taken by integers and slices"),
     # devices and dtypes

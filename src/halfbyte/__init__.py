@@ -89,7 +89,8 @@ class _Package(ModuleType):
         home = next((module for module, names in HOMES.items() if name in names), None)
         if home is None and name not in MODULES:
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        module = importlib.import_module(f"{self.__name__}.{home or name}")
+        with importlib.import_module(f"{self.__name__}.subnormals").subnormals_kept():  # tables are made on import
+            module = importlib.import_module(f"{self.__name__}.{home or name}")
         found: object = module if home is None else getattr(module, name)
         super().__setattr__(name, found)
         return found

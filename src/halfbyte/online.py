@@ -30,6 +30,7 @@ from halfbyte.models.experts import expert_module, is_stack
 from halfbyte.online_batch import Batches, Named
 from halfbyte.online_plan import Config, Sync, decided, module_of
 from halfbyte.quantize import quantize
+from halfbyte.subnormals import are_flushed, subnormals_kept
 from halfbyte.types import QuantizedTensor
 
 if TYPE_CHECKING:
@@ -63,6 +64,9 @@ def quantize_named(params: Iterable[Named] | Mapping[str, Array], rules: Rules, 
             "quantize_named takes the pairs, Rules(…) of halfbyte.checkpoint and Config(…) of halfbyte.online, not "
             f"{type(rules).__name__} and {type(config).__name__}"
         )
+    if are_flushed():
+        with subnormals_kept():
+            return quantize_named(params, rules, config)
     pairs = _named(params)
     names, arrays = zip(*pairs, strict=True) if pairs else ((), ())
     shapes = list(map(operator.attrgetter("shape"), arrays))

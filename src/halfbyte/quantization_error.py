@@ -12,6 +12,7 @@ from halfbyte.arrays import Array, check_dense, is_torch, to_numpy
 from halfbyte.errors import InputError, UnsupportedError
 from halfbyte.foreign_arrays import imported, needs_conversion
 from halfbyte.quantize import dequantize
+from halfbyte.subnormals import are_flushed, subnormals_kept
 from halfbyte.types import QuantizedTensor
 
 
@@ -58,6 +59,9 @@ def error(q: QuantizedTensor, x: Array) -> QuantizationError:
     """
     if not isinstance(q, QuantizedTensor):
         raise InputError(f"error takes a QuantizedTensor and a tensor, not {type(q).__name__} first")
+    if are_flushed():
+        with subnormals_kept():
+            return error(q, x)
     if q.contract.transform.hadamard:
         raise UnsupportedError(f"{q.contract} rotates the tensor, so its decoded values do not stand for x")
     if needs_conversion(x) and not is_torch(x) and not isinstance(x, np.ndarray):
@@ -65,6 +69,8 @@ def error(q: QuantizedTensor, x: Array) -> QuantizationError:
     if not hasattr(x, "shape") or tuple(x.shape) != q.shape:
         given = f"has shape {tuple(x.shape)}" if hasattr(x, "shape") else f"is {type(x).__name__}"
         raise InputError(f"x {given}, but q has shape {q.shape}; give the tensor that q stands for")
+    if not (is_torch(x) or isinstance(x, np.ndarray)):
+        raise InputError(f"x is {type(x).__name__}, not an array; give the tensor that q stands for")
     if "complex" in str(x.dtype):
         raise InputError(f"x is {x.dtype}, but the values of q are real")
     if is_torch(x):

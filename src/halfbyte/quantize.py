@@ -24,6 +24,7 @@ from halfbyte.on_device import decode_tensor, quantize_tensor
 from halfbyte.one_call import dequantize_at_once, quantize_at_once
 from halfbyte.prepared import prepare, prepare_decoding
 from halfbyte.request import Arguments, Request, check_shape, check_takes_amax, stores_scale
+from halfbyte.subnormals import HALF, LEAST, subnormals_kept
 from halfbyte.tensor_parts import per_row
 from halfbyte.tracing import dequantize_traced, is_tracing, quantize_traced
 from halfbyte.types import QuantizedTensor, missing_scale
@@ -97,6 +98,9 @@ def quantize(
     arguments = (format, contract, method, block, tile, scaling, global_amax, backend, threads, out)
     if is_tracing() and is_torch(x):
         return quantize_traced(x, Arguments(*arguments))
+    if LEAST * HALF == 0.0:  # subnormal numbers are flushed (subnormals.py)
+        with subnormals_kept():
+            return quantize(x, *arguments)
     if is_on_card(x):
         on_card = quantize_on_card(x, *arguments)
         if on_card is not None:
@@ -174,6 +178,9 @@ def dequantize(
         raise InputError(f"dequantize takes a QuantizedTensor, not {type(q).__name__}; quantize() makes one")
     if is_tracing() and is_torch(q.codes):
         return dequantize_traced(q, dtype, backend, threads, out)
+    if LEAST * HALF == 0.0:
+        with subnormals_kept():
+            return dequantize(q, dtype, backend, threads, out)
     if is_on_card(q.codes):
         from_card = dequantize_on_card(q, dtype, backend, threads, out)
         if from_card is not None:

@@ -9,13 +9,14 @@ import numpy as np
 
 from halfbyte.arrays import Array, to_numpy
 from halfbyte.backends.headroom import headrooms
-from halfbyte.codec.bits import widen
+from halfbyte.codec.bits import DTYPES, widen
 from halfbyte.contracts import Contract
 from halfbyte.errors import InputError, UnsupportedError
 from halfbyte.foreign_arrays import needs_conversion, to_operand
 from halfbyte.methods import Method
 from halfbyte.quantize import dequantize, quantize
 from halfbyte.request import resolve, stores_scale
+from halfbyte.subnormals import are_flushed, subnormals_kept
 from halfbyte.types import QuantizedTensor
 
 
@@ -67,6 +68,11 @@ def search_global_scale(
     >>> found.squared_error <= found.plain_squared_error
     True
     """
+    if are_flushed():
+        with subnormals_kept():
+            return search_global_scale(
+                x, contract, method, octaves=octaves, steps=steps, block=block, backend=backend, threads=threads
+            )
     request = resolve("nvfp4", contract, method, block=block)
     if request.contract.transform.columnwise or request.contract.transform.hadamard:
         raise UnsupportedError(
@@ -82,7 +88,10 @@ def search_global_scale(
         )
     if needs_conversion(x):
         x = to_operand(x)
-    values = widen(to_numpy(x)).astype(np.float64)
+    array = to_numpy(x)
+    if array.dtype not in DTYPES.values():
+        raise InputError(f"search_global_scale takes float32, float16 or bfloat16, not {array.dtype}")
+    values = widen(array).astype(np.float64)
     if not values.size:
         raise InputError(
             f"search_global_scale: a tensor of shape {values.shape} has no elements, so no error to reduce"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 
 from halfbyte.errors import InputError
@@ -22,6 +23,10 @@ def check_threads(threads: object) -> int | None:
     """A number of threads that a caller gave. None leaves the choice to the backend."""
     if threads is None:
         return None
-    if isinstance(threads, bool) or not hasattr(threads, "__index__") or threads.__index__() < 1:
+    try:
+        count = 0 if isinstance(threads, bool) else operator.index(threads)  # type: ignore[arg-type]
+    except TypeError:
+        count = 0
+    if count < 1:
         raise InputError(f"the number of threads must be a whole number of at least 1, not {threads!r}")
-    return int(threads.__index__())
+    return count

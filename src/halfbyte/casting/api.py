@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal, TypedDict, Unpack, overload
 
@@ -21,6 +21,7 @@ from halfbyte.casting.verbatim import PLACEMENTS
 from halfbyte.contracts import Contract, get_contract
 from halfbyte.errors import BackendError, InputError, UnsupportedError, unknown_name
 from halfbyte.formats import FORMATS, BlockFormat
+from halfbyte.subnormals import are_flushed, subnormals_kept
 from halfbyte.types import QuantizedTensor
 
 ALGORITHMS = ("optimal", "hybrid", "verbatim", "requantize")
@@ -118,6 +119,11 @@ def cast(
     >>> report.label, report.spread, report.m, bool((hb.dequantize(result) == hb.dequantize(source)).all())
     ('bit-exact', 2, -8, True)
     """
+    if are_flushed():
+        again: Callable[..., tuple[QuantizedTensor | list[QuantizedTensor] | Array, CastReport]] = cast
+        options: dict[str, Any] = {"share": share, "name": name, "backend": backend, "threads": threads, "out": out}
+        with subnormals_kept():
+            return again(q, format, algorithm, m=m, contract=contract, **options)
     target = _target(format)
     tensors = _tensors(q, name)
     _check(tensors, target, share, name)

@@ -22,6 +22,7 @@ from halfbyte.formats import E2M1, BlockFormat, get_format
 from halfbyte.methods import Gptq
 from halfbyte.quantize import check_global_amax, quantize
 from halfbyte.request import Request, resolve
+from halfbyte.subnormals import are_flushed, subnormals_kept
 from halfbyte.types import QuantizedTensor
 
 
@@ -61,6 +62,11 @@ def gptq(
     device: "cuda" solves on a GPU whatever holds the weight; the result is where the weight is.
     name: how errors call the weight.
     """
+    if are_flushed():
+        again: dict[str, Any] = {"damping": damping, "order": order, "asymmetry": asymmetry, "descent": descent}
+        again |= {"global_amax": global_amax, "backend": backend, "threads": threads, "device": device, "name": name}
+        with subnormals_kept():
+            return gptq(weight, second_moment, format, contract, cross_moment=cross_moment, **again)
     request = request_for(format, contract, threads)
     if needs_conversion(weight):
         weight = to_operand(weight)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import operator
 
 from halfbyte.errors import UnsupportedError, unknown_name
 from halfbyte.formats.elements import E2M1, E4M3, E8M0, ELEMENTS
@@ -32,11 +34,11 @@ def get_format(name: str | BlockFormat, block: int | None = None) -> BlockFormat
         raise unknown_name("format", name, FORMATS)
     if block is None:
         return format
-    if hasattr(block, "__index__"):  # a numpy integer is a whole number too
-        block = block.__index__()
-    if block == format.block and type(block) is int:
+    with contextlib.suppress(TypeError):  # a numpy integer is a whole number too
+        block = operator.index(block)
+    if type(block) is int and block == format.block:
         return format
-    if block not in format.blocks:
+    if type(block) is not int or block not in format.blocks:
         allowed = " or ".join(map(str, format.blocks))
         raise UnsupportedError(f"{format.name} has blocks of {allowed}, not {block!r}")
     return dataclasses.replace(format, block=block)

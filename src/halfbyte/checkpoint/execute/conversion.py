@@ -27,6 +27,7 @@ from halfbyte.checkpoint.execute.writer import disk_error
 from halfbyte.checkpoint.io.files import Files
 from halfbyte.checkpoint.plan.types import Plan
 from halfbyte.errors import InputError
+from halfbyte.subnormals import subnormals_kept
 
 CHUNK = 32 << 20
 """Source bytes per piece: enough to make the fixed cost of a call negligible."""
@@ -185,7 +186,8 @@ def write_shards(plan: Plan, into: Into, prepared: Prepared, report: Callable[[E
     try:
         pool = Pool(plan, Tasks(plan, acts, prepared.sizes), into, report)
         report(Event("begin", pool.done, pool.total))
-        pool.work(prepared.workers)
+        with subnormals_kept():
+            pool.work(prepared.workers)
     finally:
         files.close()
         if prepared.solver is not None:

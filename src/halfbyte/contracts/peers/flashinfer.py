@@ -86,7 +86,7 @@ def flashinfer(
     restricts mode ref to MXFP4 (blocks of 32, power-of-two scales). `e4m3_max`, `err_mode` and `fast` preset the 4over6
     method.
     """
-    check_name("mode of flashinfer", mode, MODES)
+    check_name("mode of flashinfer", str(mode), MODES)
     check_choice(
         "global_scale and ue8m0 belong to flashinfer's mode 'ref'", mode == "ref" or not (global_scale or ue8m0)
     )

@@ -70,7 +70,7 @@ def fouroversix(
     `block_2d` presets 16x16 tiles. `transpose` quantizes the transpose. `rht` applies the random Hadamard transform
     first. `dtype` only restricts the contract to nvfp4 or mxfp4. `dequant` changes no byte.
     """
-    check_name("rule of fouroversix", rule, RULES)
+    check_name("rule of fouroversix", str(rule), RULES)
     check_name("dtype of fouroversix", dtype, ("nvfp4", "mxfp4"))
     nvfp4, mx = NVFP4, MX
     if rule == "static_4":

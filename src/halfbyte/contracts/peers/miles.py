@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from halfbyte.contracts import expressions
-from halfbyte.contracts.options import changed, check_name, error_name, listing_options
+from halfbyte.contracts.options import changed, check_choice, check_name, error_name, listing_options
 from halfbyte.contracts.peers.transformer_engine import FOUR_SIX
 from halfbyte.contracts.peers.transformer_engine import NVFP4 as TE_NVFP4
 from halfbyte.contracts.spec import Contract
@@ -39,6 +39,7 @@ def miles(*, env: Mapping[str, str] | None = None) -> Contract:
     `NVTE_NVFP4_4OVER6` = weights or all turns 4over6 on. Then e4m3_max is 256, unless `NVTE_NVFP4_4OVER6_E4M3_USE_256`
     is set to something other than weights or all. `NVTE_NVFP4_4OVER6_ERR_MODE` is MAE or MSE.
     """
+    check_choice(f"env is a mapping of environment variables, not {env!r}", env is None or isinstance(env, Mapping))
     given = dict(env or {})
     for variable in given:
         check_name("environment variable of miles", variable, VARIABLES)

@@ -69,7 +69,7 @@ def modelopt(*, mode: str = "nvfp4", k_max: int | None = None) -> Contract:
     another formula. The modes quantize_mxfp4_to_nvfp4 and quantize_mxfp4_to_nvfp4_lossless are for `hb.cast`. The
     latter takes `k_max`, the largest exponent of all tensors that share a global scale (None: of this tensor).
     """
-    check_name("mode of modelopt", mode, MODES)
+    check_name("mode of modelopt", str(mode), MODES)
     cast = CASTS.get(mode)
     check_choice("k_max belongs to the mode quantize_mxfp4_to_nvfp4_lossless", k_max is None or cast is CLOSED_FORM)
     rule, method = MODES[mode]

@@ -57,7 +57,7 @@ def torchao(
     `mode` only restricts the contract to "nvfp4" or "mx". `swizzled` changes the order of torchao's output, not the
     value of a byte; to get that order, apply `halfbyte.layouts.swizzle` to the result.
     """
-    check_name("scaling_mode of torchao", scaling_mode, SCALES)
+    check_name("scaling_mode of torchao", str(scaling_mode), SCALES)
     check_name("mode of torchao", mode, ("nvfp4", "mx"))
     mx = MXRule(
         scale=SCALES[scaling_mode],

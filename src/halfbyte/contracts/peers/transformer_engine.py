@@ -74,7 +74,10 @@ def transformer_engine(
     check_choice(
         "with_rht needs columnwise=True: TransformerEngine rotates that operand only", columnwise or not with_rht
     )
-    check_choice(f"tile is a pair such as (1, 16) or (16, 16), not {tile!r}", tile is None or len(tuple(tile)) == 2)
+    check_choice(
+        f"tile is a pair such as (1, 16) or (16, 16), not {tile!r}",
+        tile is None or (isinstance(tile, tuple | list) and len(tile) == 2),
+    )
     return Contract(
         name="transformer_engine",
         source="TransformerEngine 2.20.0.dev0 (2026-08-22), Python reference quantizer",
