@@ -1,6 +1,6 @@
 // Reading a file and finding the largest magnitude in the same pass, while the bytes are in the cache; and writing
 // several parts of a file in one call.
-#include "files.h"
+#include "codes/writing.h"
 #include <algorithm>
 #include <cerrno>
 

@@ -1,9 +1,9 @@
 // A matrix from a file, or from memory, to packed codes and scale bytes in another file: quantized, hashed and written
 // in pieces that stay in the cache, in one call. And arrays that are hashed while they are written.
 #include "../direct.h"
-#include "../files.h"
 #include "../kernels.h"
 #include "../recipe.h"
+#include "writing.h"
 #include <algorithm>
 #include <cstring>
 
