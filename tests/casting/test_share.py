@@ -78,7 +78,7 @@ def test_a_stack_of_one_expert(algorithm: str, spread: int) -> None:
         assert np.asarray(result.stored_scale).shape == shape
         assert result.contract == alone.contract
         assert_same_bits(np.asarray(result.codes)[0], alone.codes)
-        assert_same_bits(hb.dequantize(result)[0], hb.dequantize(alone))  # type: ignore[index]
+        assert_same_bits(hb.dequantize(result)[0], hb.dequantize(alone))
         assert (report.label, report.m, report.parts) == (alone_report.label, alone_report.m, ())
         assert [(cost.share, cost.scales) for cost in report.costs] == [("tensor", 1), ("expert", 1)]
         assert {cost.squared_error for cost in report.costs} == {alone_report.squared_error}
