@@ -39,6 +39,7 @@ TESTS = [
             "resolution",
             "messages",
             "online",
+            "no_rows",
             "search",
             "types",
             "saved",
