@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 import halfbyte as hb
+from benchmarks import quality, quality_layers
 from benchmarks.modelopt_cpu import BLOCK, by_columns, static_fake_quant
 from benchmarks.quality import weight_error
 from benchmarks.quality_layers import Layers, line_of, output_errors
@@ -121,3 +123,25 @@ def test_a_line_counts_the_layers_that_hb_gptq_wins() -> None:
     peer = {**made, "name": "peer", "other": {"a": 0.3, "b": 0.3}}
     assert "0.300000    1/2" in line_of(peer, [ours, peer])
     assert line_of({"name": "peer", "skipped": "no GPU"}, [ours]).endswith("skipped: no GPU")
+
+
+def test_single_layers_from_the_command(
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rows in the order of the table, each in the file as soon as it is made."""
+    tokens = np.random.default_rng(0).integers(0, 256, 4000).astype(np.uint16)
+    for module in (quality, quality_layers):
+        monkeypatch.setattr(module, "LENGTH", 40)
+        monkeypatch.setattr(module.texts, "tokens", lambda kind, source: tokens)
+    monkeypatch.setattr(quality_layers, "SKIP", 1000)
+    monkeypatch.setattr(quality_layers, "MODEL", scene.source)
+    monkeypatch.setattr(quality_layers, "layer_recipes", list)
+    file = tmp_path / "layers.json"
+    monkeypatch.setattr("sys.argv", ["layers", "--layers", "1", "--quick", "--json", str(file)])
+    quality_layers.main()
+    report = json.loads(file.read_text())
+    assert tuple(row["name"] for row in report["rows"]) == quality_layers.ROWS
+    amax, *_, ours = report["rows"]
+    assert all(ours["calibrated"][name] < amax["calibrated"][name] for name in amax["calibrated"])
+    assert ours["prose"]["kl"]["value"] > 0
+    assert f"{len(amax['other'])} linear layers" in capsys.readouterr().out

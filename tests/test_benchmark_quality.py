@@ -13,7 +13,7 @@ import torch
 
 from benchmarks.quality import rounding_for, row_of, started, weight_error
 from benchmarks.quality_recipes import Recipe, Scene, SkippedError, recipes
-from benchmarks.quality_tables import line_of, recovered, recovered_interval, table
+from benchmarks.quality_tables import comparison, line_of, recovered, recovered_interval, table
 from halfbyte.calibration.evaluation import result_of
 from tests.calibration.scenes import model, windows
 
@@ -94,3 +94,18 @@ def test_smoothed_scenes_have_divided_statistics(scene: Scene) -> None:
     power = torch.from_numpy(np.ldexp(1.0, smooth.smoothing.columns[name].astype(np.int32)))
     assert (power != 1).any()
     torch.testing.assert_close(after * power, before)
+
+
+def test_rows_compared_with_one_row() -> None:
+    """Every window of the second row costs a tenth more than that of the first, however hard the window is."""
+    source = [1.0, 2.0, 3.0]
+    rows = [
+        row("ours", [1.1, 2.2, 3.3], source),
+        row("peer", [1.1 + math.log(1.1), 2.2 + math.log(1.1), 3.3 + math.log(1.1)], source),
+    ]
+    for one, kl in zip(rows, ([0.1, 0.2, 0.3], [0.15, 0.25, 0.35]), strict=True):
+        one["prose"]["windows"]["kl"] = kl
+    report = {"rows": [*rows, {"name": "missing", "skipped": "no GPU"}]}
+    assert comparison(report, "ours")[2:] == ["| peer | +10.00 % (+10.00 to +10.00) | +0.0500 (+0.0500 to +0.0500) |"]
+    with pytest.raises(SystemExit, match="no row is called 'their'; there are 'ours', 'peer'"):
+        comparison(report, "their")
