@@ -159,7 +159,7 @@ SMOOTH = Smoothing(())
         ({"solved": HERE, "statistics": HERE, "activations": "stats"}, True),
         ({"solved": HERE, "statistics": HERE, "smoothing": SMOOTH}, True),
         ({"to": "mxfp4", "activations": "stats"}, False),
-        ({"method": "hessian"}, False),
+        ({"method": "hessian"}, GPTQ.replace("gptq", "hessian")),
         ({"solved": HERE, "statistics": HERE}, SOLVED),
         ({"solved": HERE, "method": "gptq"}, SOLVED),
         ({"strict_statistics": True}, "--strict-stats belongs to --stats"),
