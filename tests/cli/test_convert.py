@@ -296,7 +296,7 @@ def test_json_log(tmp_path: Path, source: Path) -> None:
     ("arguments", "message"),
     [
         (("--to", "int4"), "unknown target format 'int4'"),
-        (("--method", "best"), "unknown method 'best'; known: amax, four_six, optimal, sweep"),
+        (("--method", "best"), "unknown method 'best'; known: amax, four_six, gptq, hessian, optimal, sweep"),
         (("--layout", "awq"), "unknown layout 'awq'"),
         (("--device", "tpu"), "unknown device 'tpu'"),
         (("--device", "cuda:x"), "unknown device 'cuda:x'"),
