@@ -106,7 +106,7 @@ def test_a_report_that_cannot_be_written(tmp_path: Path, command: str) -> None:
     path = make("llama", tmp_path / "m")
     result = run(command, path, "--json", tmp_path / "nowhere" / "report.json")
     assert result.exit_code == 2
-    assert "report.json cannot be written: No such file or directory" in result.output
+    assert "report.json cannot be written: " in result.output
 
 
 def test_two_files_without_an_index(tmp_path: Path) -> None:
