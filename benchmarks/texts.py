@@ -9,9 +9,10 @@ from __future__ import annotations
 import gzip
 import hashlib
 import html
-import importlib
 import io
 import re
+import subprocess
+import sys
 import tarfile
 import urllib.parse
 import urllib.request
@@ -36,6 +37,10 @@ SHORTEST = 200
 """Characters of a paragraph that is kept."""
 
 KINDS = ("prose", "code")
+ASK_PIP = """
+from pip._internal.commands import create_command
+print(create_command("download").parser.get_default_values().index_url)
+"""
 
 
 def fetch(kind: str) -> Path:
@@ -93,8 +98,8 @@ def _code() -> str:
 
 def index() -> str:
     """The package index that pip installs from: its own default, or what its options, variables and files say."""
-    pip = importlib.import_module("pip._internal.commands")
-    return str(pip.create_command("download").parser.get_default_values().index_url)
+    done = subprocess.run([sys.executable, "-c", ASK_PIP], check=True, capture_output=True, text=True)
+    return done.stdout.strip()
 
 
 def _archive(project: str, name: str, sha256: str) -> bytes:

@@ -38,7 +38,9 @@ def get_format(name: str | BlockFormat, block: int | None = None) -> BlockFormat
         block = operator.index(block)
     if type(block) is int and block == format.block:
         return format
-    if type(block) is not int or block not in format.blocks:
-        allowed = " or ".join(map(str, format.blocks))
-        raise UnsupportedError(f"{format.name} has blocks of {allowed}, not {block!r}")
+    allowed = " or ".join(map(str, format.blocks))
+    if type(block) is not int:
+        raise UnsupportedError(f"block is a whole number, {allowed} for {format.name}, not {block!r}")
+    if block not in format.blocks:
+        raise UnsupportedError(f"{format.name} has blocks of {allowed}, not {block}")
     return dataclasses.replace(format, block=block)
