@@ -170,7 +170,7 @@ UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
     ({"contract": "gguf"}, "^contract gguf decodes nvfp4 only: it has no quantizer"),
     # blocks
     ({"block": 8}, "^nvfp4 has blocks of 16 or 32, not 8$"),
-    ({"block": "16"}, "^nvfp4 has blocks of 16 or 32, not '16'$"),
+    ({"block": "16"}, "^block is a whole number, 16 or 32 for nvfp4, not '16'$"),
     ({"format": "mxfp8", "block": 16}, "^mxfp8 has blocks of 32, not 16$"),
     ({"format": "mxfp4", "contract": "gguf", "block": 16}, "contract gguf has .*32"),
     # tiles
