@@ -14,6 +14,7 @@ import halfbyte as hb
 from halfbyte.backends.cpu.headroom import survey
 from halfbyte.backends.headroom import ALONE, SMALL, Trial, best, candidate, ends, headrooms, merged, probe, widened
 from halfbyte.backends.survey import Between, survey_part
+from halfbyte.codec.bits import DTYPES
 from halfbyte.contracts.spec import Scaling
 from halfbyte.errors import InputError
 from halfbyte.methods import Method
@@ -203,6 +204,19 @@ def test_early_decisions_go_both_ways() -> None:
         (totals,) = survey(x, np.abs(x).max().reshape(1), request, (1.0, 2.0), decides=True)
         chosen.add(best((1.0, 2.0), totals))
     assert chosen == {1.0, 2.0}
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("gains", [(), (0,), (4095, 4096), (9999,)], ids=str)
+def test_the_block_that_decides_may_be_the_last_at_the_top(gains: tuple[int, ...], dtype: str) -> None:
+    """Ten thousand blocks are beyond the top, which is more than the library lists at once; few of them gain."""
+    x = np.tile(np.eye(16, dtype=np.float32)[0], (100, 100))
+    x.reshape(-1, 16)[list(gains)] = np.linspace(0.6, 0.95, 16, dtype=np.float32)
+    x, amax = x.astype(DTYPES[dtype]), np.ones(1, np.float32)
+    own = resolve("nvfp4", None, "optimal", dtype=dtype, threads=1)
+    (early,) = survey(x, amax, own, (1.0, 2.0), decides=True)
+    (sums,) = survey(x, amax, own, (1.0, 2.0))
+    assert best((1.0, 2.0), early) == best((1.0, 2.0), sums) == (2.0 if gains else 1.0)
 
 
 # --- what it is for ---

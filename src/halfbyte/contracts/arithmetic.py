@@ -7,6 +7,7 @@ that each fact has one place.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -65,8 +66,9 @@ def scale_byte(pre_scale: F32, policy: ScaleByte) -> U8:
 
 
 def zero_scale_byte(rule: NVFP4Rule, t: TensorScale) -> int:
-    """The scale byte of an all-zero block under one tensor-level scale."""
-    return int(scale_byte(rule.pre_scale(np.zeros(1, np.float32), t), rule.scale_byte).reshape(-1)[0])
+    """The scale byte of an all-zero block under a tensor-level scale: the first one, of several."""
+    first = replace(t, amax=t.amax.reshape(-1)[:1], factor=t.factor.reshape(-1)[:1])
+    return int(scale_byte(rule.pre_scale(np.zeros(1, np.float32), first), rule.scale_byte)[0])
 
 
 def first_scale_byte(rule: NVFP4Rule) -> int:

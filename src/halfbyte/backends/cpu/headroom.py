@@ -182,7 +182,8 @@ def _row_totals(
     x: npt.NDArray[Any], amax: F32, request: Request, candidates: tuple[float, ...], decides: bool
 ) -> RowTotals:
     found = [candidate(amax, headroom, request) for headroom in candidates]
-    rows = np.flatnonzero(_served(x, request, found, amax))
+    served = _served(x, request, found, amax)
+    rows, others = np.flatnonzero(served), np.flatnonzero(~served)
     sums = None
     if rows.size == amax.size:
         sums = _many_scales(x, request, candidates, found, amax, decides)
@@ -190,8 +191,7 @@ def _row_totals(
         some = [candidate(amax[rows], headroom, request) for headroom in candidates]
         sums = _many_scales(np.ascontiguousarray(x[rows]), request, candidates, some, amax[rows], decides)
     if sums is None:
-        rows, sums = rows[:0], np.zeros((0, len(candidates)), np.int64)
-    others = np.setdiff1d(np.arange(amax.size), rows)
+        rows, sums, others = rows[:0], np.zeros((0, len(candidates)), np.int64), np.arange(amax.size)
     whole = others.size and (amax[others] > 0).any()  # sums by the reference may be larger
     totals = np.zeros((amax.size, len(candidates)), object if whole else sums.dtype)
     totals[rows] = sums

@@ -109,8 +109,10 @@ void rotate(const void* x, int64_t groups, int dtype, const float* matrix, void*
 }
 
 int64_t ends(const void* x, int64_t blocks, int block, int dtype, int32_t bottom, int32_t top, int64_t* out) {
-    if (dtype == FP32) return list_ends((const int32_t*)x, blocks, block, bottom, top, out);
-    return list_ends((const int16_t*)x, blocks, block, bottom, top, out);
+    if (dtype == FP32 && block == 16) return list_ends<16>((const int32_t*)x, blocks, bottom, top, out);
+    if (dtype == FP32) return list_ends<32>((const int32_t*)x, blocks, bottom, top, out);
+    if (block == 16) return list_ends<16>((const int16_t*)x, blocks, bottom, top, out);
+    return list_ends<32>((const int16_t*)x, blocks, bottom, top, out);
 }
 
 void errors(const void* x, int64_t stride, int64_t rows, int64_t column, const GeneralSearch* t, float* out,

@@ -9,7 +9,7 @@ namespace {
 const int64_t CHUNK = 4096;  // blocks whose errors are held at once
 
 struct Scratch {
-    std::vector<int64_t> listed;
+    std::vector<int64_t> listed, tops;
     std::vector<uint8_t> gathered, joined;
     std::vector<float> errors;
 };
@@ -165,45 +165,74 @@ struct EndsOf {
         return to.data();
     }
 
-    // Adds what blocks with an amax up to `bottom`, or beyond `top`, cost. After `step` of them, and then ever larger
-    // steps, `done` is asked whether the rest may be left out.
-    template <class Done>
-    bool add(float bottom, float top, int64_t step, Done done) {
+    // Adds blocks by their numbers.
+    bool add(const int64_t* listed, int64_t count) {
         const Survey& survey = candidates.survey;
-        const GeneralSearch& first = survey.search[0];
         const Places pair = {2, {survey.one, survey.two}};
         const int64_t size = candidates.block_bytes();
-        const int32_t low = bits_up_to(bottom, first.dtype), high = bits_up_to(top, first.dtype);
-        Scratch& s = scratch();
-        s.listed.resize((size_t)CHUNK);
-        for (int64_t start = 0; start < blocks; start += CHUNK) {
-            const int64_t count = std::min(blocks - start, CHUNK);
-            const uint8_t* here = joined(start, count);
-            const int64_t found =
-                searches_of(isa)->ends(here, count, first.block, first.dtype, low, high, s.listed.data());
-            for (int64_t from = 0, some; from < found; from += some) {
-                some = std::min(found - from, step);
-                s.gathered.resize((size_t)(some * size));
-                for (int64_t i = 0; i < some; ++i)
-                    std::memcpy(s.gathered.data() + i * size, here + s.listed[(size_t)(from + i)] * size, (size_t)size);
-                if (!candidates.add(s.gathered.data(), size, some, 0, pair, nullptr, sums)) return false;
-                if (done()) return true;
-                step = std::min(2 * step, CHUNK);
-            }
+        std::vector<uint8_t>& to = scratch().gathered;
+        if ((int64_t)to.size() < count * size) to.resize((size_t)(count * size));
+        for (int64_t i = 0; i < count; ++i) std::memcpy(to.data() + i * size, x + listed[i] * stride, (size_t)size);
+        return candidates.add(to.data(), size, count, 0, pair, nullptr, sums);
+    }
+
+    // Lists the blocks of one chunk with an amax beyond `top`, and those with one up to `bottom` as their complements.
+    int64_t list(int64_t start, float bottom, float top) const {
+        const GeneralSearch& of = candidates.survey.search[0];
+        const int32_t low = bits_up_to(bottom, of.dtype), high = bits_up_to(top, of.dtype);
+        const int64_t count = std::min(blocks - start, CHUNK);
+        std::vector<int64_t>& to = scratch().listed;
+        to.resize((size_t)CHUNK);
+        const int64_t found =
+            searches_of(isa)->ends(joined(start, count), count, of.block, of.dtype, low, high, to.data());
+        for (int64_t i = 0; i < found; ++i) to[i] += to[i] < 0 ? -start : start;
+        return found;
+    }
+
+    // Adds blocks in ever larger steps, until 2 is ahead.
+    bool add_until_ahead(const int64_t* listed, int64_t count, int64_t* step) {
+        for (int64_t from = 0, some; from < count && !second_is_less(); from += some) {
+            some = std::min(count - from, *step);
+            if (!add(listed + from, some)) return false;
+            *step = std::min(2 * *step, CHUNK);
         }
         return true;
     }
 
     // Decides: adds as much as it takes until it is certain which of the two costs less. A block beyond `top` never
-    // costs more under 2. So once 2 is ahead, it stays ahead.
+    // costs more under 2. So with all blocks at the bottom added, 2 stays ahead once it is.
     bool decide(float bottom, float top) {
-        constexpr int64_t FEW = 16;
-        const float none = 0.0f, all = std::numeric_limits<float>::infinity();
-        return add(bottom, all, CHUNK, [] { return false; }) && add(none, top, FEW, [&] { return second_is_less(); });
+        std::vector<int64_t>&listed = scratch().listed, &tops = scratch().tops;
+        tops.clear();
+        int64_t next = 0, step = 16;  // `next`: where listing goes on if these blocks at the top are not enough
+        for (int64_t start = 0; start < blocks; start += CHUNK) {
+            const int64_t found = list(start, bottom, top);
+            const bool room = (int64_t)tops.size() < CHUNK;
+            int64_t bottoms = 0;
+            for (int64_t i = 0; i < found; ++i) {
+                if (listed[(size_t)i] < 0) listed[(size_t)bottoms++] = ~listed[(size_t)i];
+                else if (room) tops.push_back(listed[(size_t)i]);
+            }
+            if (bottoms && !add(listed.data(), bottoms)) return false;
+            if (room) next = start + CHUNK;
+        }
+        if (!add_until_ahead(tops.data(), (int64_t)tops.size(), &step)) return false;
+        for (; next < blocks && !second_is_less(); next += CHUNK) {
+            const int64_t found = list(next, 0.0f, top);
+            if (!add_until_ahead(listed.data(), found, &step)) return false;
+        }
+        return true;
     }
 
     bool all(float bottom, float top) {
-        return add(bottom, top, CHUNK, [] { return false; });
+        for (int64_t start = 0; start < blocks; start += CHUNK) {
+            const int64_t found = list(start, bottom, top);
+            std::vector<int64_t>& listed = scratch().listed;
+            for (int64_t i = 0; i < found; ++i)
+                if (listed[(size_t)i] < 0) listed[(size_t)i] = ~listed[(size_t)i];
+            if (!add(listed.data(), found)) return false;
+        }
+        return true;
     }
 
     bool second_is_less() const {
@@ -251,7 +280,10 @@ int64_t hb_sizeof_survey() { return sizeof(Survey); }
 // Lists blocks whose largest magnitude is beyond `top`, or is not 0 and not beyond `bottom`.
 int64_t hb_list_ends(int isa, const void* x, int64_t blocks, int block, int dtype, float bottom, float top,
                      int64_t* out) {
-    return searches_of(isa)->ends(x, blocks, block, dtype, bits_up_to(bottom, dtype), bits_up_to(top, dtype), out);
+    const int32_t low = bits_up_to(bottom, dtype), high = bits_up_to(top, dtype);
+    const int64_t found = searches_of(isa)->ends(x, blocks, block, dtype, low, high, out);
+    for (int64_t i = 0; i < found; ++i) out[i] = out[i] < 0 ? ~out[i] : out[i];
+    return found;
 }
 
 // Adds to `sums`, one per candidate. `first`: the first block of a sample. Returns 1 if it cannot.
