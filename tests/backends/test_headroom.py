@@ -219,6 +219,32 @@ def test_the_block_that_decides_may_be_the_last_at_the_top(gains: tuple[int, ...
     assert best((1.0, 2.0), early) == best((1.0, 2.0), sums) == (2.0 if gains else 1.0)
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_small_gain_at_the_top_decides_nothing(threads: int) -> None:
+    """The first block gains a little under 2, and 262,143 at the bottom lose more than that together."""
+    top = np.zeros(16, np.float32)
+
+    def gain(value: float) -> int:
+        top[1:] = value
+        (sums,) = survey(top[None], np.ones(1, np.float32), request, (1.0, 2.0))
+        assert None not in sums
+        return int(sums[0] or 0) - int(sums[1] or 0)
+
+    request = dataclasses.replace(resolve("nvfp4", None, "optimal"), threads=threads)
+    top[0] = 1.0
+    low, high = np.float32(0.58), np.float32(0.532)  # nothing is gained with the first, and something with the second
+    assert gain(low) == 0 < gain(high)
+    while (middle := np.float32((low + high) / 2)) not in (low, high):
+        low, high = (middle, high) if gain(middle) <= 0 else (low, middle)
+    x = np.random.default_rng(0).uniform(0.5, 1, (4096, 1024)).astype(np.float32) * np.float32(1.5 * 2.0**-17)
+    top[1:] = high
+    x[0, :16] = top
+    assert gain(high) > 0
+    (sums,) = survey(x, np.ones(1, np.float32), request, (1.0, 2.0))
+    (early,) = survey(x, np.ones(1, np.float32), request, (1.0, 2.0), decides=True)
+    assert best((1.0, 2.0), sums) == best((1.0, 2.0), early) == 1.0
+
+
 # --- what it is for ---
 
 

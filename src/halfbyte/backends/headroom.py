@@ -28,8 +28,14 @@ E_2·4 = E_1, except where
 `Ends` says which blocks to search for one pair of multipliers; None: all of them.
 
 A block above `Ends.bottom` never costs more under 2 than under 1: every scale that can win under 1 is tried under 2 as
-well, with the same float32 error. So to decide between 1 and 2 alone, a backend may add up all blocks at the bottom
-first, then others, and stop as soon as the sum of 2 is the smaller one: no further block can make it the larger one.
+well, with the same float32 error. A block at the bottom has n_2 − n_1 <= `MOST_LOST`, because it only costs more if an
+odd multiple t of 2**-9·g wins under 1. Let M < 48·t be its amax (above) and s the smallest scale of 2 from M/6 on.
+Clipping alone costs (M − 6·t)² under t. If s is tried, no element costs more than s² under it, and s <= 9/8·M/6, or
+s <= M/6 + 2**-8·g below 2**-4·g. The difference is at most 47·t² for 16 elements, and 828·t² for 32; t <= 15/512·g.
+If s is not tried, then s = 2**-7·g and half of it is tried, which costs less, and at most 13²·2**-16·g² an element
+where codes wrap. Together: less than 0.042·g² for 16 elements, 0.72·g² for 32, and g² < 4·4**k_1. So to decide between
+1 and 2 alone, a backend may add up the ends of one part after the other, and stop as soon as T_2 is smaller than T_1
+by more than `MOST_LOST` for all blocks that are left; within a part, the bottom comes first.
 
 The headroom of the contract's 4over6 (448/256) needs a search of every block under it and under 1. Small tensors get
 that. Larger ones, or groups that share a scale, are probed first: T_h over a sample of their blocks, for every
@@ -65,6 +71,8 @@ CLEARLY = 15, 16
 """A probed headroom is a candidate if it costs less than 15/16 of the best of the others."""
 FRACTION_BITS = 16
 """An error counts in steps of 2**-16 of its unit."""
+MOST_LOST = {16: 1 << 14, 32: 1 << 18}
+"""By how many of these steps a block of so many elements can cost more under 2 than under 1."""
 ORDINARY = (2.0**-60, 2.0**59)
 """Amaxes for which doubling changes nothing but exponents, in every formula that the kernels have."""
 

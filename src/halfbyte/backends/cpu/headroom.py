@@ -25,6 +25,7 @@ from halfbyte.backends.headroom import (
     DEFAULT,
     EVERY,
     FRACTION_BITS,
+    MOST_LOST,
     Candidate,
     Ends,
     Sample,
@@ -250,7 +251,7 @@ def _one_scale(
     if own.decides or not decides or edge is None or len(found) > 2:
         totals = over_rows(0, x.shape[0])
     else:
-        totals = _by_steps(own, edge, x, over_rows)
+        totals = _by_steps(own, x, request.format.block, over_rows)
     del held
     return totals
 
@@ -286,17 +287,18 @@ def ends_listed(
 
 
 def _by_steps(
-    own: Survey, edge: Ends, x: npt.NDArray[Any], over_rows: Callable[[int, int], tuple[int, ...] | None]
+    own: Survey, x: npt.NDArray[Any], block: int, over_rows: Callable[[int, int], tuple[int, ...] | None]
 ) -> tuple[int, ...] | None:
-    """What survey.cpp does on one thread, on several: all blocks at the bottom, then others until 2 is ahead."""
-    own.top = float("inf")
-    totals = over_rows(0, x.shape[0])
-    own.bottom, own.top = 0.0, float(edge.top)
+    """What survey.cpp does on one thread, on several: both ends of ever larger parts, until 2 is far enough ahead."""
+    totals: tuple[int, ...] | None = (0, 0)
     start, step = 0, max(1, FIRST_STEP // x.shape[1])
-    while totals is not None and start < x.shape[0] and totals[own.two] >= totals[own.one]:
+    while totals is not None and start < x.shape[0]:
         more = over_rows(start, min(start + step, x.shape[0]))
         totals = None if more is None else (totals[0] + more[0], totals[1] + more[1])
         start, step = start + step, 2 * step
+        left = max(0, x.shape[0] - start) * (x.shape[1] // block)
+        if totals is not None and totals[own.two] + MOST_LOST[block] * left < totals[own.one]:
+            break
     return totals
 
 

@@ -176,11 +176,11 @@ struct EndsOf {
         return candidates.add(to.data(), size, count, 0, pair, nullptr, sums);
     }
 
-    // Lists the blocks of one chunk with an amax beyond `top`, and those with one up to `bottom` as their complements.
-    int64_t list(int64_t start, float bottom, float top) const {
+    // Lists blocks from `start` on, at most CHUNK: those with an amax beyond `top`, and those with one up to `bottom`
+    // as their complements.
+    int64_t list(int64_t start, int64_t count, float bottom, float top) const {
         const GeneralSearch& of = candidates.survey.search[0];
         const int32_t low = bits_up_to(bottom, of.dtype), high = bits_up_to(top, of.dtype);
-        const int64_t count = std::min(blocks - start, CHUNK);
         std::vector<int64_t>& to = scratch().listed;
         to.resize((size_t)CHUNK);
         const int64_t found =
@@ -189,44 +189,33 @@ struct EndsOf {
         return found;
     }
 
-    // Adds blocks in ever larger steps, until 2 is ahead.
-    bool add_until_ahead(const int64_t* listed, int64_t count, int64_t* step) {
-        for (int64_t from = 0, some; from < count && !second_is_less(); from += some) {
-            some = std::min(count - from, *step);
-            if (!add(listed + from, some)) return false;
-            *step = std::min(2 * *step, CHUNK);
-        }
-        return true;
-    }
-
     // Decides: adds as much as it takes until it is certain which of the two costs less. A block beyond `top` never
-    // costs more under 2. So with all blocks at the bottom added, 2 stays ahead once it is.
+    // costs more under 2, and one at the bottom not much more. So 2 wins once it is far enough ahead.
     bool decide(float bottom, float top) {
         std::vector<int64_t>&listed = scratch().listed, &tops = scratch().tops;
-        tops.clear();
-        int64_t next = 0, step = 16;  // `next`: where listing goes on if these blocks at the top are not enough
-        for (int64_t start = 0; start < blocks; start += CHUNK) {
-            const int64_t found = list(start, bottom, top);
-            const bool room = (int64_t)tops.size() < CHUNK;
+        int64_t step = 16;
+        for (int64_t start = 0, count, some = 64; start < blocks; start += count, some = std::min(4 * some, CHUNK)) {
+            count = std::min(blocks - start, some);
+            const int64_t found = list(start, count, bottom, top);
             int64_t bottoms = 0;
+            tops.clear();
             for (int64_t i = 0; i < found; ++i) {
                 if (listed[(size_t)i] < 0) listed[(size_t)bottoms++] = ~listed[(size_t)i];
-                else if (room) tops.push_back(listed[(size_t)i]);
+                else tops.push_back(listed[(size_t)i]);
             }
-            if (bottoms && !add(listed.data(), bottoms)) return false;
-            if (room) next = start + CHUNK;
-        }
-        if (!add_until_ahead(tops.data(), (int64_t)tops.size(), &step)) return false;
-        for (; next < blocks && !second_is_less(); next += CHUNK) {
-            const int64_t found = list(next, 0.0f, top);
-            if (!add_until_ahead(listed.data(), found, &step)) return false;
+            if (!add(listed.data(), bottoms)) return false;
+            for (int64_t from = 0, all = (int64_t)tops.size(); from < all;
+                 from += step, step = std::min(2 * step, CHUNK)) {
+                if (!add(tops.data() + from, std::min(all - from, step))) return false;
+                if (second_is_less_behind(blocks - start - count)) return true;
+            }
         }
         return true;
     }
 
     bool all(float bottom, float top) {
         for (int64_t start = 0; start < blocks; start += CHUNK) {
-            const int64_t found = list(start, bottom, top);
+            const int64_t found = list(start, std::min(blocks - start, CHUNK), bottom, top);
             std::vector<int64_t>& listed = scratch().listed;
             for (int64_t i = 0; i < found; ++i)
                 if (listed[(size_t)i] < 0) listed[(size_t)i] = ~listed[(size_t)i];
@@ -235,9 +224,14 @@ struct EndsOf {
         return true;
     }
 
-    bool second_is_less() const {
+    bool second_is_less() const { return second_is_less_behind(0); }
+
+    // Whether 2 costs less, whatever the `rest` of the blocks costs.
+    bool second_is_less_behind(int64_t rest) const {
         const Sum &one = sums[candidates.survey.one], &two = sums[candidates.survey.two];
-        return ((__int128)two.rest << 32) + two.low < ((__int128)one.rest << 32) + one.low;
+        // By how much a block can cost more under 2. (backends/headroom.py: MOST_LOST)
+        const __int128 most = (__int128)rest << (candidates.survey.search[0].block == 16 ? 14 : 18);
+        return ((__int128)two.rest << 32) + two.low + most < ((__int128)one.rest << 32) + one.low;
     }
 };
 
