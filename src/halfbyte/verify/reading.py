@@ -1,7 +1,7 @@
 """Tensors of a checkpoint, read: whole, some rows of them, or from end to end in pieces.
 
-They are read and not mapped. What a disk cannot read, or a file that was cut since its header was read, is an error that
-names the file and the tensor then, and not the end of the process.
+They are read and not mapped. So what a disk cannot read, or a file that was cut since its header was read, is an error
+that names the file and the tensor, and not the end of the process.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ from halfbyte.checkpoint.io.index import Tensor
 from halfbyte.layouts.description import FLOATS
 from halfbyte.models.partners import ANY, FusedLayers, fused_groups
 from halfbyte.verify.problems import Problem
-from halfbyte.verify.stored import Contents, StoredTensors
 from halfbyte.verify.reading import read_whole
+from halfbyte.verify.stored import Contents, StoredTensors
 
 CONSEQUENCE = "servers use one of them for the whole fused layer, which is then wrong by the ratio, or refuse"
 
