@@ -196,9 +196,7 @@ def test_a_source_that_changed_between_ranks(tmp_path: Path, plan: Plan) -> None
 
 def says_what_ranks_can_do(text: str, destination: Path) -> None:
     assert "--overwrite" not in text
-    assert text.endswith(
-        f"stop every rank, delete {destination} and start them again, or give all of them another directory"
-    )
+    assert f"To begin anew, stop every rank, delete {destination} and start them again" in text
 
 
 @pytest.mark.parametrize("count", [1, 2])

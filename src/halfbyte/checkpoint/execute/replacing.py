@@ -28,5 +28,6 @@ def without_overwrite(destination: Path) -> Iterator[None]:
     except ReplaceError as error:
         raise CheckpointError(
             f"{error.fact}. Ranks cannot replace files: all of them need the same options and the same source. To "
-            f"begin anew, stop every rank, delete {destination} and start them again, or give all of them another directory"
+            f"begin anew, stop every rank, delete {destination} and start them again, or give all of them another "
+            "directory"
         ) from error
