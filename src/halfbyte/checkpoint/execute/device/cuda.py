@@ -19,7 +19,7 @@ import numpy.typing as npt
 from halfbyte.backends.device_reading import DeviceReader, can_read_to_device
 from halfbyte.backends.gpu import Bound, BoundSurvey, QuantizingCalls, float32_bits, group_amaxes, survey_matrix
 from halfbyte.backends.headroom import Sample, Trial
-from halfbyte.checkpoint.execute.device.protocol import DeviceMemoryError, Encoded, Matrix
+from halfbyte.checkpoint.execute.device.protocol import STAGED, DeviceMemoryError, Encoded, Matrix
 from halfbyte.checkpoint.execute.device.torch_decode import decode
 from halfbyte.checkpoint.execute.engine import Engine
 from halfbyte.checkpoint.io.buffers import page_memory
@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-BUFFER, BUFFERS = 1 << 20, 4
+BUFFERS = 4
+BUFFER = STAGED // BUFFERS
 """Bytes of the pinned buffers through which files are read, and how many a stream has: they stay in the cache."""
 
 PORTABLE = 1
