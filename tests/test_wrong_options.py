@@ -82,12 +82,12 @@ def test_methods(method: Any) -> None:
 
 
 def test_what_is_said_of_arrays_and_of_huge_counts() -> None:
-    three = np.zeros(3)
+    three: Any = np.zeros(3)
     wrong: dict[str, Callable[[], object]] = {
         "scaling_mode of torchao takes a single value, not an array of shape (3,)": lambda: hb.contracts.torchao(
             scaling_mode=three
         ),
-        "error of FourSix takes a single value, not an array of shape (3,)": lambda: hb.FourSix(three),  # type: ignore[arg-type]
+        "error of FourSix takes a single value, not an array of shape (3,)": lambda: hb.FourSix(three),
         "descent is a number of sweeps, from 0 to 10,000, not 4294967298": lambda: hb.Gptq(descent=2**32 + 2),
         "steps must be a whole number from 1 to 65,536, not 70000": lambda: hb.search_global_scale(X, steps=70_000),
     }

@@ -242,7 +242,12 @@ def _check(tensors: list[QuantizedTensor], target: str, share: str, name: str) -
         raise unknown_name("share", share, SHARES)
     for number, tensor in enumerate(tensors):
         called = name if len(tensors) == 1 else f"{name}[{number}]"
-        if len(tensors) > 1 or not tensor.shape[-1]:
+        if len(tensors) > 1 and tensor.shape[-1] and 0 in tensor.shape:
+            raise InputError(
+                f"{called} of shape {tensor.shape} has no rows, so it has no share in the global scale of the "
+                f"{len(tensors)} partners; leave it out of the list, or cast it by itself"
+            )
+        if not tensor.shape[-1]:
             check_not_empty(tensor, called)
         if target != "bfloat16":
             _check_source(tensor, target, called)
