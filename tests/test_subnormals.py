@@ -12,14 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import halfbyte as hb
 from halfbyte import subnormals
+from halfbyte.calibration import calibrate, evaluate, solve_sequentially
 from halfbyte.checkpoint import Options, Resources, Rules, make_plan, run
 from halfbyte.errors import UnsupportedError
 from halfbyte.online import Config, quantize_named
 from halfbyte.subnormals import are_flushed, subnormals_kept
 from halfbyte.testing import assert_same_bits
+from tests.calibration.scenes import model, windows
 from tests.checkpoint.toy import write_checkpoint
 
 CASES = [
@@ -110,6 +113,41 @@ def test_checkpoints(tmp_path: Path) -> None:
     same(converted, list)
     pairs = [(name, tiny(32, 64, -120))]
     same(lambda: quantize_named(pairs, Rules(), Config()), lambda found: [np.asarray(array) for _, array in found])
+
+
+def model_of_small_numbers(folder: Path) -> Path:
+    """Its embedding is subnormal, and the first norm makes numbers of a usual size of that."""
+    path = model(folder)
+    for file in path.glob("*.safetensors"):
+        tensors = load_file(file)
+        for name in tensors:
+            if name.endswith("embed_tokens.weight"):
+                tensors[name] = tensors[name].float() * 2.0**-130
+            elif name.endswith("layers.0.input_layernorm.weight"):
+                tensors[name] = tensors[name].float() * 2.0**120
+        save_file(tensors, file, {"format": "pt"})
+    return path
+
+
+def test_models_that_are_run(tmp_path: Path) -> None:
+    """calibrate, eval, sequential GPTQ: what a model computes in this process, in the threads it starts too."""
+    path, text = model_of_small_numbers(tmp_path), windows(2, 16)
+    plan = make_plan(path, Options())
+
+    def layers(folder: Path) -> list[Any]:
+        return [np.frombuffer(file.read_bytes(), np.uint8) for file in sorted(folder.glob("layer-*"))]
+
+    def calibrated() -> list[Any]:
+        return layers(calibrate(path, text, tmp_path / f"statistics {are_flushed()}").path)
+
+    def solved() -> list[Any]:
+        folder = tmp_path / f"solved {are_flushed()}"
+        solve_sequentially(plan, text, folder)
+        return layers(folder)
+
+    same(calibrated, list)
+    same(solved, list)
+    same(lambda: evaluate(path, path, text), lambda found: [np.array(found.perplexity.value)])
 
 
 def test_tables_that_are_made_on_import() -> None:

@@ -98,6 +98,16 @@ def test_refusals(tmp_path: Path, source: Path, options: list[str], message: str
     assert not (tmp_path / "d").exists()
 
 
+def test_a_dry_run_of_a_rank_names_what_ranks_can_do(tmp_path: Path, source: Path) -> None:
+    run(plan_of(source), tmp_path / "d", ONE)
+    options = "convert", source, tmp_path / "d", "--dry-run", "--to", "mxfp4"
+    for rank, overwrite in (((), True), (("--rank", 0, "--world-size", 2), False)):
+        done = halfbyte(*options, *rank)
+        text = " ".join(done.output.split())
+        assert (done.exit_code, "--overwrite to replace it" in text) == (2, overwrite)
+        assert ("stop every rank, delete" in text) is not overwrite
+
+
 def test_without_ray_the_way_to_it_is_said(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     done = halfbyte("convert", source, tmp_path / "d", "--engine", "ray")

@@ -1,8 +1,7 @@
-"""Values of every way of storing, against the numbers that were stored; and how files are read."""
+"""Values of every way of storing, against the numbers that were stored."""
 
 from __future__ import annotations
 
-import mmap
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 
 from halfbyte.errors import CheckpointError
 from halfbyte.verify.stored import read_contents
-from halfbyte.verify.values import Matrix, _integers, mapped, matrices, oriented, pieces, scalar, view
+from halfbyte.verify.values import Matrix, _integers, coded_rows, matrices
 from tests.quantized import decode
 from tests.samples import f32
 from tests.tiny_models import BF16, E4M3, E8M0, Array, Tensors
@@ -51,52 +50,6 @@ def test_chunks(monkeypatch: pytest.MonkeyPatch, shape: Any, chunk: int, ranges:
 
 def test_rows() -> None:
     assert matrix("w", [[1, 2], [3, 4], [5, 6]]).row(1).tolist() == [3, 4]
-
-
-def test_files_are_read_where_tensors_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small tensors, large ones and empty ones; pieces of them; any place in a file."""
-    small, large = f32(1, 2, 3), np.arange(20000, dtype=np.float32).reshape(100, 200)
-    edge = np.arange(1 << 16, dtype=np.uint8)
-    made = opened(
-        tmp_path, {"s": small, "l": large, "e": np.zeros((0, 4), BF16), "x": edge, "y": np.append(edge, np.uint8(7))}
-    )
-    tensors = made.tensors
-    for name, wanted in (("s", small), ("l", large), ("x", edge)):
-        np.testing.assert_array_equal(view(tmp_path, tensors[name]), wanted)
-    assert (view(tmp_path, tensors["e"]).shape, view(tmp_path, tensors["e"]).dtype) == ((0, 4), BF16)
-    large_ones: list[int] = []
-
-    def counted(file: str, start: int, size: int) -> Array:
-        large_ones.append(size)
-        return mapped(file, start, size)
-
-    monkeypatch.setattr("halfbyte.verify.values.mapped", counted)
-    for name in "sxy":
-        view(tmp_path, tensors[name])
-    assert large_ones == [(1 << 16) + 1]
-    assert scalar(tmp_path, tensors["s"]) == 1
-    file = tmp_path / "blob"
-    file.write_bytes(bytes(range(256)) * 40)
-    for start in (
-        0,
-        1,
-        255,
-        mmap.ALLOCATIONGRANULARITY - 1,
-        mmap.ALLOCATIONGRANULARITY,
-        mmap.ALLOCATIONGRANULARITY + 3,
-    ):
-        assert mapped(str(file), start, 3).tolist() == [(start + k) % 256 for k in range(3)]
-
-
-@pytest.mark.parametrize(("chunk", "sizes"), [(2, [2, 2, 1]), (5, [5]), (4, [4, 1])])
-def test_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int, sizes: list[int]) -> None:
-    monkeypatch.setattr("halfbyte.verify.values.CHUNK", chunk)
-    made = opened(tmp_path, {"a": f32(9), "b": np.arange(5).astype(BF16), "c": np.arange(5, dtype=np.uint8)})
-    for name, kind in (("b", BF16), ("c", np.uint8)):
-        parts = list(pieces(tmp_path, made.tensors[name]))
-        assert [part.size for part in parts] == sizes
-        assert np.concatenate(parts).tolist() == [0, 1, 2, 3, 4]
-        assert {part.dtype for part in parts} == {np.dtype(kind)}
 
 
 def test_plain_weights(tmp_path: Path) -> None:
@@ -280,4 +233,4 @@ def test_scales_without_axes(tmp_path: Path) -> None:
     made = opened(tmp_path, {"a.weight": np.ones((2, 16), E4M3), "a.weight_scale": np.ones((2, 1), np.float32)})
     (weight,) = read_contents(made).quantized.values()
     with pytest.raises(CheckpointError, match=r"^a.weight_scale: fp8 \(weight_scale\) has no axes of its own$"):
-        oriented(tmp_path, weight, "scales")
+        coded_rows(tmp_path, weight, "scales", 0, slice(1))

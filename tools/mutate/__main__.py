@@ -47,7 +47,7 @@ TESTS = [
         )
     ),
 ]
-NEEDS_A_CARD = ("src/halfbyte/checkpoint/execute/device/cuda.py",)
+NEEDS_A_CARD = tuple(f"src/halfbyte/checkpoint/execute/device/{name}.py" for name in ("cuda", "cuda_runtime"))
 """Left out: without a GPU no test runs them."""
 
 

@@ -29,6 +29,7 @@ from halfbyte.statistics import (
     write_statistics,
 )
 from halfbyte.statistics.linear import BLOCK
+from halfbyte.subnormals import subnormals_kept
 
 FILE = "layer-{:05d}.safetensors"
 FEW = 2
@@ -53,6 +54,7 @@ class Options:
             raise unknown_name("kind of moments", self.moments, MOMENTS)
 
 
+@subnormals_kept()
 def calibrate(
     model: Path, windows: Windows, target: Path, options: Options | None = None, progress: Progress | None = None
 ) -> Statistics:

@@ -21,6 +21,7 @@ from halfbyte.calibration.weights import Weights, open_weights
 from halfbyte.contracts import get_contract
 from halfbyte.formats import BlockFormat, get_format
 from halfbyte.quantize import dequantize, quantize
+from halfbyte.subnormals import subnormals_kept
 
 SEED, DRAWS, CONFIDENCE = 0, 2000, 0.95
 """Of the bootstrap over windows that gives the intervals."""
@@ -151,6 +152,7 @@ def _figures(real: torch.Tensor, found: torch.Tensor, tokens: torch.Tensor) -> F
     return *losses, kl, same.mean(dim=1)  # type: ignore[return-value]
 
 
+@subnormals_kept()
 def evaluate(
     path: Path,
     against: Path,

@@ -24,6 +24,7 @@ from halfbyte.checkpoint.io.solved import HEADER, SolvedFolder, SolvedWeight, wr
 from halfbyte.contracts import get_contract
 from halfbyte.errors import CheckpointError, InputError
 from halfbyte.quantize import dequantize, quantize
+from halfbyte.subnormals import subnormals_kept
 from halfbyte.types import QuantizedTensor
 
 __all__ = ["Options", "solve_sequentially"]
@@ -33,6 +34,7 @@ FEW_FILE = "few_tokens.json"
 """Experts that were solved without second moments → how many tokens they saw."""
 
 
+@subnormals_kept()
 def solve_sequentially(
     plan: Plan,
     windows: Windows,

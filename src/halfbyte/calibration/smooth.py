@@ -35,6 +35,7 @@ from halfbyte.formats import BlockFormat
 from halfbyte.models.folding import Fold, folds
 from halfbyte.smoothing import LARGEST, Link, Smoothing, repeated
 from halfbyte.statistics import LinearStatistics, Statistics, open_statistics
+from halfbyte.subnormals import subnormals_kept
 
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
@@ -105,6 +106,7 @@ def _squares(values: F32) -> F64:
     return np.asarray((values.astype(np.float64) ** 2).sum(axis=0), np.float64)
 
 
+@subnormals_kept()
 def fit_smoothing(
     plan: Plan,
     statistics: Statistics | Path,

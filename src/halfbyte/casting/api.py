@@ -19,7 +19,7 @@ from halfbyte.casting.to_mxfp4 import cast_to_mxfp4
 from halfbyte.casting.to_nvfp4 import Settings
 from halfbyte.casting.verbatim import PLACEMENTS
 from halfbyte.contracts import Contract, get_contract
-from halfbyte.errors import BackendError, InputError, UnsupportedError, unknown_name
+from halfbyte.errors import BackendError, InputError, UnsupportedError, refuse_array, unknown_name
 from halfbyte.formats import FORMATS, BlockFormat
 from halfbyte.subnormals import are_flushed, subnormals_kept
 from halfbyte.types import QuantizedTensor
@@ -237,11 +237,17 @@ def _tensors(q: QuantizedTensor | Sequence[QuantizedTensor], name: str) -> list[
 
 def _check(tensors: list[QuantizedTensor], target: str, share: str, name: str) -> None:
     """Whether the target fits the tensors."""
+    refuse_array("share", share)
     if share not in SHARES:
         raise unknown_name("share", share, SHARES)
     for number, tensor in enumerate(tensors):
         called = name if len(tensors) == 1 else f"{name}[{number}]"
-        if len(tensors) > 1 or not tensor.shape[-1]:
+        if len(tensors) > 1 and tensor.shape[-1] and 0 in tensor.shape:
+            raise InputError(
+                f"{called} of shape {tensor.shape} has no rows, so it has no share in the global scale of the "
+                f"{len(tensors)} partners; leave it out of the list, or cast it by itself"
+            )
+        if not tensor.shape[-1]:
             check_not_empty(tensor, called)
         if target != "bfloat16":
             _check_source(tensor, target, called)
@@ -300,6 +306,7 @@ def _settings(
         nvfp4_rule(contract)
         return Settings("peer", "search", contract, contract, backend, threads)
     chosen = "optimal" if algorithm is None else algorithm
+    refuse_array("algorithm", chosen)
     if chosen not in ALGORITHMS:
         raise unknown_name("algorithm", chosen, ALGORITHMS)
     if m is not None and m not in PLACEMENTS:

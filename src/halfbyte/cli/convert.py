@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,7 @@ from halfbyte.checkpoint import Event, Options, Outcome, Plan, Resources, Rules,
 from halfbyte.checkpoint.execute.conversion import DEFAULT_MEMORY, sizes_for
 from halfbyte.checkpoint.execute.destination import Found, check_destination, check_refusal
 from halfbyte.checkpoint.execute.device.choice import Choice, choose_device, choose_for_model
+from halfbyte.checkpoint.execute.replacing import without_overwrite
 from halfbyte.checkpoint.execute.target_device import CPU, kernel_reason, placed, resolve_device
 from halfbyte.cli.app import app, check_file, refuse_unused, sentence, write_json
 from halfbyte.cli.convert_arguments import Convert, memory_size
@@ -267,7 +269,7 @@ def convert(
         if json_file is not None:
             write_json("convert", json_file, plan.as_json())
         if dry_run:
-            reporter.found(destination, _examine(plan, destination, overwrite))
+            reporter.found(destination, _examine(plan, destination, overwrite, one is not None))
             return
         reporter.finish(plan, destination, *_run(plan, destination, resources, overwrite, reporter, began, scale))
         if load is not None:
@@ -282,9 +284,8 @@ def convert(
         reporter.error(sentence(error))
         raise typer.Exit(1 if began else 2) from error
     except KeyboardInterrupt as error:
-        reporter.error(
-            "stopped. Finished shards are kept; the same command continues from there, --overwrite starts again"
-        )
+        again = "" if rank is not None else ", --overwrite starts again"
+        reporter.error(f"stopped. Finished shards are kept; the same command continues from there{again}")
         raise typer.Exit(130) from error
 
 
@@ -294,10 +295,11 @@ def _where(device: str) -> str:
     return f"ran on {choice.device}" + (f", because {choice.reason}" if choice.reason else "")
 
 
-def _examine(plan: Plan, destination: Path, overwrite: bool) -> Found:
+def _examine(plan: Plan, destination: Path, overwrite: bool, ranks: bool) -> Found:
     """What a run would find in the destination."""
     try:
-        return check_refusal(plan, destination, overwrite)
+        with without_overwrite(destination) if ranks else nullcontext():
+            return check_refusal(plan, destination, overwrite)
     except CheckpointError as error:
         raise CheckpointError(f"DST will be refused: {error}") from error
 

@@ -27,7 +27,7 @@ from rich.table import Table
 from rich.text import Text
 
 from halfbyte.checkpoint import Event, Outcome, Plan, Resources
-from halfbyte.checkpoint.execute.conversion import shared_memory
+from halfbyte.checkpoint.execute.conversion import shared_memory, staged_memory
 from halfbyte.checkpoint.execute.destination import Found
 from halfbyte.checkpoint.execute.pieces import Sizes
 from halfbyte.cli.app import err, out
@@ -104,7 +104,7 @@ class JsonLog(Quiet):
     def plan(self, plan: Plan, resources: Resources, cut: tuple[Sizes, int]) -> None:
         sizes, workers = cut
         device = {"device": resources.device, "device_reason": resources.device_reason}
-        peak = sizes.arena * workers + shared_memory(plan, resources)[1]
+        peak = sizes.arena * workers + staged_memory(resources, workers) + shared_memory(plan, resources)[1]
         self._line(event="plan", workers=workers, peak_memory=peak, **{**plan.as_json(), **device})
 
     def event(self, event: Event) -> None:
@@ -293,8 +293,9 @@ def print_plan(plan: Plan, resources: Resources, cut: tuple[Sizes, int]) -> None
     reason = f" ({resources.device_reason})" if resources.device_reason else ""
     factors = shared_memory(plan, resources)[1]
     beside = f" and {size(factors)} for factors of the statistics" if factors else ""
+    buffers = sizes.arena * workers + staged_memory(resources, workers)
     console.print(
-        f"memory: at most {size(sizes.arena * workers)} for buffers{beside}, {workers} workers on "
+        f"memory: at most {size(buffers)} for buffers{beside}, {workers} workers on "
         f"{resources.device}{reason}; {size(plan.output_bytes)} will be written",
         markup=False,
         soft_wrap=True,

@@ -10,8 +10,9 @@ import numpy as np
 from halfbyte.checkpoint.execute.manifest import read_manifest
 from halfbyte.verify.parallel import InOrder, in_order
 from halfbyte.verify.problems import Problem
+from halfbyte.verify.reading import read_pieces
 from halfbyte.verify.stored import Contents, StoredTensors
-from halfbyte.verify.values import oriented, pieces
+from halfbyte.verify.values import coded_rows
 
 ZERO_SCALES = ("miles", "transformer_engine")
 """Contracts by whose rules the scale of a block too small for E4M3 is 0."""
@@ -38,7 +39,7 @@ def _weight(path: Path, weight: StoredTensors, zeros_expected: bool) -> Iterator
     total, name = weight.parts["scales"].info.bytes, weight.parts["scales"].name
     e4m3 = weight.storage.format == "nvfp4"
     nan = negative = zero = 0
-    for piece in pieces(path, weight.parts["scales"]):
+    for piece in read_pieces(path, weight.parts["scales"]):
         part = piece.view(np.uint8)
         if e4m3:
             nan += int(np.count_nonzero((part & 0x7F) == 0x7F))
@@ -64,13 +65,14 @@ def _weight(path: Path, weight: StoredTensors, zeros_expected: bool) -> Iterator
 def _lost_blocks(path: Path, weight: StoredTensors) -> int:
     """Blocks with a zero scale whose codes are not all ±0."""
     packed = weight.storage.block // weight.storage.packing
-    codes, scales = oriented(path, weight, "codes"), oriented(path, weight, "scales")
+    experts, count, _ = weight.storage.sizes(weight.codes.shape) or (0, 0, 0)
     lost = 0
-    for expert in range(len(codes)):
-        for start in range(0, codes.shape[1], ROWS):
+    for expert in range(experts or 1):
+        for start in range(0, count, ROWS):
             rows = slice(start, start + ROWS)
-            zero = (scales[expert, rows].view(np.uint8) & 0x7F) == 0
+            zero = (coded_rows(path, weight, "scales", expert, rows).view(np.uint8) & 0x7F) == 0
             if zero.any():
-                blocks = np.ascontiguousarray(codes[expert, rows]).view(np.uint8).reshape(*zero.shape, packed)
+                codes = np.ascontiguousarray(coded_rows(path, weight, "codes", expert, rows))
+                blocks = codes.view(np.uint8).reshape(*zero.shape, packed)
                 lost += int((blocks[zero] & 0x77).any(axis=1).sum())
     return lost

@@ -1,13 +1,12 @@
 """Values of a checkpoint's weights, a few rows at a time: every way of storing becomes matrices [out, in] of float32.
 
-Reading is a matter of views: a stack of experts yields one matrix for each expert and projection, whatever its axes, so
+A stack of experts yields one matrix for each expert and projection, whatever its axes, so
 that a checkpoint can be compared with a source that stores the same model in another way.
 """
 
 from __future__ import annotations
 
 import math
-import mmap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,6 @@ from typing import TypeVar
 
 import ml_dtypes
 import numpy as np
-import numpy.typing as npt
 
 from halfbyte.checkpoint.io.index import Checkpoint, Tensor
 from halfbyte.codec.bits import F32
@@ -29,31 +27,15 @@ from halfbyte.models.experts import expert_module, is_stack
 from halfbyte.quantize import dequantize
 from halfbyte.types import QuantizedTensor
 from halfbyte.verify.nearest import Encoded
+from halfbyte.verify.reading import Raw, read_rows, read_scalar, read_whole
 from halfbyte.verify.stored import FLOATS, Contents, StoredTensors
 
-Raw = npt.NDArray[np.generic]
 T = TypeVar("T")
 
-NUMPY: dict[str, npt.DTypeLike] = {
-    "BF16": ml_dtypes.bfloat16,
-    "F16": np.float16,
-    "F32": np.float32,
-    "F64": np.float64,
-    "F8_E4M3": ml_dtypes.float8_e4m3fn,
-    "F8_E5M2": ml_dtypes.float8_e5m2,
-    "F8_E8M0": ml_dtypes.float8_e8m0fnu,
-    "U8": np.uint8,
-    "I8": np.int8,
-    "I16": np.int16,
-    "I32": np.int32,
-    "I64": np.int64,
-    "BOOL": np.bool_,
-}
+CODED: tuple[Role, Role] = ("codes", "scales")
+
 CHUNK = 1 << 21
 """Elements that are decoded at a time: few enough that what is computed of them stays in the cache."""
-
-SMALL = 1 << 16
-"""Bytes up to which a tensor is read rather than mapped."""
 
 
 @dataclass(frozen=True)
@@ -93,54 +75,13 @@ class Matrix:
             yield start, min(start + step, self.shape[0])
 
 
-def view(path: Path, tensor: Tensor) -> Raw:
-    """A tensor's data, mapped: only what is used is read, and it is given back with the array."""
-    info = tensor.info
-    if info.bytes == 0:
-        return np.zeros(info.shape, NUMPY[info.dtype])
-    if info.bytes <= SMALL:  # there may be a hundred thousand scales
-        with open(f"{path}/{tensor.file}", "rb") as file:
-            file.seek(info.start)
-            return np.frombuffer(file.read(info.bytes), NUMPY[info.dtype]).reshape(info.shape)
-    return mapped(f"{path}/{tensor.file}", info.start, info.bytes).view(NUMPY[info.dtype]).reshape(info.shape)
-
-
-def mapped(file: str, start: int, size: int) -> npt.NDArray[np.uint8]:
-    """Bytes of a file, mapped as long as the array lives. np.memmap takes ten times as long to set up."""
-    skipped = start % mmap.ALLOCATIONGRANULARITY
-    try:
-        with open(file, "rb", buffering=0) as opened:
-            pages = mmap.mmap(opened.fileno(), skipped + size, access=mmap.ACCESS_READ, offset=start - skipped)
-    except (OSError, ValueError) as error:  # mmap's word for a file that was cut
-        raise CheckpointError(f"{file} cannot be read, or was cut while it was checked: {error}") from error
-    return np.frombuffer(pages, np.uint8, size, skipped)
-
-
-def pieces(path: Path, tensor: Tensor) -> Iterator[Raw]:
-    """A tensor's elements in order, flat, a part at a time, each mapped on its own. Rare dtypes come as bytes."""
-    dtype = np.dtype(NUMPY.get(tensor.info.dtype, np.uint8))
-    step = CHUNK * dtype.itemsize
-    for start in range(tensor.info.start, tensor.info.stop, step):
-        size = min(step, tensor.info.stop - start)
-        yield mapped(f"{path}/{tensor.file}", start, size).view(dtype)
-
-
-def scalar(path: Path, tensor: Tensor) -> np.float32:
-    """A tensor of one number, as float32."""
-    return np.float32(view(path, tensor).reshape(-1)[0])
-
-
-def oriented(path: Path, weight: StoredTensors, role: Role) -> Raw:
-    """Codes or scales as [experts, rows, width], whatever the order of axes in the file; a matrix is one expert."""
+def coded_rows(path: Path, weight: StoredTensors, role: Role, expert: int, rows: slice) -> Raw:
+    """Codes or scales of some rows as [rows, width], whatever the order of axes in the file; a matrix is expert 0."""
     tensor, axes = weight.parts[role], weight.storage.rules[role].shape
-    array = view(path, tensor)
     if callable(axes):
         raise CheckpointError(f"{tensor.name}: {weight.storage.name} has no axes of its own")
-    if "experts" not in axes:
-        array, axes = array[None], ("experts", *axes)
-    if axes.index("rows") != 1:
-        array = np.moveaxis(array, axes.index("rows"), 1)
-    return array if array.ndim == 3 else array.reshape(*array.shape[:2], -1)
+    found = read_rows(path, tensor, rows, axes.index("rows"), expert if "experts" in axes else None)
+    return found.reshape(len(found), math.prod(found.shape[1:]))
 
 
 def matrices(checkpoint: Checkpoint, contents: Contents) -> dict[str, Matrix]:
@@ -162,7 +103,7 @@ def _plain(path: Path, name: str, tensor: Tensor, model: Model) -> Iterator[Matr
     if len(shape) == 2 and name.endswith(".weight"):
 
         def stored(start: int, stop: int) -> Raw:
-            return view(path, tensor)[start:stop]
+            return read_rows(path, tensor, slice(start, stop))
 
         def read(start: int, stop: int) -> F32:
             return _widen(stored(start, stop))
@@ -174,8 +115,7 @@ def _plain(path: Path, name: str, tensor: Tensor, model: Model) -> Iterator[Matr
         out, width = (shape[2], shape[1]) if transposed else (shape[1], shape[2])
 
         def rows(expert: int, picked: slice) -> F32:
-            stack = view(path, tensor)[expert]
-            return _widen((stack.T if transposed else stack)[picked])
+            return _widen(read_rows(path, tensor, picked, 2 if transposed else 1, expert))
 
         yield from _split(Stack(name, shape[0], out, width, stored_as, (name,)), rows, model)
 
@@ -190,12 +130,12 @@ def _quantized(path: Path, weight: StoredTensors, model: Model) -> Iterator[Matr
 
     def rows(expert: int, picked: slice) -> F32:
         if storage.format == "fp8":
-            values = _widen(view(path, weight.codes)[picked])
+            values = _widen(read_rows(path, weight.codes, picked))
             return values * _fp8_scales(path, parts["scales"], (out, width), picked)
         if storage.format == "int4":
-            return _integers(view(path, weight.codes)[picked], _widen(view(path, parts["scales"])[picked]))
-        codes, scales = oriented(path, weight, "codes")[expert], oriented(path, weight, "scales")[expert]
-        return _decode(path, weight, codes[picked], scales[picked])
+            return _integers(read_rows(path, weight.codes, picked), _widen(read_rows(path, parts["scales"], picked)))
+        codes, scales = (coded_rows(path, weight, role, expert, picked) for role in CODED)
+        return _decode(path, weight, codes, scales)
 
     known: list[float] = []  # not functools.cache: what that gives cannot be sent to another process
 
@@ -205,8 +145,8 @@ def _quantized(path: Path, weight: StoredTensors, model: Model) -> Iterator[Matr
         return known[0]
 
     def stored(expert: int, picked: slice) -> Encoded:
-        codes, scales = oriented(path, weight, "codes")[expert], oriented(path, weight, "scales")[expert]
-        return _encoded(storage.format, codes[picked], scales[picked], tensor_scale())
+        codes, scales = (coded_rows(path, weight, role, expert, picked) for role in CODED)
+        return _encoded(storage.format, codes, scales, tensor_scale())
 
     def multipliers(start: int, stop: int) -> F32:
         return _fp8_scales(path, parts["scales"], (out, width), slice(start, stop))
@@ -269,7 +209,7 @@ def _tensor_scale(path: Path, weight: StoredTensors) -> float:
     storage = weight.storage
     if not storage.has_tensor_scale:
         return 1.0
-    number = float(scalar(path, weight.parts[storage.global_role]))
+    number = float(read_scalar(path, weight.parts[storage.global_role]))
     return number if not storage.divides else 1 / number if number else np.inf
 
 
@@ -287,7 +227,7 @@ def _decode(path: Path, weight: StoredTensors, codes: Raw, scales: Raw) -> F32:
     stored = None
     if storage.has_tensor_scale:
         contract = "compressed_tensors" if storage.divides else "modelopt"
-        stored = np.asarray(scalar(path, weight.parts[storage.global_role]))
+        stored = np.asarray(read_scalar(path, weight.parts[storage.global_role]))
     return np.asarray(
         dequantize(
             QuantizedTensor(
@@ -313,7 +253,7 @@ def _integers(packed: Raw, scales: F32) -> F32:
 
 def _fp8_scales(path: Path, tensor: Tensor, size: tuple[int, int], rows: slice) -> F32:
     """The multiplier of each element: one per tensor, row, column, or block whose edges may be partial."""
-    raw = view(path, tensor)
+    raw = read_whole(path, tensor)
     if raw.dtype == np.uint8:
         raw = raw.view(ml_dtypes.float8_e8m0fnu)
     scales = _widen(raw)

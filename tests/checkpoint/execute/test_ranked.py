@@ -151,7 +151,7 @@ def test_a_rank_that_runs_twice_at_once_is_refused(tmp_path: Path, plan: Plan, w
 def test_ranks_with_other_options_are_refused(tmp_path: Path, plan: Plan, whole: dict[str, bytes]) -> None:
     run_rank(plan, tmp_path / "d", Rank(0, 2), ONE)
     others = {
-        "other options .*All ranks need the same options": make_plan(plan.source, Options(method="sweep")),
+        "other options .*all of them need the same options": make_plan(plan.source, Options(method="sweep")),
         "begun with other modules kept. Give every rank the same": plan_of(plan.source, keep=("mlp.down_proj",)),
     }
     for message, other in others.items():
@@ -159,7 +159,7 @@ def test_ranks_with_other_options_are_refused(tmp_path: Path, plan: Plan, whole:
             run_rank(other, tmp_path / "d", Rank(1, 2), ONE)
     run_rank(plan, tmp_path / "d", Rank(1, 2), ONE)
     assert all_bytes(tmp_path / "d") == whole
-    with pytest.raises(CheckpointError, match=r"finished conversion with other options .*no --overwrite with --rank"):
+    with pytest.raises(CheckpointError, match=r"finished conversion with other options .*Ranks cannot replace"):
         run_rank(others.popitem()[1], tmp_path / "d", Rank(0, 2), ONE)
 
 
@@ -189,8 +189,37 @@ def test_ranks_go_on_from_a_run_without(tmp_path: Path, plan: Plan, whole: dict[
 def test_a_source_that_changed_between_ranks(tmp_path: Path, plan: Plan) -> None:
     run_rank(plan, tmp_path / "d", Rank(0, 2), ONE)
     change_weights(plan.source)
-    with pytest.raises(CheckpointError, match="changed since this conversion began"):
+    with pytest.raises(CheckpointError, match="changed since this conversion began") as caught:
         run_rank(plan_of(plan.source), tmp_path / "d", Rank(1, 2), ONE)
+    says_what_ranks_can_do(str(caught.value), tmp_path / "d")
+
+
+def says_what_ranks_can_do(text: str, destination: Path) -> None:
+    assert "--overwrite" not in text
+    assert f"To begin anew, stop every rank, delete {destination} and start them again" in text
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_source_that_changes_while_ranks_convert_it(tmp_path: Path, plan: Plan, count: int) -> None:
+    """Found when the rank has written a shard of it, or when the last one closes; said as `finish` says it too."""
+    for number in range(count - 1):
+        run_rank(plan, tmp_path / "d", Rank(number, count), ONE)
+    change_weights(plan.source)
+    with pytest.raises(CheckpointError, match="changed while it was converted") as caught:
+        run_rank(plan, tmp_path / "d", Rank(count - 1, count), ONE)
+    says_what_ranks_can_do(str(caught.value), tmp_path / "d")
+
+
+def test_a_source_that_changed_before_the_ranks_are_finished(
+    tmp_path: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(ranked, "_close_if_last", lambda *args: (False, 0))
+        ranks(plan, tmp_path / "d", 2)
+    change_weights(plan.source)
+    with pytest.raises(CheckpointError, match="changed while it was converted") as caught:
+        finish_ranks(tmp_path / "d", sync=False)
+    says_what_ranks_can_do(str(caught.value), tmp_path / "d")
 
 
 def test_what_is_kept_of_a_plan_closes_like_the_plan(tmp_path: Path, plan: Plan) -> None:

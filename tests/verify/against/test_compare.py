@@ -142,7 +142,7 @@ def test_fp8(tmp_path: Path) -> None:
 def test_kept_tensors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ours: Any, theirs: Any, expected: str | None, chunk: int
 ) -> None:
-    monkeypatch.setattr("halfbyte.verify.values.CHUNK", chunk)
+    monkeypatch.setattr("halfbyte.verify.reading.PIECE", chunk)
     report, _ = run(tmp_path, {"n": np.asarray(ours), "o": f32(1)}, {"n": np.asarray(theirs), "o": f32(1)})
     rule = "shape" if expected is not None and expected.startswith("shape") else "kept"
     assert lines(report.problems) == ([] if expected is None else [f"error [{rule}] n: {expected}"])

@@ -11,7 +11,8 @@ from halfbyte.checkpoint.execute.calibrated import Calibrator, SolvedCodes
 from halfbyte.checkpoint.execute.closing import close
 from halfbyte.checkpoint.execute.destination import check_destination, only_one, open_destination
 from halfbyte.checkpoint.execute.device.cards import CardSolver
-from halfbyte.checkpoint.execute.device.sizes import DevicePlan, Limits, plan_devices
+from halfbyte.checkpoint.execute.device.protocol import STAGED
+from halfbyte.checkpoint.execute.device.sizes import DevicePlan, Limits, most_lanes, plan_devices, worker_memory
 from halfbyte.checkpoint.execute.device.work import DeviceWork
 from halfbyte.checkpoint.execute.disk import Disk
 from halfbyte.checkpoint.execute.ending import Ending
@@ -74,20 +75,27 @@ class Outcome:
     """Shards that other ranks have to write."""
 
 
-def sizes_for(plan: Plan, resources: Resources) -> tuple[Sizes, int]:
-    """How to cut the work so that it fits the memory, and how many workers to use."""
+def sizes_for(plan: Plan, resources: Resources, devices: int | None = None) -> tuple[Sizes, int]:
+    """How to cut the work so that it fits the memory, and how many workers to use.
+
+    devices: how many were opened; None: as many as the resources ask for.
+    """
     memory, _ = shared_memory(plan, resources)
+    devices = cards_of(resources) if devices is None else devices
     for workers in range(thread_count(resources.workers), 0, -1):
-        sizes, needed = _cut(plan, resources.chunk, memory * 9 // 10 // workers)
+        arena = worker_memory(memory, workers, most_lanes(workers, devices))
+        sizes, needed = _cut(plan, resources.chunk, arena)
         if needed <= sizes.arena:
             return sizes, workers
     limit = resources.max_memory or memory
     left = f", and {memory:,} are left beside the factors of statistics" if plan.calibrated is not None else ""
+    if devices:
+        left += f", and GPUs read files through {devices * STAGED:,} of their own"
     text = f"--max-memory {limit:,} is too little: a piece of the largest tensor needs {needed:,} bytes{left}"
     while needed > sizes.arena:
         limit += 2 * (needed - sizes.arena)
         memory, _ = shared_memory(plan, replace(resources, max_memory=limit))
-        sizes, needed = _cut(plan, resources.chunk, memory * 9 // 10)
+        sizes, needed = _cut(plan, resources.chunk, worker_memory(memory, 1, devices))
     raise InputError(f"{text}; {limit:,} are enough")
 
 
@@ -104,9 +112,18 @@ def _cut(plan: Plan, most: int, arena: int) -> tuple[Sizes, int]:
 
 
 def shared_memory(plan: Plan, resources: Resources) -> tuple[int, int]:
-    """Bytes of memory for the buffers of workers, and for factors of statistics."""
-    cards = len(numbers_of(resources.device)) or (0 if resources.device == CPU else 1)
-    return share_memory(plan, resources.max_memory, DEFAULT_MEMORY, cards)
+    """Bytes of memory for the buffers of workers and lanes, and for factors of statistics."""
+    return share_memory(plan, resources.max_memory, DEFAULT_MEMORY, cards_of(resources))
+
+
+def cards_of(resources: Resources) -> int:
+    """How many GPUs are asked for. All that are visible count as one until they are known by their numbers."""
+    return len(numbers_of(resources.device)) or (0 if resources.device == CPU else 1)
+
+
+def staged_memory(resources: Resources, workers: int) -> int:
+    """Bytes of the pinned buffers through which GPUs read files, at most."""
+    return most_lanes(workers, cards_of(resources)) * STAGED
 
 
 @dataclass(frozen=True)
@@ -122,11 +139,11 @@ class Prepared:
 
 def prepare(plan: Plan, resources: Resources) -> Prepared:
     """Open the devices, and cut the work so that it fits them. Nothing is written."""
-    sizes, workers = sizes_for(plan, resources)
     engine = Engine(plan.format, plan.contract, plan.method, plan.repairs)
     buffers, factors = shared_memory(plan, resources)
     found = open_devices(resources.device, plan, engine)
-    limits = Limits(buffers * 9 // 10, resources.max_gpu_memory, resources.chunk)
+    sizes, workers = sizes_for(plan, resources, len(found))
+    limits = Limits(buffers, resources.max_gpu_memory, resources.chunk)
     devices = plan_devices(found, engine, plan.units, workers, limits) if found else None
     solver: Solver | None = None
     if plan.calibrated is not None:

@@ -18,6 +18,7 @@ from halfbyte.checkpoint.execute.disk import Disk
 from halfbyte.checkpoint.execute.journal import JOURNAL, Finished, Journal, work_folder
 from halfbyte.checkpoint.execute.manifest import read_manifest
 from halfbyte.checkpoint.execute.ranks import GUARD, absorb, guarded, load_all, running_ranks
+from halfbyte.checkpoint.execute.replacing import ReplaceError
 from halfbyte.checkpoint.io.files import stat_of
 from halfbyte.checkpoint.io.index import MANIFEST
 from halfbyte.checkpoint.plan.types import Plan
@@ -113,14 +114,14 @@ def examine(plan: Plan, destination: Path, overwrite: bool, disk: Disk) -> Found
             _refuse_newer(plan, destination)
             return Found(journal, finished=True)
         if manifest["fingerprint"] == plan.fingerprint and not overwrite:
-            raise CheckpointError(
-                f"{destination} holds this very conversion, but a file of it is gone or was cut since; use --overwrite "
-                "to make it again"
+            raise ReplaceError(
+                f"{destination} holds this very conversion, but a file of it is gone or was cut since",
+                "; use --overwrite to make it again",
             )
         if not overwrite:
-            raise CheckpointError(
-                f"{destination} holds a finished conversion with other options or of another source; use --overwrite "
-                "to replace it"
+            raise ReplaceError(
+                f"{destination} holds a finished conversion with other options or of another source",
+                "; use --overwrite to replace it",
             )
     elif not journal.first and destination.is_dir():
         found_names = sorted(entry.name for entry in destination.iterdir() if entry != work_folder(destination))
@@ -194,9 +195,9 @@ def _refuse_newer(plan: Plan, destination: Path) -> None:
     finished = (destination / MANIFEST).stat().st_mtime_ns
     for name in (*(file.name for file in plan.files), *plan.side_files):
         if stat_of(plan.source / name).st_mtime_ns > finished:
-            raise CheckpointError(
-                f"{plan.source / name} changed since it was converted to {destination}; use --overwrite to convert it "
-                "again"
+            raise ReplaceError(
+                f"{plan.source / name} changed since it was converted to {destination}",
+                "; use --overwrite to convert it again",
             )
 
 

@@ -12,9 +12,9 @@ from typing import Any
 from halfbyte.checkpoint.execute.disk import Disk
 from halfbyte.checkpoint.execute.ending import Ending
 from halfbyte.checkpoint.execute.hashes import TREE
+from halfbyte.checkpoint.execute.replacing import ReplaceError
 from halfbyte.checkpoint.io.side_files import WORK
 from halfbyte.checkpoint.plan.types import VERSION, Plan
-from halfbyte.errors import CheckpointError
 
 JOURNAL = "journal.jsonl"
 
@@ -120,9 +120,10 @@ class Journal:
         for now in plan.files:
             before = files.get(now.name)
             if before is None or before != asdict(now):
-                raise CheckpointError(
+                raise ReplaceError(
                     f"{plan.source / now.name} changed since this conversion began; what was written is of the old "
-                    "file. Use --overwrite to begin anew"
+                    "file",
+                    ". Use --overwrite to begin anew",
                 )
         choices = self.first.get("choices", {})
         changed = [
@@ -133,9 +134,9 @@ class Journal:
         if self.first.get("version") != VERSION or self.first.get("hash") != TREE:
             changed.append("another version of halfbyte wrote it")
         if changed:
-            raise CheckpointError(
-                f"{self.path.parent.parent} holds an unfinished conversion with other options ({'; '.join(changed)}). "
-                "Give the same options to continue, or --overwrite to begin anew"
+            raise ReplaceError(
+                f"{self.path.parent.parent} holds an unfinished conversion with other options ({'; '.join(changed)})",
+                ". Give the same options to continue, or --overwrite to begin anew",
             )
 
     def continues(self, plan: Plan) -> bool:

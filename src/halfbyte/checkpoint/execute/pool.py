@@ -12,11 +12,11 @@ from halfbyte.checkpoint.execute.disk import Disk
 from halfbyte.checkpoint.execute.ending import Ending
 from halfbyte.checkpoint.execute.hand_out import HandOut, Line
 from halfbyte.checkpoint.execute.journal import Finished, Journal
+from halfbyte.checkpoint.execute.replacing import ReplaceError
 from halfbyte.checkpoint.execute.tasks import Tasks
 from halfbyte.checkpoint.execute.writer import ShardWriter, Stopped
 from halfbyte.checkpoint.io.files import stat_of
 from halfbyte.checkpoint.plan.types import Plan, Shard
-from halfbyte.errors import CheckpointError
 
 CLOSERS = 4
 """Threads at most that flush complete shards."""
@@ -173,6 +173,6 @@ def check_unchanged(plan: Plan | Ending, name: str | None = None) -> None:
             continue
         stat = stat_of(plan.source / file.name)
         if (stat.st_size, stat.st_mtime_ns) != (file.size, file.modified):
-            raise CheckpointError(
-                f"{plan.source / file.name} changed while it was converted; begin anew with --overwrite"
+            raise ReplaceError(
+                f"{plan.source / file.name} changed while it was converted", "; begin anew with --overwrite"
             )

@@ -27,6 +27,7 @@ from halfbyte.checkpoint.execute.locks import FileLock
 from halfbyte.checkpoint.execute.manifest import read_manifest
 from halfbyte.checkpoint.execute.pool import Event, Into
 from halfbyte.checkpoint.execute.ranks import Rank, absorb, guarded, load_all, rank_journals, running_ranks, share_of
+from halfbyte.checkpoint.execute.replacing import without_overwrite
 from halfbyte.checkpoint.execute.target_device import placed
 from halfbyte.checkpoint.execute.writer import disk_error
 from halfbyte.checkpoint.plan.types import Plan
@@ -55,7 +56,7 @@ def run_rank(
     check_destination(plan.source, destination)
     disk = Disk(resources.sync)
     shards = share_of(plan, rank)
-    try:
+    with _errors(destination):
         disk.make_folders(destination)
         with _begun(plan, destination, rank, disk) as journal:
             if journal is None:
@@ -65,8 +66,6 @@ def run_rank(
             acts.bad.refuse()
         complete, missing = _close_if_last(plan, destination, disk, report)
         report(Event("end", total, total))
-    except OSError as error:
-        raise disk_error(error, destination) from error
     return Outcome(len(shards) - found, found, False, acts.on_cpu, complete, missing)
 
 
@@ -76,24 +75,31 @@ def finish_ranks(destination: Path, sync: bool = True, report: Report = lambda e
     if not destination.is_dir():
         raise CheckpointError(f"{destination} is not there; give the DST of `halfbyte convert --rank …`")
     work = work_folder(destination)
+    with _errors(destination), only_one(destination, disk):
+        journal, ending = load_all(work, disk), Ending.read(work)
+        if not journal.first:
+            manifest = read_manifest(destination)
+            if manifest is None:
+                raise CheckpointError(f"{destination} holds no conversion that ranks have begun")
+            return Outcome(0, len(manifest["shards"]), finished_before=True)
+        if ending is None or ending.fingerprint != journal.first.get("fingerprint"):
+            raise CheckpointError(
+                f"{destination} holds an unfinished conversion that was begun without --rank; run its command again"
+            )
+        missing = _missing(ending, journal, destination)
+        if missing:
+            raise CheckpointError(_what_is_missing(destination, missing, rank_journals(work, disk)))
+        absorb(ending, journal)
+        _finish(ending, destination, journal, report)
+        return Outcome(0, len(ending.shards))
+
+
+@contextmanager
+def _errors(destination: Path) -> Iterator[None]:
+    """Errors in words for those who run ranks."""
     try:
-        with only_one(destination, disk):
-            journal, ending = load_all(work, disk), Ending.read(work)
-            if not journal.first:
-                manifest = read_manifest(destination)
-                if manifest is None:
-                    raise CheckpointError(f"{destination} holds no conversion that ranks have begun")
-                return Outcome(0, len(manifest["shards"]), finished_before=True)
-            if ending is None or ending.fingerprint != journal.first.get("fingerprint"):
-                raise CheckpointError(
-                    f"{destination} holds an unfinished conversion that was begun without --rank; run its command again"
-                )
-            missing = _missing(ending, journal, destination)
-            if missing:
-                raise CheckpointError(_what_is_missing(destination, missing, rank_journals(work, disk)))
-            absorb(ending, journal)
-            _finish(ending, destination, journal, report)
-            return Outcome(0, len(ending.shards))
+        with without_overwrite(destination):
+            yield
     except OSError as error:
         raise disk_error(error, destination) from error
 
@@ -140,13 +146,7 @@ def _open_journal(plan: Plan, rank: Rank, own: FileLock, found: Journal) -> Jour
 
 def _examine(plan: Plan, destination: Path, disk: Disk) -> Journal | None:
     """What was finished by anyone. None if the whole conversion is. Raises if it is one of other options."""
-    try:
-        found = examine(plan, destination, False, disk)
-    except CheckpointError as error:
-        raise CheckpointError(
-            f"{error}. (All ranks need the same options; there is no --overwrite with --rank: delete "
-            f"{destination}, or give another directory)"
-        ) from error
+    found = examine(plan, destination, False, disk)
     if found.finished:
         return None
     if found.journal.first and not found.journal.continues(plan):

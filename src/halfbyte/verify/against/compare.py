@@ -19,9 +19,10 @@ from halfbyte.verify.against.rounded import rounding_problems
 from halfbyte.verify.against.smoothed import smoothed, smoothing_of, vector_problem
 from halfbyte.verify.parallel import InOrder, in_order
 from halfbyte.verify.problems import Problem, Report, WeightError, number
+from halfbyte.verify.reading import NUMPY, Raw, read_pieces, read_rows, read_whole
 from halfbyte.verify.rules.structure import structure_problems
 from halfbyte.verify.stored import Contents, read_contents
-from halfbyte.verify.values import NUMPY, Matrix, Raw, matrices, pieces, view
+from halfbyte.verify.values import Matrix, matrices
 
 
 @dataclass(frozen=True)
@@ -149,8 +150,8 @@ def _check_biases(
     checkpoint: Checkpoint, source: Checkpoint, biases: dict[str, tuple[str, int, slice]], report: Report
 ) -> None:
     for name, (origin, expert, elements) in biases.items():
-        wanted = view(source.path, source.tensors[origin])[expert, elements]
-        if view(checkpoint.path, checkpoint.tensors[name]).tobytes() == wanted.tobytes():
+        wanted = read_rows(source.path, source.tensors[origin], elements, 1, expert)
+        if read_whole(checkpoint.path, checkpoint.tensors[name]).tobytes() == wanted.tobytes():
             report.equal += 1
         else:
             there = f"{elements.start}:{elements.stop}:{elements.step}"
@@ -165,7 +166,7 @@ def _check_cache_scales(checkpoint: Checkpoint, source: Checkpoint, report: Repo
         theirs = before.get(scale)
         if theirs is None or mine.name in source.tensors:
             continue
-        if view(checkpoint.path, mine).tobytes() == view(source.path, theirs).tobytes():
+        if read_whole(checkpoint.path, mine).tobytes() == read_whole(source.path, theirs).tobytes():
             report.equal += 1
         else:
             report.add("error", "kept", mine.name, f"is not what {theirs.name} is in the source")
@@ -180,7 +181,7 @@ def _difference(checkpoint: Checkpoint, source: Checkpoint, mine: Tensor, theirs
         text = f"{mine.dtype}, but {theirs.dtype} in the source, and such values cannot be compared"
         return Problem("error", "dtype", mine.name, text)
     at = 0
-    for got, wanted in zip(pieces(checkpoint.path, mine), pieces(source.path, theirs), strict=True):
+    for got, wanted in zip(read_pieces(checkpoint.path, mine), read_pieces(source.path, theirs), strict=True):
         if not same_type(mine, theirs):
             with np.errstate(over="ignore"):
                 wanted = wanted.astype(np.float32).astype(got.dtype)

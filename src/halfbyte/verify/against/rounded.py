@@ -10,7 +10,8 @@ import numpy as np
 from halfbyte.codec.bits import F32
 from halfbyte.verify.nearest import Bools
 from halfbyte.verify.problems import Problem, number
-from halfbyte.verify.values import Matrix, Raw, view
+from halfbyte.verify.reading import Raw, read_rows
+from halfbyte.verify.values import Matrix
 
 SLACK = 2.0**-20
 """The source itself may have been computed with another order of products in float32."""
@@ -29,7 +30,7 @@ def rounding_problems(path: Path, mine: Matrix, theirs: Matrix) -> Iterator[Prob
     place: tuple[int, int] | None = None
     off, far = 0, False
     for start, stop in mine.chunks():
-        stored, wanted = view(path, mine.plain)[start:stop], theirs.read(start, stop)
+        stored, wanted = read_rows(path, mine.plain, slice(start, stop)), theirs.read(start, stop)
         wrong = _outside(stored, wanted, SLACK)
         if not wrong.any():
             continue

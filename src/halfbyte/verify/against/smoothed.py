@@ -12,7 +12,8 @@ from halfbyte.errors import HalfbyteError
 from halfbyte.models.folding import folds
 from halfbyte.smoothing import FILE, Smoothing, read_smoothing, scaled
 from halfbyte.verify.problems import Problem
-from halfbyte.verify.values import Matrix, view
+from halfbyte.verify.reading import read_whole
+from halfbyte.verify.values import Matrix
 
 
 def smoothing_of(checkpoint: Checkpoint) -> tuple[Smoothing, list[Problem]]:
@@ -62,7 +63,7 @@ def vector_problem(
         return Problem(
             "error", "shape", mine.name, f"{mine.dtype} {list(mine.shape)}, unlike the source or its factors"
         )
-    got, wanted = view(checkpoint.path, mine), view(source.path, theirs)
+    got, wanted = read_whole(checkpoint.path, mine), read_whole(source.path, theirs)
     wrong = got != scaled(wanted, None, exponents, dtype=got.dtype)
     if not wrong.any():
         return None

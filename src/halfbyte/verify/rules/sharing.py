@@ -11,8 +11,8 @@ from halfbyte.checkpoint.io.index import Tensor
 from halfbyte.layouts.description import FLOATS
 from halfbyte.models.partners import ANY, FusedLayers, fused_groups
 from halfbyte.verify.problems import Problem
+from halfbyte.verify.reading import read_whole
 from halfbyte.verify.stored import Contents, StoredTensors
-from halfbyte.verify.values import view
 
 CONSEQUENCE = "servers use one of them for the whole fused layer, which is then wrong by the ratio, or refuse"
 
@@ -43,7 +43,7 @@ def scalar_problems(path: Path, contents: Contents) -> Iterator[Problem]:
             part = weight.parts.get(role)
             if part is None or part.dtype not in FLOATS:
                 continue
-            value = float(view(path, part).reshape(-1)[0])
+            value = float(read_whole(path, part).reshape(-1)[0])
             if not np.isfinite(value) or value <= 0:
                 yield Problem("error", "scalar", part.name, f"is {value:g}; a scale is positive and finite")
             elif role == weight.storage.global_role:
@@ -67,9 +67,9 @@ def _equal(path: Path, scalars: Sequence[Tensor | None]) -> Iterator[Problem]:
     if not present:
         return
     first = present[0]
-    reference = view(path, first).reshape(-1)[0]
+    reference = read_whole(path, first).reshape(-1)[0]
     for part in present[1:]:
-        value = view(path, part).reshape(-1)[0]
+        value = read_whole(path, part).reshape(-1)[0]
         if value.tobytes() != reference.tobytes():
             text = f"is {float(value):.9g}, but {first.name} is {float(reference):.9g}: {CONSEQUENCE}"
             yield Problem("error", "shared-scale", part.name, text)

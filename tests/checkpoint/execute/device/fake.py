@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from halfbyte.backends.gpu import WORDS
 from halfbyte.backends.headroom import Trial
-from halfbyte.checkpoint.execute.device.protocol import DeviceMemoryError, Encoded, Matrix
+from halfbyte.checkpoint.execute.device.protocol import STAGED, DeviceMemoryError, Encoded, Matrix
 from halfbyte.checkpoint.execute.engine import Engine
 from halfbyte.checkpoint.io.files import read_all
 from halfbyte.codec.bits import U8
@@ -119,7 +119,7 @@ class FakeStream:
         self._error: BaseException | None = None
         self._user: int | None = None
         self._fills = 0
-        self._staging = np.empty(64, np.uint8)
+        self._staging = np.empty(STAGED, np.uint8)
         device.pin(self._staging)
         threading.Thread(target=_work, args=(self._queue, device), daemon=True).start()
         weakref.finalize(self, self._queue.put, None)

@@ -14,7 +14,7 @@ import pytest
 from halfbyte.checkpoint import Event, Options, Plan, Resources, make_plan, run
 from halfbyte.checkpoint.execute import conversion, target_device
 from halfbyte.checkpoint.execute.device.cards import CardSolver, card_need
-from halfbyte.checkpoint.execute.device.protocol import DeviceMemoryError
+from halfbyte.checkpoint.execute.device.protocol import STAGED, DeviceMemoryError
 from halfbyte.checkpoint.execute.engine import Engine
 from halfbyte.checkpoint.execute.solving import formats_of
 from halfbyte.codec.bits import F32, U8
@@ -108,7 +108,7 @@ TELL: list[Callable[[FakeCard], Any]] = [lambda card: None]
 WAYS = (
     Resources(2, device="cuda:0", sync=False),
     Resources(3, device="cuda:0,1", sync=False, chunk=3000),
-    Resources(1, device="cuda:0,1,2", sync=False, max_memory=4_000_000),
+    Resources(1, device="cuda:0,1,2", sync=False, max_memory=4_000_000 + 3 * STAGED),
 )
 
 

@@ -53,8 +53,8 @@ def test_pinned_bytes() -> None:
 
 def planned(monkeypatch: pytest.MonkeyPatch, lane: int, memory: int, chunk: int, *units: Any, workers: int = 1) -> Any:
     monkeypatch.setattr(sizes, "lane_sizes", lambda devices, workers, limit: (1, lane))
-    monkeypatch.setattr(sizes, "Lanes", lambda devices, count, size: SimpleNamespace(size=size))
-    return plan_devices([], ENGINE, units, workers, Limits(memory, None, chunk))
+    monkeypatch.setattr(sizes, "Lanes", lambda devices, count, size: SimpleNamespace(size=size, count=count))
+    return plan_devices([], ENGINE, units, workers, Limits(-(-memory * 10 // 9), None, chunk))
 
 
 def test_pieces_are_as_large_as_lane_and_memory_hold(monkeypatch: pytest.MonkeyPatch) -> None:

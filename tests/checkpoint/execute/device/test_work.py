@@ -17,6 +17,8 @@ from halfbyte.backends.headroom import SMALL
 from halfbyte.checkpoint import Event, Options, Outcome, Plan, Resources, make_plan, run
 from halfbyte.checkpoint.execute import conversion
 from halfbyte.checkpoint.execute.device import lanes
+from halfbyte.checkpoint.execute.device.protocol import STAGED
+from halfbyte.checkpoint.execute.device.sizes import most_lanes
 from halfbyte.checkpoint.execute.engine import Engine
 from halfbyte.checkpoint.io.files import Files
 from halfbyte.errors import CheckpointError, InputError, UnsupportedError
@@ -149,12 +151,35 @@ def test_memory_stays_below_the_limit(tmp_path: Path, devices: Install, limit: i
     """Also with fewer lanes than workers: one that waits for a lane must not be waited for by the one that has it."""
     source = write_checkpoint(tmp_path / "s", llama(layers=3), shards=3)
     opened = devices(1 << 26, 1 << 26)
-    resources = replace(GPU, workers=workers, max_gpu_memory=limit, max_memory=1 << 22, chunk=1000)
+    resources = replace(GPU, workers=workers, max_gpu_memory=limit, max_memory=(1 << 22) + 6 * STAGED, chunk=1000)
     outcome = check(source, COMPRESSED, resources)
     assert outcome.pieces_on_cpu == 0
     for device in opened:
         assert 0 < device.most_used <= limit
-    assert 0 < opened[0].most_pinned <= 1 << 22 if workers == 1 else opened[0].most_pinned > 0
+    assert opened[0].most_pinned > STAGED
+
+
+@pytest.mark.parametrize(("workers", "cards"), [(1, 1), (3, 1), (3, 2)])
+def test_pinned_memory_counts_in_max_memory(tmp_path: Path, devices: Install, workers: int, cards: int) -> None:
+    """That of workers, which would take all of it for pieces of a megabyte, and that of lanes."""
+    weights = {f"model.layers.{i}.mlp.down_proj.weight": random(i, 4096, 256) for i in range(4)}
+    opened = devices(*[1 << 28] * cards)
+    limit = most_lanes(workers, cards) * STAGED + workers * (1 << 20)
+    resources = replace(GPU, workers=workers, max_memory=limit, chunk=1 << 20)
+    check(write_checkpoint(tmp_path / "s", weights, shards=4), COMPRESSED, resources)
+    assert STAGED < max(device.most_pinned for device in opened) <= limit
+
+
+def test_the_pinned_memory_of_a_lane_must_fit(tmp_path: Path, devices: Install) -> None:
+    plan = make_plan(write_checkpoint(tmp_path / "s", llama()), COMPRESSED)
+    opened = devices(1 << 26)
+    text = rf"^--max-memory 1,000,000 is too little: .* read files through {STAGED:,} of their own; [0-9,]+ are enough$"
+    with pytest.raises(InputError, match=text) as caught:
+        run(plan, tmp_path / "d", replace(GPU, max_memory=1_000_000))
+    enough = int(str(caught.value).split()[-3].replace(",", ""))
+    assert STAGED < enough < STAGED + 3_000_000
+    run(plan, tmp_path / "d", replace(GPU, max_memory=enough))
+    assert opened[0].most_pinned <= enough
 
 
 def test_the_default_is_a_quarter_of_what_is_free(tmp_path: Path, devices: Install) -> None:
@@ -313,6 +338,6 @@ def test_bad_values_of_a_matrix_that_memory_does_not_hold(tmp_path: Path, device
     weight[4000, 7] = np.nan
     plan = make_plan(write_checkpoint(tmp_path / "s", {"model.layers.0.mlp.up_proj.weight": weight}), COMPRESSED)
     devices(1 << 26)
-    small = Resources(workers=1, device="cuda", max_memory=1 << 20, sync=False, chunk=1 << 14)
+    small = Resources(workers=1, device="cuda", max_memory=(1 << 20) + STAGED, sync=False, chunk=1 << 14)
     with pytest.raises(CheckpointError, match=r"up_proj holds NaN \(1 of 1,048,576 values, the first at row 4000, col"):
         run(plan, tmp_path / "d", small)

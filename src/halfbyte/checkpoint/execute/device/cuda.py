@@ -7,7 +7,6 @@ each tensor needs (copies, events, kernels) is called by address, and only calls
 from __future__ import annotations
 
 import ctypes
-import functools
 import threading
 import warnings
 from collections.abc import Callable
@@ -19,13 +18,14 @@ import numpy.typing as npt
 from halfbyte.backends.device_reading import DeviceReader, can_read_to_device
 from halfbyte.backends.gpu import Bound, BoundSurvey, QuantizingCalls, float32_bits, group_amaxes, survey_matrix
 from halfbyte.backends.headroom import Sample, Trial
-from halfbyte.checkpoint.execute.device.protocol import DeviceMemoryError, Encoded, Matrix
+from halfbyte.checkpoint.execute.device.cuda_runtime import check, runtime
+from halfbyte.checkpoint.execute.device.protocol import STAGED, DeviceMemoryError, Encoded, Matrix
 from halfbyte.checkpoint.execute.device.torch_decode import decode
 from halfbyte.checkpoint.execute.engine import Engine
 from halfbyte.checkpoint.io.buffers import page_memory
 from halfbyte.checkpoint.io.files import read_all
 from halfbyte.codec.bits import U8, dtype_name
-from halfbyte.errors import BackendError, UnsupportedError
+from halfbyte.errors import UnsupportedError
 from halfbyte.quantize import quantize
 from halfbyte.request import Request, resolve
 from halfbyte.types import QuantizedTensor
@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-BUFFER, BUFFERS = 1 << 20, 4
+BUFFERS = 4
+BUFFER = STAGED // BUFFERS
 """Bytes of the pinned buffers through which files are read, and how many a stream has: they stay in the cache."""
 
 PORTABLE = 1
@@ -45,44 +46,6 @@ BLOCKING_WITHOUT_TIMING = 1 | 2
 """Flags of events. Waiting sleeps: the processors have other work."""
 
 HOST_TO_DEVICE, DEVICE_TO_HOST, DEVICE_TO_DEVICE = 1, 2, 3
-
-
-class Runtime:
-    """The CUDA runtime that torch has loaded."""
-
-    def __init__(self) -> None:
-        import torch
-
-        name = f"libcudart.so.{(torch.version.cuda or '').partition('.')[0]}"
-        try:
-            self.short, self.long = ctypes.PyDLL(name), ctypes.CDLL(name)
-        except OSError as error:
-            raise UnsupportedError(
-                f"{name}, which torch should have brought along, is not found; use --device cpu"
-            ) from error
-        pointer, number = ctypes.c_void_p, ctypes.c_int
-        self.short.cudaMemcpyAsync.argtypes = [pointer, pointer, ctypes.c_size_t, number, pointer]
-        self.short.cudaEventCreateWithFlags.argtypes = [ctypes.POINTER(pointer), ctypes.c_uint]
-        self.short.cudaEventRecord.argtypes = [pointer, pointer]
-        for library in (self.short, self.long):
-            library.cudaEventQuery.argtypes = library.cudaEventSynchronize.argtypes = [pointer]
-            library.cudaEventDestroy.argtypes = [pointer]
-
-    def addresses(self) -> tuple[int, ...]:
-        """Those of the functions that a DeviceReader takes."""
-        functions = (self.long.cudaMemcpyAsync, self.long.cudaEventRecord, self.long.cudaEventSynchronize)
-        return tuple(ctypes.cast(function, ctypes.c_void_p).value or 0 for function in functions)
-
-
-@functools.cache
-def runtime() -> Runtime:
-    return Runtime()
-
-
-def check(status: int, what: str) -> None:
-    """Raise for an error of CUDA."""
-    if status:
-        raise BackendError(f"{what} failed with CUDA's error {status}")
 
 
 class CudaMemory:

@@ -17,6 +17,10 @@ Memory: TypeAlias = Any
 """Bytes on a device, in one dimension: slices of it are memory too."""
 
 
+STAGED = 4 << 20
+"""Bytes of pinned memory on the host through which a stream reads files."""
+
+
 class DeviceMemoryError(Exception):
     """A device has no memory left for what was asked. Nothing was queued."""
 

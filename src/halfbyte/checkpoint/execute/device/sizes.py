@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from halfbyte.checkpoint.execute.device.lanes import ALIGNMENT, Lanes, lane_sizes
-from halfbyte.checkpoint.execute.device.protocol import Device
+from halfbyte.checkpoint.execute.device.protocol import STAGED, Device
 from halfbyte.checkpoint.execute.engine import Engine
 from halfbyte.checkpoint.execute.pieces import SLACK, Piece, Sizes, largest_piece, pieces_of
 from halfbyte.checkpoint.io.views import SourceMatrix, read_scratch
@@ -27,11 +27,21 @@ class Limits:
     """What a run may use."""
 
     memory: int
-    """Bytes on the host, for the buffers of all workers."""
+    """Bytes on the host, for the buffers of all workers and of all lanes."""
     gpu_memory: int | None
     """Bytes per device; None: a quarter of what is free, at most 8 GiB."""
     chunk: int
     """The most source bytes of a piece."""
+
+
+def worker_memory(memory: int, workers: int, lanes: int) -> int:
+    """Bytes for the buffers of one worker: a tenth is left for objects, and each lane has pinned buffers of its own."""
+    return (memory - lanes * STAGED) * 9 // 10 // workers
+
+
+def most_lanes(workers: int, devices: int) -> int:
+    """Lanes that so many workers may ask for, all devices together."""
+    return -(-workers // devices) * devices if devices else 0
 
 
 def rows_need(engine: Engine, source: SourceMatrix, rows: int) -> int:
@@ -98,7 +108,7 @@ def plan_devices(
     """Lanes, and pieces that a lane and the memory of a worker can hold."""
     lanes = Lanes(devices, *lane_sizes(devices, workers, limits.gpu_memory))
     computed = [unit for unit in units if unit.action == "quantize"]
-    memory = limits.memory // workers
+    memory = worker_memory(limits.memory, workers, lanes.count * len(devices))
     chunk = min(limits.chunk, LARGEST_CHUNK)
 
     def fits(chunk: int) -> bool:
