@@ -320,3 +320,22 @@ def test_second_moments_are_made_symmetric() -> None:
     for i, block in enumerate((blocks + blocks.transpose(0, 2, 1)) / 2):
         joined[i // 2, i % 2 * 16 :, i % 2 * 16 :][:16, :16] = block
     assert_same_bits(solving._joined(blocks, 32), joined)
+
+
+@pytest.mark.parametrize("format", ["nvfp4", "mxfp4"])
+def test_a_block_of_dead_inputs_keeps_its_weights_with_a_diagonal(tmp_path: Path, format: str) -> None:
+    """An imatrix, or an expert that saw few tokens, has the diagonal alone."""
+    tensors = llama()
+    module = "model.layers.0.mlp.down_proj"
+    squares = np.linspace(1, 2, tensors[f"{module}.weight"].shape[1], dtype=np.float32)
+    squares[32:64] = 0
+    known = LinearStatistics(300, squares.size, 4.0, diagonal=squares)
+    write_statistics(tmp_path / "stats" / "layer-0.safetensors", {module: known})
+    source = write_checkpoint(tmp_path / "s", tensors)
+    options = Options(to=format, layout="compressed-tensors", method="hessian", statistics=tmp_path / "stats")
+    run(make_plan(source, options), tmp_path / "d", SMALL)
+    codes, scales = parts(read_checkpoint(tmp_path / "d"), module, "compressed-tensors", format)
+    best = hb.quantize(tensors[f"{module}.weight"], format, CONTRACT[format], hb.Optimal(headroom=1))
+    block = 16 if format == "nvfp4" else 32
+    assert_same_bits(codes[:, 16:32], best.codes[:, 16:32])
+    assert_same_bits(scales[:, 32 // block : 64 // block], best.scales[:, 32 // block : 64 // block])

@@ -158,7 +158,15 @@ def method_of(known: LinearStatistics, block: int, codes: Literal["nearest", "de
     diagonal = known.diagonal
     if diagonal is None or not diagonal.any():
         return Optimal()
-    return Optimal(diagonal)
+    return Optimal(_counted(diagonal, block))
+
+
+def _counted(diagonal: F32, block: int) -> F32:
+    """A block of dead inputs counts every square alike, as little as the input that counts least."""
+    counted = diagonal.copy()
+    blocks = counted.reshape(-1, block)
+    blocks[~blocks.any(axis=1)] = diagonal[diagonal > 0].min()
+    return counted
 
 
 def _blocks(moments: F32, block: int) -> F32:
