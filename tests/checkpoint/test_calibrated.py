@@ -161,6 +161,18 @@ def test_hessian(tmp_path: Path, format: str, kept: str, codes_by: Literal["near
     assert_same_bits(scales, q.scales)
 
 
+def test_second_moments_that_are_no_squares_are_named(tmp_path: Path) -> None:
+    tensors, module = llama(), "model.layers.0.mlp.down_proj"
+    known = linear(0, tensors[f"{module}.weight"].shape[1])
+    assert known.second_moment is not None
+    known.second_moment[0, 1] = known.second_moment[1, 0] = 1e6
+    write_statistics(tmp_path / "stats" / "layer-0.safetensors", {module: known})
+    source = write_checkpoint(tmp_path / "s", tensors)
+    plan = make_plan(source, Options(method="hessian", statistics=tmp_path / "stats"))
+    with pytest.raises(HalfbyteError, match=rf"second moments of {module}: h\[0\] is not positive semidefinite"):
+        run(plan, tmp_path / "d", SMALL)
+
+
 def test_a_module_without_statistics_is_optimal_and_listed(tmp_path: Path) -> None:
     tensors = llama()
     statistics(tmp_path / "stats", tensors, without="down_proj")
