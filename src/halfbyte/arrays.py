@@ -90,7 +90,7 @@ def device_of(name: object, what: str) -> torch.device:
         raise InputError(f"{what} takes a device such as 'cpu' or 'cuda:0', not {name!r}")
     try:
         device = torch.device(name)
-    except RuntimeError as error:
+    except (RuntimeError, ValueError, OverflowError) as error:
         raise InputError(f"{what}: {name!r} is no device; torch has 'cpu', 'cuda', 'cuda:0' and others") from error
     if device.type == "cuda" and not torch.cuda.is_available():
         raise InputError(f"{what}: torch finds no CUDA device here, so nothing can go to {str(device)!r}; take 'cpu'")
@@ -144,7 +144,7 @@ def output_dtype(dtype: object) -> np.dtype[np.generic]:
     else:
         try:
             name = np.dtype(cast("Any", dtype)).name
-        except TypeError:
+        except (TypeError, ValueError):
             name = str(dtype)
         name = "None" if dtype is None else name
     if name not in DTYPE_NAMES:

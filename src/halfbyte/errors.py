@@ -46,6 +46,13 @@ class VectorError(HalfbyteError):
     """A directory of conformance vectors that cannot be read."""
 
 
+def refuse_array(what: str, value: object) -> None:
+    """Raise if an array or a tensor is given where one name, number or truth value is expected."""
+    shape = getattr(value, "shape", ())
+    if hasattr(value, "ndim") and ((isinstance(shape, Sequence) and len(shape)) or type(value).__name__ == "ndarray"):
+        raise InputError(f"{what} takes a single value, not an array of shape {tuple(shape)}")
+
+
 def unknown_name(kind: str, name: object, known: Iterable[object], listed: int = MANY) -> UnknownNameError:
     """The error for a name that is not in a table; every unknown name gets this wording.
 

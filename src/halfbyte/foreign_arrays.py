@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -114,7 +115,7 @@ def move_axis(x: Any, axis: int) -> Array:
             raise InputError(f"expected a numpy array or a torch tensor, got {type(x).__name__}")
         array = imported(x)
     rank = len(array.shape)
-    if not hasattr(axis, "__index__") or not -rank <= axis < rank:
+    if isinstance(axis, bool) or not isinstance(axis, Integral) or not -rank <= axis < rank:
         raise InputError(f"axis {axis!r} is not an axis of shape {tuple(array.shape)}")
     moved: Array = array.movedim(axis, -1) if is_torch(array) else np.moveaxis(array, axis, -1)
     return moved

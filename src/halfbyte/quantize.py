@@ -15,7 +15,7 @@ from halfbyte.codec.bits import F32, FLOAT32_MAX, U8
 from halfbyte.contracts import Contract
 from halfbyte.contracts.spec import Scaling, Transform
 from halfbyte.device_calls import dequantize_on_card, is_on_card, quantize_on_card
-from halfbyte.errors import InputError
+from halfbyte.errors import InputError, refuse_array
 from halfbyte.experts import by_expert
 from halfbyte.foreign_arrays import NeedsConversion, imported, move_axis, needs_conversion, to_operand
 from halfbyte.formats import BlockFormat
@@ -30,6 +30,11 @@ from halfbyte.tracing import dequantize_traced, is_tracing, quantize_traced
 from halfbyte.types import QuantizedTensor, missing_scale
 
 LARGEST = float(FLOAT32_MAX)
+
+
+def _is_expert(scaling: object) -> bool:
+    refuse_array("scaling", scaling)
+    return scaling == "expert"
 
 
 def quantize(
@@ -91,10 +96,10 @@ def quantize(
     >>> quantize(torch.ones(64, 3), "mxfp4", axis=0).shape
     (3, 64)
     """
-    if axis != -1 or scaling == "expert":
+    if type(axis) is not int or axis != -1 or (scaling is not None and _is_expert(scaling)):
         call = Arguments(format, contract, method, block, tile, scaling, global_amax, backend, threads, out)
         moved = move_axis(x, axis)
-        return by_expert(quantize, moved, call) if scaling == "expert" else quantize(moved, *call)
+        return by_expert(quantize, moved, call) if _is_expert(scaling) else quantize(moved, *call)
     arguments = (format, contract, method, block, tile, scaling, global_amax, backend, threads, out)
     if is_tracing() and is_torch(x):
         return quantize_traced(x, Arguments(*arguments))

@@ -42,6 +42,10 @@ class GlobalScaleSearch:
         return 1 - self.squared_error / self.plain_squared_error
 
 
+MOST_STEPS, MOST_OCTAVES = 1 << 16, 256
+"""Beyond these, candidates lie closer than float32 tells apart, or outside its range."""
+
+
 def search_global_scale(
     x: Array,
     contract: str | Contract | None = None,
@@ -98,8 +102,10 @@ def search_global_scale(
         )
     if not np.isfinite(values).all():
         raise InputError("search_global_scale needs finite values; the tensor holds NaN or Inf")
-    if not (isinstance(steps, Integral) and steps >= 1 and isinstance(octaves, Real) and 0 < octaves < np.inf):
-        raise InputError(f"steps must be a whole number of at least 1 and octaves positive, not {steps} and {octaves}")
+    if not (isinstance(steps, Integral) and 1 <= steps <= MOST_STEPS):
+        raise InputError(f"steps must be a whole number from 1 to {MOST_STEPS:,}, not {steps!r}")
+    if not (isinstance(octaves, Real) and 0 < octaves <= MOST_OCTAVES):
+        raise InputError(f"octaves must be a positive number of at most {MOST_OCTAVES}, not {octaves!r}")
     amax = np.float32(np.abs(values).max())
     grid = [octaves * step / steps for step in (*range(-(steps // 4), 0), *range(1, steps + 1))]
     own = headrooms(request, 0)

@@ -42,7 +42,7 @@ def choose_backend(name: str, request: Request, *, decoding: bool = False) -> Ba
     "auto" gives tensors on the CPU to the backends that take numpy arrays.
     """
     on_device = request.device not in ("numpy", "cpu")
-    if name == "auto":
+    if isinstance(name, str) and name == "auto":
         return next(
             backend
             for backend in BACKENDS.values()
@@ -59,7 +59,7 @@ def state(name: object) -> tuple[object, ...]:
 
     The library is not loaded for a backend that does not use it.
     """
-    if name == "auto":
+    if type(name) is str and name == "auto":
         return load_library(), *BACKENDS.values()
     named = BACKENDS.get(ALIASES.get(name, name)) if type(name) is str else None
     return named, load_library() if isinstance(named, Cpu) else None

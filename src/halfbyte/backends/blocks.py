@@ -7,13 +7,14 @@ from halfbyte.backends.cpu import repack
 from halfbyte.backends.gpu import cast_scales as cast_device_blocks
 from halfbyte.backends.reference import repack as reference
 from halfbyte.codec.bits import U8
-from halfbyte.errors import BackendError
+from halfbyte.errors import BackendError, refuse_array
 
 __all__ = ["cast_blocks", "cast_device_blocks", "host_backend"]
 
 
 def host_backend(name: str) -> str:
     """The backend for arrays on the host: the one named, or "auto" beside one that serves tensors on a device."""
+    refuse_array("backend", name)
     return "auto" if name == "auto" or get_backend(name).takes_tensors else name
 
 

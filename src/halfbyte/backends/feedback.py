@@ -14,7 +14,7 @@ from halfbyte.backends.gpu import Held, hold, solve_feedback, unserved_feedback
 from halfbyte.backends.protocol import Parts
 from halfbyte.backends.reference import feedback as reference
 from halfbyte.codec.bits import F32
-from halfbyte.errors import BackendError
+from halfbyte.errors import BackendError, refuse_array
 from halfbyte.request import Request
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ def solve(w: F32, request: Request, feedback: Feedback, amax: F32 | None, backen
 
     backend: "reference" is numpy, "cpu" is compiled, "auto" is compiled where a kernel serves the request.
     """
+    refuse_array("backend", backend)
     if backend != "auto" and get_backend(backend).takes_tensors:
         raise BackendError(f"backend {backend} takes tensors on a GPU; choose 'auto', 'cpu' or 'reference' for arrays")
     name = "auto" if backend == "auto" else get_backend(backend).name

@@ -19,7 +19,7 @@ from halfbyte.casting.to_mxfp4 import cast_to_mxfp4
 from halfbyte.casting.to_nvfp4 import Settings
 from halfbyte.casting.verbatim import PLACEMENTS
 from halfbyte.contracts import Contract, get_contract
-from halfbyte.errors import BackendError, InputError, UnsupportedError, unknown_name
+from halfbyte.errors import BackendError, InputError, UnsupportedError, refuse_array, unknown_name
 from halfbyte.formats import FORMATS, BlockFormat
 from halfbyte.subnormals import are_flushed, subnormals_kept
 from halfbyte.types import QuantizedTensor
@@ -237,6 +237,7 @@ def _tensors(q: QuantizedTensor | Sequence[QuantizedTensor], name: str) -> list[
 
 def _check(tensors: list[QuantizedTensor], target: str, share: str, name: str) -> None:
     """Whether the target fits the tensors."""
+    refuse_array("share", share)
     if share not in SHARES:
         raise unknown_name("share", share, SHARES)
     for number, tensor in enumerate(tensors):
@@ -300,6 +301,7 @@ def _settings(
         nvfp4_rule(contract)
         return Settings("peer", "search", contract, contract, backend, threads)
     chosen = "optimal" if algorithm is None else algorithm
+    refuse_array("algorithm", chosen)
     if chosen not in ALGORITHMS:
         raise unknown_name("algorithm", chosen, ALGORITHMS)
     if m is not None and m not in PLACEMENTS:

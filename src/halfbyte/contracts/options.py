@@ -9,7 +9,7 @@ from typing import ParamSpec, cast
 import numpy as np
 
 from halfbyte.contracts.spec import Contract
-from halfbyte.errors import InputError, UnsupportedError, unknown_name
+from halfbyte.errors import InputError, UnsupportedError, refuse_array, unknown_name
 from halfbyte.methods.four_six import BlockError
 
 P = ParamSpec("P")
@@ -52,7 +52,7 @@ def encode_factor(value: object) -> np.float32 | None:
         return None
     try:
         factor = np.float32(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise InputError(f"global_scale must be a number, not {value!r}") from error
     if np.ndim(factor):
         raise InputError(f"global_scale must be one number, not an array of shape {np.shape(factor)}")
@@ -70,6 +70,8 @@ def listing_options(make: Callable[P, Contract]) -> Callable[P, Contract]:
         for key in options:
             if key not in known:
                 raise unknown_name(f"option of {make.__name__}", key, known or ["none"])
+            if key != "global_scale":  # which says more of arrays by itself
+                refuse_array(f"{key} of {make.__name__}", options[key])
         return make(*arguments, **options)
 
     checked.__kwdefaults__ = make.__kwdefaults__  # type: ignore[attr-defined]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
 from halfbyte.errors import InputError, UnknownNameError, unknown_name
-from halfbyte.methods.spec import Method
+from halfbyte.methods.spec import Method, refuse_arrays
 
 BlockError = Literal["mae", "mse", "abs_max"]
 
@@ -31,6 +31,7 @@ class FourSix(Method):
     name: ClassVar[str] = "four_six"
 
     def __post_init__(self) -> None:
+        refuse_arrays(self)
         if self.error not in get_args(BlockError):
             raise unknown_name("4over6 error", self.error, get_args(BlockError))
         if self.e4m3_max not in (448, 256):

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from halfbyte.errors import InputError, unknown_name
-from halfbyte.methods.spec import Method
+from halfbyte.methods.spec import Method, refuse_arrays
 
 ORDERS = ("falling", "given")
+MOST_SWEEPS = 10_000
+"""Codes settle after a few; each takes as long as the feedback itself."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class Gptq(Method):
     needs: ClassVar[str] = "second moments of the inputs: hb.gptq(weight, second_moment, …) takes them"
 
     def __post_init__(self) -> None:
+        refuse_arrays(self)
         if self.order not in ORDERS:
             raise unknown_name("order of blocks", self.order, ORDERS)
         for name, most in (("damping", 1.0), ("asymmetry", 2.0)):
@@ -39,5 +42,6 @@ class Gptq(Method):
                 raise InputError(f"{name} must be a number from 0 to {most:g}, not {value!r}")
             if not math.isfinite(value):
                 raise InputError(f"{name} must be finite, not {value!r}")
-        if isinstance(self.descent, bool) or not isinstance(self.descent, int) or self.descent < 0:
-            raise InputError(f"descent is a number of sweeps, 0 or more, not {self.descent!r}")
+        whole = isinstance(self.descent, int) and not isinstance(self.descent, bool)
+        if not whole or not 0 <= self.descent <= MOST_SWEEPS:
+            raise InputError(f"descent is a number of sweeps, from 0 to {MOST_SWEEPS:,}, not {self.descent!r}")

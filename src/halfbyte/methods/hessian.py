@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from halfbyte.errors import InputError, unknown_name
-from halfbyte.methods.spec import Method, frozen_copy, is_tensor, numbers
+from halfbyte.methods.spec import Method, frozen_copy, is_tensor, numbers, refuse_arrays
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,6 +50,7 @@ class Hessian(Method):
         if not np.array_equal(matrices, matrices.swapaxes(1, 2)):
             raise InputError("h is not symmetric; give (h + hᵀ)/2, which has the same rᵀHr")
         _check_semidefinite(matrices)
+        refuse_arrays(self)
         if self.codes not in CODES:
             raise unknown_name("codes of Hessian", self.codes, CODES)
         object.__setattr__(self, "h", frozen_copy(matrices))
@@ -109,7 +110,7 @@ def hessian_from_activations(x: object, block: int = 16) -> Any:
     >>> h.shape, h[0, 0, 0].item()
     (torch.Size([2, 16, 16]), 5.0)
     """
-    if not isinstance(block, int) or block < 1:
+    if isinstance(block, bool) or not isinstance(block, int) or block < 1:
         raise InputError(f"block must be a whole number of at least 1, not {block!r}")
     chunks = [x] if isinstance(x, np.ndarray) or is_tensor(x) else x
     if not isinstance(chunks, Iterable):

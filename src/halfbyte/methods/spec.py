@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from halfbyte.errors import InputError
+from halfbyte.errors import InputError, refuse_array
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +80,7 @@ def numbers(values: Any, dtype: type[np.floating[Any]], what: str) -> npt.NDArra
         if is_tensor(values):
             values = values.detach().cpu().double().numpy()
         return _array(values, dtype)
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise InputError(f"{what} must be an array of numbers, not {given}: {error}") from error
 
 
@@ -98,6 +98,12 @@ def frozen_copy(array: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     copy = np.array(array)
     copy.setflags(write=False)
     return copy
+
+
+def refuse_arrays(method: Method) -> None:
+    """Raise if an option that is a name, a number or a truth value was given an array."""
+    for option in plain_options(type(method)):
+        refuse_array(f"{option.name} of {type(method).__name__}", getattr(method, option.name))
 
 
 def plain_options(kind: type[Method]) -> list[Field[Any]]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from halfbyte.methods.spec import Method
+from halfbyte.errors import InputError
+from halfbyte.methods.spec import Method, refuse_arrays
 
 
 @dataclass(frozen=True)
@@ -18,3 +19,8 @@ class Sweep(Method):
 
     fused: bool = False
     name: ClassVar[str] = "sweep"
+
+    def __post_init__(self) -> None:
+        refuse_arrays(self)
+        if not isinstance(self.fused, bool):
+            raise InputError(f"fused of Sweep is True or False, not {self.fused!r}")
