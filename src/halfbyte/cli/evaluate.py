@@ -47,6 +47,8 @@ def evaluate(
         read = read_windows(against, text, tokens, windows=windows, length=length, skip=skip)
         with layers_bar("eval") as progress:
             found = calibration.evaluate(path, against, read, w4a4=w4a4, device=device, progress=progress)
+    if json_file is not None:
+        write_json("eval", json_file, found.as_json() | {"text": read.as_json()})
     rows = {
         "perplexity": found.perplexity,
         "perplexity of the source": found.source_perplexity,
@@ -59,5 +61,3 @@ def evaluate(
     count = f"{found.windows} windows" if found.windows > 1 else "1 window, which has no interval"
     line = f"{found.tokens} tokens in {count}; activations: {found.activations}"
     out().print(line, markup=False, soft_wrap=True)
-    if json_file is not None:
-        write_json("eval", json_file, found.as_json() | {"text": read.as_json()})
