@@ -55,6 +55,27 @@ def test_there_and_back(call: dict[str, Any], kind: str, tmp_path: Path) -> None
     assert isinstance(hb.load(str(path), "cpu").codes, torch.Tensor)
 
 
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_what_gptq_gives_comes_back(kind: str, tmp_path: Path) -> None:
+    """Its method is a record of options; the second moments are not needed to read it."""
+    moments = np.diag(np.arange(1, 65, dtype=np.float32))
+    q = hb.gptq(torch.from_numpy(X) if kind == "torch" else X, moments, "nvfp4", damping=0.01, descent=2, order="given")
+    q.save(tmp_path / "q")
+    again = hb.load(tmp_path / "q")
+    assert (again, again.method) == (q, q.method)
+    assert again.method == hb.Gptq(damping=0.01, descent=2, order="given")
+
+
+def test_a_contract_that_is_not_known_is_no_other_one(tmp_path: Path) -> None:
+    q = hb.quantize(X, "mxfp4", "gguf")
+    q.save(tmp_path / "q")
+    with safe_open(tmp_path / "q", "numpy") as file:
+        metadata, parts = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    save_file(parts, tmp_path / "q", metadata | {"contract": "of a later version"})
+    with pytest.raises(hb.UnknownNameError, match="unknown contract 'of a later version'"):
+        hb.load(tmp_path / "q")
+
+
 def test_the_documented_keys(tmp_path: Path) -> None:
     path = tmp_path / "q.safetensors"
     hb.quantize(torch.from_numpy(X), "nvfp4", hb.contracts.torchao(two_level=False))[::2].save(path)

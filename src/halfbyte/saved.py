@@ -11,9 +11,9 @@ import numpy as np
 
 from halfbyte.arrays import is_torch, to_numpy
 from halfbyte.contracts import CONTRACTS, Contract
-from halfbyte.errors import HalfbyteError, InputError, UnsupportedError
+from halfbyte.errors import HalfbyteError, InputError, UnsupportedError, unknown_name
 from halfbyte.formats import FORMATS, get_format
-from halfbyte.methods import Method, method_from
+from halfbyte.methods import Method, parse_method
 from halfbyte.types import QuantizedTensor
 
 if TYPE_CHECKING:
@@ -95,6 +95,8 @@ def load(path: str | PathLike[str], device: torch.device | str | None = None) ->
             "`halfbyte inspect` and halfbyte.layouts"
         )
     try:
+        if metadata["contract"] not in CONTRACTS:
+            raise unknown_name("contract", metadata["contract"], CONTRACTS)
         q = QuantizedTensor(
             get_format(metadata["format"], int(metadata["block"])),
             tuple(json.loads(metadata["shape"])),
@@ -137,4 +139,5 @@ def _contract(name: str, options: dict[str, Any]) -> Contract | None:
 
 def _method(spelling: str, arrays: dict[str, Any]) -> Method:
     given = {name.removeprefix(PREFIX): array for name, array in arrays.items() if name.startswith(PREFIX)}
-    return method_from(spelling, **given)
+    kind, options = parse_method(spelling)
+    return kind(**given, **options)

@@ -12,6 +12,7 @@ import torch
 
 from halfbyte.calibration.collect import Options, calibrate
 from halfbyte.calibration.layered import LayeredModel
+from halfbyte.checkpoint.io.header import read_header
 from halfbyte.errors import InputError, UnknownNameError
 from halfbyte.statistics import open_statistics
 from tests.calibration.scenes import model, whole_model, windows
@@ -137,6 +138,20 @@ def test_another_run_is_refused(tmp_path: Path) -> None:
         calibrate(path, windows(), tmp_path / "s", Options("diagonal"))
     with pytest.raises(InputError, match="is not empty and holds no"):
         calibrate(path, windows(), path)
+
+
+def test_another_training_of_the_same_model_is_refused(tmp_path: Path) -> None:
+    """Its config and headers are the same."""
+    path = model(tmp_path)
+    calibrate(path, windows(), tmp_path / "s")
+    shard = next(path.glob("*.safetensors"))
+    data = bytearray(shard.read_bytes())
+    place = read_header(shard).tensors["model.layers.1.mlp.up_proj.weight"]
+    middle = (place.start + place.stop) // 2
+    data[middle] ^= 1
+    shard.write_bytes(data)
+    with pytest.raises(InputError, match=r"another run \(model differs\)"):
+        calibrate(path, windows(), tmp_path / "s")
 
 
 def test_what_is_no_kind_of_moments_is_refused() -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import halfbyte as hb
+from halfbyte.calibration import evaluation, states
 from halfbyte.calibration.evaluation import evaluate, interval, rounding_of
 from halfbyte.calibration.weights import open_weights
 from halfbyte.checkpoint import Options, make_plan, run
@@ -59,6 +60,34 @@ def test_rounded_activations_cost_more(tmp_path: Path, format: str, layout: str)
     weights, both = evaluate(path, source, windows()), evaluate(path, source, windows(), w4a4=True)
     assert both.kl.value > weights.kl.value
     assert both.activations.startswith("NVFP4, input scales" if format == "nvfp4" else "MXFP4")
+
+
+@pytest.mark.parametrize("layout", ["modelopt", "compressed-tensors"])
+def test_each_window_has_its_own_amax_on_every_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str
+) -> None:
+    """A GPU takes many windows at once. This machine has none, so the CPU takes as many as a GPU would."""
+    path, source = converted(tmp_path, layout=layout)
+    plain = evaluate(path, source, windows(6), w4a4=True)
+    asked = []
+
+    def as_on_a_card(tokens: torch.Tensor, device: torch.device, apart: bool = False) -> list[torch.Tensor]:
+        asked.append(apart)
+        return states.batches_of(tokens, torch.device("cuda"), apart)
+
+    monkeypatch.setattr(evaluation, "batches_of", as_on_a_card)
+    assert evaluate(path, source, windows(6), w4a4=True) == plain
+    assert asked == [True, True]
+    assert evaluate(path, source, windows(6)).windows == 6
+    assert asked[2:] == [False, False], "weights alone do not ask for it, and neither do input scales"
+
+
+def test_one_window_has_no_interval(tmp_path: Path) -> None:
+    path, source = converted(tmp_path)
+    found = evaluate(path, source, windows(1)).as_json()
+    assert found["interval"] is None
+    assert found["kl"] == {"value": found["kl"]["value"], "low": None, "high": None}
+    assert evaluate(path, source, windows(2)).as_json()["kl"]["low"] is not None
 
 
 def test_input_scales_of_the_checkpoint_are_used(tmp_path: Path) -> None:

@@ -161,6 +161,18 @@ def test_hessian(tmp_path: Path, format: str, kept: str, codes_by: Literal["near
     assert_same_bits(scales, q.scales)
 
 
+def test_second_moments_that_are_no_squares_are_named(tmp_path: Path) -> None:
+    tensors, module = llama(), "model.layers.0.mlp.down_proj"
+    known = linear(0, tensors[f"{module}.weight"].shape[1])
+    assert known.second_moment is not None
+    known.second_moment[0, 1] = known.second_moment[1, 0] = 1e6
+    write_statistics(tmp_path / "stats" / "layer-0.safetensors", {module: known})
+    source = write_checkpoint(tmp_path / "s", tensors)
+    plan = make_plan(source, Options(method="hessian", statistics=tmp_path / "stats"))
+    with pytest.raises(HalfbyteError, match=rf"second moments of {module}: h\[0\] is not positive semidefinite"):
+        run(plan, tmp_path / "d", SMALL)
+
+
 def test_a_module_without_statistics_is_optimal_and_listed(tmp_path: Path) -> None:
     tensors = llama()
     statistics(tmp_path / "stats", tensors, without="down_proj")
@@ -320,3 +332,22 @@ def test_second_moments_are_made_symmetric() -> None:
     for i, block in enumerate((blocks + blocks.transpose(0, 2, 1)) / 2):
         joined[i // 2, i % 2 * 16 :, i % 2 * 16 :][:16, :16] = block
     assert_same_bits(solving._joined(blocks, 32), joined)
+
+
+@pytest.mark.parametrize("format", ["nvfp4", "mxfp4"])
+def test_a_block_of_dead_inputs_keeps_its_weights_with_a_diagonal(tmp_path: Path, format: str) -> None:
+    """An imatrix, or an expert that saw few tokens, has the diagonal alone."""
+    tensors = llama()
+    module = "model.layers.0.mlp.down_proj"
+    squares = np.linspace(1, 2, tensors[f"{module}.weight"].shape[1], dtype=np.float32)
+    squares[32:64] = 0
+    known = LinearStatistics(300, squares.size, 4.0, diagonal=squares)
+    write_statistics(tmp_path / "stats" / "layer-0.safetensors", {module: known})
+    source = write_checkpoint(tmp_path / "s", tensors)
+    options = Options(to=format, layout="compressed-tensors", method="hessian", statistics=tmp_path / "stats")
+    run(make_plan(source, options), tmp_path / "d", SMALL)
+    codes, scales = parts(read_checkpoint(tmp_path / "d"), module, "compressed-tensors", format)
+    best = hb.quantize(tensors[f"{module}.weight"], format, CONTRACT[format], hb.Optimal(headroom=1))
+    block = 16 if format == "nvfp4" else 32
+    assert_same_bits(codes[:, 16:32], best.codes[:, 16:32])
+    assert_same_bits(scales[:, 32 // block : 64 // block], best.scales[:, 32 // block : 64 // block])

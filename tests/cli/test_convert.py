@@ -23,6 +23,7 @@ from halfbyte.checkpoint.execute.destination import only_one
 from halfbyte.checkpoint.execute.device import choice
 from halfbyte.checkpoint.execute.disk import Disk
 from halfbyte.cli import app
+from halfbyte.cli.app import quoted
 from halfbyte.cli.convert_arguments import expand, memory_size
 from halfbyte.errors import InputError
 from halfbyte.load_check import LoadReport
@@ -102,6 +103,7 @@ def test_what_is_dropped_is_printed(tmp_path: Path) -> None:
 def test_the_next_command_can_be_pasted(tmp_path: Path, source: Path) -> None:
     code, output = convert(source, tmp_path / "my model")
     assert (code, f"Next: halfbyte verify '{tmp_path / 'my model'}'" in output) == (0, True)
+    assert quoted(Path("-d")) == "./-d"  # "Next: halfbyte verify -d" would be an unknown option
 
 
 def test_dry_run_says_what_the_destination_holds(tmp_path: Path, source: Path) -> None:

@@ -122,6 +122,37 @@ def test_merged_means_are_weighted_by_tokens(tmp_path: Path) -> None:
     assert_same_bits(merged.second_moment, mean.astype(np.float32))
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "kept"),
+    [("full", "blocks", "blocks"), ("full", "diagonal", "diagonal"), ("blocks", "diagonal", "diagonal")],
+)
+def test_of_different_second_moments_what_all_know_is_merged(
+    tmp_path: Path, first: str, second: str, kept: str
+) -> None:
+    """Runs with other --moments, an imatrix, or an expert that saw few tokens in one of the runs."""
+    runs = {"a": (1, 100, first), "b": (2, 300, second)}
+    for name, (seed, tokens, moments) in runs.items():
+        one = statistics(seed, tokens)
+        given = LinearStatistics(
+            tokens,
+            one.width,
+            one.input_amax,
+            second_moment=one.second_moment if moments == "full" else None,
+            blocks=one.block_moments() if moments == "blocks" else None,
+            diagonal=one.mean_squares() if moments == "diagonal" else None,
+        )
+        write_statistics(tmp_path / name / "x.safetensors", {K: given})
+    merged = merge_statistics([tmp_path / "a", tmp_path / "b"], tmp_path / "c")
+    whole = merge_statistics([folder(tmp_path / "d", 1, 100), folder(tmp_path / "e", 2, 300)], tmp_path / "f").get(K)
+    found = merged.get(K)
+    assert found is not None
+    assert whole is not None
+    assert merged.holds(K) == {kept}
+    wanted = whole.block_moments() if kept == "blocks" else whole.mean_squares()
+    assert wanted is not None
+    assert_same_bits(getattr(found, kept), wanted)
+
+
 def test_merging_gives_the_same_bytes_again(tmp_path: Path) -> None:
     parts = [folder(tmp_path / "a", 1), folder(tmp_path / "b", 2)]
     for name in ("c", "d"):

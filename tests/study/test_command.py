@@ -33,6 +33,20 @@ def test_one_scenario_with_every_output(tmp_path: Path) -> None:
     assert files["html"].read_text().startswith("<!doctype html>")
 
 
+@pytest.mark.parametrize("options", [[], ["--methods"]])
+def test_a_reader_that_goes_away_costs_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str]
+) -> None:
+    """`halfbyte study --json FILE | head -1`: the work is done when the first table is printed."""
+
+    def gone(*arguments: object, **options: object) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("halfbyte.cli.study.print_table", gone)
+    run("study", "--scenario", "constant", *options, "--json", tmp_path / "study.json")
+    assert json.loads((tmp_path / "study.json").read_text())["rows"]
+
+
 def test_methods_on_weights(tmp_path: Path) -> None:
     save_file({"layer.weight": gaussian(64, 64)}, tmp_path / "w.safetensors")
     save_file({"layer.weight": gaussian(128, 64, seed=1)}, tmp_path / "x.safetensors")

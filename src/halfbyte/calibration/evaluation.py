@@ -35,7 +35,7 @@ Replace = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Interval:
-    """A number with its bootstrap interval over windows."""
+    """A number with its bootstrap interval over windows. One window has none: low and high are the number then."""
 
     value: float
     low: float
@@ -58,6 +58,12 @@ class Result:
     activations: str
 
     def as_json(self) -> dict[str, Any]:
+        """As a JSON object; without intervals of a single window."""
+        if self.windows == 1:
+            parts = {
+                name: part | {"low": None, "high": None} for name, part in asdict(self).items() if type(part) is dict
+            }
+            return asdict(self) | parts | {"interval": None}
         return asdict(self) | {"interval": {"confidence": CONFIDENCE, "bootstrap": DRAWS, "seed": SEED}}
 
 
@@ -67,8 +73,16 @@ class Rounding:
     NVFP4 by vLLM's formulas, whose encode factor is one over the input scale; MXFP4 by OCP's.
     """
 
-    def __init__(self, format: BlockFormat, quantized: Callable[[str], bool], scales: Mapping[str, float]) -> None:
+    def __init__(
+        self,
+        format: BlockFormat,
+        quantized: Callable[[str], bool],
+        scales: Mapping[str, float],
+        by_window: bool = False,
+    ) -> None:
         self.format, self.quantized, self.scales = format, quantized, scales
+        self.by_window = by_window
+        """Whether some layer takes the amax of what it sees at once, which has to be one window."""
         self.contract = get_contract("vllm" if format.has_global else "ocp", format)
 
     def __call__(self, module: str, x: torch.Tensor, again: bool) -> torch.Tensor | None:
@@ -90,10 +104,11 @@ def final_states(
     rounding: Rounding | None = None,
     memory: int = MEMORY,
     progress: Callable[[], None] | None = None,
+    apart: bool = False,
 ) -> States:
-    """The outputs of the last layer for every window. replace: other values of some weights."""
+    """The outputs of the last layer for every window. replace: other values of some weights. apart: see batches_of."""
     with workers_for(model.device) as workers:
-        states = States(model.embed, batches_of(tokens, model.device), memory)
+        states = States(model.embed, batches_of(tokens, model.device, apart), memory)
         for number in range(len(model.layers)):
             with model.layer(number, replace) as layer:
                 states.replace(layer if rounding is None else _rounded(layer, rounding), workers)
@@ -174,9 +189,10 @@ def evaluate(
         if progress is not None:
             progress(done, total)
 
-    before = final_states(source, tokens, progress=step)
     rounding, words = rounding_of(model.weights) if w4a4 else (None, "not rounded")
-    after = final_states(model, tokens, rounding=rounding, progress=step)
+    apart = rounding is not None and rounding.by_window
+    before = final_states(source, tokens, progress=step, apart=apart)
+    after = final_states(model, tokens, rounding=rounding, progress=step, apart=apart)
     return compare(source, before, model, after, tokens, words)
 
 
@@ -186,12 +202,13 @@ def rounding_of(weights: Weights) -> tuple[Rounding, str]:
     kinds = {weights.linears[name].kind for name in packed}
     format = get_format("mxfp4" if kinds == {"mxfp4"} else "nvfp4")
     scales = {name: scale for name in packed if (scale := weights.input_scale(name)) is not None}
+    by_window = format.has_global and len(scales) < len(packed)
     if format.has_global:
         words = f"NVFP4, input scales of the checkpoint for {len(scales)} of {len(packed)} layers"
-        words += "" if len(scales) == len(packed) else ", the others by the amax of each window"
+        words += ", the others by the amax of each window" if by_window else ""
     else:
         words = "MXFP4, block by block"
-    return Rounding(format, weights.is_packed, scales), words
+    return Rounding(format, weights.is_packed, scales, by_window), words
 
 
 def interval(values: Any) -> Interval:

@@ -16,9 +16,9 @@ BATCH_ON_GPU = 32768
 """Tokens that a GPU takes at once. The CPU takes one window at a time."""
 
 
-def batches_of(tokens: torch.Tensor, device: torch.device) -> list[torch.Tensor]:
-    """Windows (windows, length) in the batches in which a device takes them."""
-    size = 1 if device.type == "cpu" else max(1, BATCH_ON_GPU // tokens.shape[1])
+def batches_of(tokens: torch.Tensor, device: torch.device, apart: bool = False) -> list[torch.Tensor]:
+    """Windows (windows, length) in the batches in which a device takes them. apart: one by one on every device."""
+    size = 1 if apart or device.type == "cpu" else max(1, BATCH_ON_GPU // tokens.shape[1])
     return list(torch.split(tokens, size))
 
 

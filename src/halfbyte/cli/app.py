@@ -6,6 +6,7 @@ import errno
 import itertools
 import json
 import os
+import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -59,6 +60,11 @@ def out(markup: bool = True) -> Console:
 
 def err() -> Console:
     return Console(stderr=True, highlight=False)
+
+
+def quoted(path: Path) -> str:
+    """A path as an argument that can be pasted into a shell; one that begins with a hyphen is no option."""
+    return shlex.quote(f"./{path}" if str(path).startswith("-") else str(path))
 
 
 def sentence(error: HalfbyteError | OSError) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import sys
 import time
 from collections import Counter
@@ -30,7 +29,7 @@ from halfbyte.checkpoint import Event, Outcome, Plan, Resources
 from halfbyte.checkpoint.execute.conversion import shared_memory, staged_memory
 from halfbyte.checkpoint.execute.destination import Found
 from halfbyte.checkpoint.execute.pieces import Sizes
-from halfbyte.cli.app import err, out
+from halfbyte.cli.app import err, out, quoted
 from halfbyte.cli.calibrate import few_line
 from halfbyte.cli.tables import print_table
 from halfbyte.load_check import LoadReport
@@ -192,7 +191,7 @@ class Screen(Quiet):
             )
             out().print(
                 f"{destination}: this rank has written {shards}, {outcome.shards_found} were there, and {others}. The "
-                f"last rank that ends closes; if none did: halfbyte finish {shlex.quote(str(destination))}",
+                f"last rank that ends closes; if none did: halfbyte finish {quoted(destination)}",
                 markup=False,
                 soft_wrap=True,
             )
@@ -202,7 +201,7 @@ class Screen(Quiet):
         out().print(
             f"{destination}: {shards} written{found}, {size(plan.output_bytes)} from "
             f"{size(plan.source_bytes)} in {seconds:.1f} s ({speed:.2f} GB/s). Next: halfbyte verify "
-            f"{shlex.quote(str(destination))}",
+            f"{quoted(destination)}",
             markup=False,
             soft_wrap=True,
         )

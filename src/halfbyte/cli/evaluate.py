@@ -40,13 +40,15 @@ def evaluate(
 ) -> None:
     """Compare a checkpoint with its source on a text. Weights are decoded exactly; all is computed in float32.
 
-    Intervals are 95 % bootstrap intervals over windows. Exit code 0: done. 2: something cannot be read.
+    In brackets: 95 % bootstrap intervals over windows. KL is in nats. Exit code 0: done. 2: something cannot be read.
     """
     with refusals("eval"):
         check_file(json_file)
         read = read_windows(against, text, tokens, windows=windows, length=length, skip=skip)
         with layers_bar("eval") as progress:
             found = calibration.evaluate(path, against, read, w4a4=w4a4, device=device, progress=progress)
+    if json_file is not None:
+        write_json("eval", json_file, found.as_json() | {"text": read.as_json()})
     rows = {
         "perplexity": found.perplexity,
         "perplexity of the source": found.source_perplexity,
@@ -54,8 +56,8 @@ def evaluate(
         "same likeliest token": found.top1,
     }
     for name, one in rows.items():
-        out().print(f"{name:25s} {one.value:10.5g}   [{one.low:.5g}, {one.high:.5g}]", markup=False)
-    line = f"{found.tokens} tokens in {found.windows} windows; activations: {found.activations}"
+        between = f"   [{one.low:.5g}, {one.high:.5g}]" if found.windows > 1 else ""
+        out().print(f"{name:25s} {one.value:10.5g}{between}", markup=False)
+    count = f"{found.windows} windows" if found.windows > 1 else "1 window, which has no interval"
+    line = f"{found.tokens} tokens in {count}; activations: {found.activations}"
     out().print(line, markup=False, soft_wrap=True)
-    if json_file is not None:
-        write_json("eval", json_file, found.as_json() | {"text": read.as_json()})

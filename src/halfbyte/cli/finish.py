@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +9,7 @@ import typer
 
 from halfbyte.checkpoint.execute.pool import Event
 from halfbyte.checkpoint.execute.ranked import finish_ranks
-from halfbyte.cli.app import app, err, out, sentence
+from halfbyte.cli.app import app, err, out, quoted, sentence
 from halfbyte.errors import HalfbyteError
 
 
@@ -34,4 +33,4 @@ def finish(
         out().print(f"{destination} is whole already: nothing to do", markup=False, soft_wrap=True)
         return
     line = f"{destination}: {outcome.shards_found} shards of all ranks. Next: halfbyte verify"
-    out().print(f"{line} {shlex.quote(str(destination))}", markup=False, soft_wrap=True)
+    out().print(f"{line} {quoted(destination)}", markup=False, soft_wrap=True)

@@ -88,17 +88,17 @@ def study(
             check_file(file)
         if methods:
             rows = _run_methods(chosen, weights, statistics, sample, device)
-            _print_methods(rows)
             _write(json_file, json.dumps(methods_json(rows), indent=1) + "\n")
             _write(csv_file, methods_csv(rows))
             _write(html_file, methods_page(rows))
+            _print_methods(rows)
         else:
             with _bar(len(chosen)) as advance:
                 result = run_study(chosen, device, maps=html_file is not None, progress=lambda row: advance())
-            _print_study(result)
             _write(json_file, json.dumps(study_json(result), indent=1) + "\n")
             _write(csv_file, study_csv(result))
             _write(html_file, study_page(result))
+            _print_study(result)
 
 
 class _Advance:

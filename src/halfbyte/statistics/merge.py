@@ -30,7 +30,8 @@ def merge_statistics(
     """Write the merged statistics of several folders and open them.
 
     A module that some folders lack comes from the others. An array that one of a module's folders lacks is left out,
-    unless the module has no tokens there. The same folders in the same order give the same bytes.
+    unless the module has no tokens there; of second moments, what all of them know is kept: the 16 × 16 blocks, or the
+    diagonal. The same folders in the same order give the same bytes.
 
     keep: what to keep of a module's merged statistics. about: further entries of the header, asked for at the end.
     """
@@ -79,8 +80,18 @@ def _merged(name: str, found: Sequence[LinearStatistics]) -> LinearStatistics:
         input_range=None if None in ranges else _mean_number(seen, ranges),
         channel_amax=_largest(seen),
         sample=_sample(seen),
-        **{part: _mean(seen, part) for part in MEANS},
+        **_means(seen),
     )
+
+
+def _means(seen: Sequence[LinearStatistics]) -> dict[str, F32 | None]:
+    """Every array that is a mean; where no array of second moments is in all of them, the most that all know."""
+    found = {part: _mean(seen, [getattr(other, part) for other in seen]) for part in MEANS}
+    if all(found[part] is None for part in ("second_moment", "blocks", "diagonal")):
+        found["blocks"] = _mean(seen, [other.block_moments() for other in seen])
+        if found["blocks"] is None:
+            found["diagonal"] = _mean(seen, [other.mean_squares() for other in seen])
+    return found
 
 
 def _largest(seen: Sequence[LinearStatistics]) -> F32 | None:
@@ -107,13 +118,13 @@ def _mean_number(seen: Sequence[LinearStatistics], values: Sequence[float | None
     return sum(other.tokens * (value or 0.0) for other, value in zip(seen, values, strict=True)) / tokens
 
 
-def _mean(seen: Sequence[LinearStatistics], part: str) -> F32 | None:
-    arrays = [getattr(other, part) for other in seen]
-    if any(array is None for array in arrays):
+def _mean(seen: Sequence[LinearStatistics], arrays: Sequence[F32 | None]) -> F32 | None:
+    given = [array for array in arrays if array is not None]
+    if len(given) < len(arrays):
         return None
-    if len(arrays) == 1:
-        return np.asarray(arrays[0], np.float32)
-    total = np.zeros(arrays[0].shape, np.float64)
-    for other, array in zip(seen, arrays, strict=True):
+    if len(given) == 1:
+        return np.asarray(given[0], np.float32)
+    total = np.zeros(given[0].shape, np.float64)
+    for other, array in zip(seen, given, strict=True):
         total += float(other.tokens) * array.astype(np.float64)
     return (total / sum(other.tokens for other in seen)).astype(np.float32)

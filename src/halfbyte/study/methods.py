@@ -73,7 +73,7 @@ def measure_tensor(
     place: Callable[[Matrix], Array] = lambda x: x,
     sample: int = SAMPLE,
 ) -> MethodRow:
-    """Relative errors of one tensor. The global amax is always that of the whole tensor."""
+    """Relative errors of one tensor. The tensor scale is always that of the whole tensor."""
     matrix = x.reshape(-1, x.shape[-1])
     if matrix.shape[1] % BLOCK:
         raise InputError(f"{name} of shape {x.shape}: the last axis is not a multiple of {BLOCK}; leave the tensor out")
@@ -87,7 +87,8 @@ def measure_tensor(
     methods: dict[str, Method] = dict(METHODS) if h is None else METHODS | {HESSIAN: Hessian(h, codes="descent")}
     errors, output_errors = {}, {}
     for label, method in methods.items():
-        q = quantize(place(np.ascontiguousarray(part)), "nvfp4", CONTRACT, method, global_amax=amax)
+        given = _with_headroom(place(matrix)) if isinstance(method, Optimal) else amax
+        q = quantize(place(np.ascontiguousarray(part)), "nvfp4", CONTRACT, method, global_amax=given)
         residual = to_numpy(dequantize(q)).astype(np.float64) - values
         errors[label] = float(np.sqrt((residual**2).sum() / signal)) if signal else 0.0
         if h is not None:
@@ -95,6 +96,12 @@ def measure_tensor(
     errors["ideal scale"] = float(np.sqrt(ideal_squared_errors(values.reshape(-1, BLOCK)).sum() / signal))
     errors["Shannon bound"] = shannon_bound(get_format("nvfp4").bits_per_element)
     return MethodRow(name, tuple(x.shape), len(part), errors, output_errors)
+
+
+def _with_headroom(matrix: Array) -> float:
+    """The amax that optimal stores for the whole tensor: it chooses the headroom, and a given amax would fix it."""
+    stored = quantize(matrix, "nvfp4", CONTRACT, Optimal()).stored_scale
+    return float(to_numpy(stored))  # type: ignore[arg-type]
 
 
 def _sampled(matrix: Matrix, sample: int) -> Matrix:

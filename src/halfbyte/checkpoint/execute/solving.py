@@ -71,9 +71,7 @@ class HostSolver:
 
     def hessian(self, values: F32, source: Source, amax: np.float32 | None) -> tuple[U8, U8]:
         need = method_need(self.planned, source.width)
-        with self.kept.borrow(
-            source.key, need, lambda: method_of(source.read(), self.format.block, self.planned.codes)
-        ) as method:
+        with self.kept.borrow(source.key, need, lambda: method_of(self.planned, source, self.format.block)) as method:
             q = quantize(values, self.format, self.contract, method, global_amax=amax, threads=1)
         return np.asarray(q.codes), np.asarray(q.scales)
 
@@ -149,7 +147,15 @@ def share_memory(plan: Plan, limit: int | None, default: int, cards: int) -> tup
 # --- the objective of `hessian` ---
 
 
-def method_of(known: LinearStatistics, block: int, codes: Literal["nearest", "descent"] = "nearest") -> Method:
+def method_of(planned: Calibrated, source: Source, block: int) -> Method:
+    """The objective of one input. What is wrong with its statistics is said with the name of the module."""
+    try:
+        return _method_of(source.read(), block, planned.codes)
+    except InputError as error:
+        raise InputError(f"{planned.path}: second moments of {source.module}: {error}") from error
+
+
+def _method_of(known: LinearStatistics, block: int, codes: Literal["nearest", "descent"]) -> Method:
     """Hessian by the blocks of the second moments; by their diagonal where no more is known."""
     if known.second_moment is not None:
         return Hessian(_blocks(known.second_moment, block), codes)
@@ -158,7 +164,15 @@ def method_of(known: LinearStatistics, block: int, codes: Literal["nearest", "de
     diagonal = known.diagonal
     if diagonal is None or not diagonal.any():
         return Optimal()
-    return Optimal(diagonal)
+    return Optimal(_counted(diagonal, block))
+
+
+def _counted(diagonal: F32, block: int) -> F32:
+    """A block of dead inputs counts every square alike, as little as the input that counts least."""
+    counted = diagonal.copy()
+    blocks = counted.reshape(-1, block)
+    blocks[~blocks.any(axis=1)] = diagonal[diagonal > 0].min()
+    return counted
 
 
 def _blocks(moments: F32, block: int) -> F32:

@@ -106,7 +106,7 @@ class CardSolver:
 
     def _hessian(self, number: int, values: F32, source: Source, amax: np.float32 | None) -> tuple[U8, U8]:
         card, kept = self.cards[number], self.kept[number]
-        make = lambda: method_of(source.read(), self.format.block, self.planned.codes)  # noqa: E731
+        make = lambda: method_of(self.planned, source, self.format.block)  # noqa: E731
         with kept.borrow(source.key, card_need(self.planned, source.width), make) as method:
             room = max(0, kept.memory - kept.used)
             return self._in_parts(values, room, source, lambda rows: card.quantize(values[rows], method, amax))
