@@ -9,16 +9,19 @@ import threading
 import time
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
 
 import halfbyte as hb
 from halfbyte.checkpoint import Options, Resources, make_plan, run
-from halfbyte.checkpoint.execute.conversion import shared_memory
+from halfbyte.checkpoint.execute.conversion import shared_memory, sizes_for
 from halfbyte.checkpoint.execute.factors import KEPT, Kept, Need
-from halfbyte.checkpoint.execute.solving import factor_need
+from halfbyte.checkpoint.execute.pieces import SLACK
+from halfbyte.checkpoint.execute.solving import factor_need, memory_of
 from halfbyte.errors import InputError
 from halfbyte.feedback import factor_memory, prepare
 from halfbyte.statistics import write_statistics
@@ -142,6 +145,7 @@ def test_a_conversion_keeps_to_its_memory(tmp_path: Path) -> None:
     plan = make_plan(source, Options(method="gptq", statistics=tmp_path / "stats.safetensors"))
     assert plan.calibrated is not None
     need = factor_need(plan.calibrated, width)
+    assert memory_of(plan, 0) == (need.making, need.making + 3 * need.held)
     roomy = Resources(2, sync=False)
     assert shared_memory(plan, roomy) == (2 << 30, need.making + 3 * need.held)
     with pytest.raises(InputError, match=rf"--max-memory {need.making:,} is too little: the largest factor of the"):
@@ -174,3 +178,19 @@ print(tracemalloc.get_traced_memory()[1])
     assert done.returncode == 0, done.stderr
     assert all_bytes(tmp_path / "tight") == all_bytes(tmp_path / "roomy")
     assert int(done.stdout) < limit
+
+
+@pytest.mark.parametrize("kind", ["gptq", "hessian"])
+def test_statistics_that_no_module_takes_need_no_memory(tmp_path: Path, kind: Literal["gptq", "hessian"]) -> None:
+    """As when every weight is FP4 in the source."""
+    name = "model.layers.0.mlp.down_proj"
+    source = write_checkpoint(tmp_path / "s", {f"{name}.weight": random(0, 64, 64, dtype=np.float32)})
+    write_statistics(tmp_path / "stats.safetensors", {name: linear(0, 64)})
+    plan = make_plan(source, Options(method=kind, statistics=tmp_path / "stats.safetensors"))
+    assert plan.calibrated is not None
+    assert min(*memory_of(plan, 0), *memory_of(plan, 2)) > 1
+    bare = replace(plan, calibrated=replace(plan.calibrated, names={}))
+    assert memory_of(bare, 0) == memory_of(bare, 2) == (0, 0)
+    nothing = replace(bare, shards=tuple(replace(shard, units=()) for shard in plan.shards))
+    least = -(-SLACK * 10 // 9)
+    assert sizes_for(nothing, Resources(workers=1, max_memory=least))[0].arena == SLACK
