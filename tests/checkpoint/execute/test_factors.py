@@ -21,7 +21,8 @@ from halfbyte.checkpoint import Options, Resources, make_plan, run
 from halfbyte.checkpoint.execute.conversion import shared_memory, sizes_for
 from halfbyte.checkpoint.execute.factors import KEPT, Kept, Need
 from halfbyte.checkpoint.execute.pieces import SLACK
-from halfbyte.checkpoint.execute.solving import factor_need, memory_of
+from halfbyte.checkpoint.execute.solving import factor_need, memory_of, method_need, method_of, statistics_bytes
+from halfbyte.checkpoint.plan.types import Calibrated
 from halfbyte.errors import InputError
 from halfbyte.feedback import factor_memory, prepare
 from halfbyte.statistics import write_statistics
@@ -133,6 +134,25 @@ def test_a_factor_takes_what_is_counted(crossed: bool, descent: int) -> None:
     assert 0.6 * making < peak + given + hidden <= making
     assert now <= after
     assert 0.5 * held < after <= held
+
+
+def test_an_objective_takes_what_is_counted() -> None:
+    """With blocks of 32, which are the most."""
+    width = 768
+    known = linear(0, width)
+    planned = Calibrated(Path("stats"), "hessian", hb.Gptq(), "", 0, {}, {})
+    need, given = method_need(planned, width), statistics_bytes(planned, width)
+    x = np.ones((4, width), np.float32)
+    hb.quantize(x, "mxfp4", method=method_of(known, 32), threads=1)  # tables that stay
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    method = method_of(known, 32)
+    peak = tracemalloc.get_traced_memory()[1] - before
+    hb.quantize(x, "mxfp4", method=method, threads=1)
+    after = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert 0.3 * (need.making - given) < peak <= need.making - given
+    assert 0.3 * need.held < after <= need.held
 
 
 def test_a_conversion_keeps_to_its_memory(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from halfbyte.checkpoint import Event, Options, Plan, Resources, make_plan, run
 from halfbyte.checkpoint.execute import conversion, target_device
-from halfbyte.checkpoint.execute.device.cards import CardSolver, card_need
+from halfbyte.checkpoint.execute.device.cards import CardSolver, budget_of, card_need
 from halfbyte.checkpoint.execute.device.protocol import DeviceMemoryError
 from halfbyte.checkpoint.execute.engine import Engine
 from halfbyte.checkpoint.execute.solving import formats_of
@@ -216,6 +216,7 @@ def test_a_limit_is_kept_or_refused(tmp_path: Path, cards: Cards, plan: Plan) ->
         run(plan, tmp_path / "d", Resources(1, device="cuda:0"))
     TELL[0] = lambda card: None
     cards[0].memory = 1 << 34
+    assert budget_of(cards[0], plan.calibrated, set(), 1) == 1
     engine = Engine(plan.format, plan.contract, plan.method, plan.repairs)
     limit = making + (1 << 22)
     solver = CardSolver(plan, engine, cards, limit)
