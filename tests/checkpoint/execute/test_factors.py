@@ -168,6 +168,8 @@ def test_a_conversion_keeps_to_its_memory(tmp_path: Path) -> None:
     assert memory_of(plan, 0) == (need.making, need.making + 3 * need.held)
     roomy = Resources(2, sync=False)
     assert shared_memory(plan, roomy) == (2 << 30, need.making + 3 * need.held)
+    half = need.making + need.held
+    assert shared_memory(plan, Resources(2, max_memory=2 * half)) == (half, half)
     with pytest.raises(InputError, match=rf"--max-memory {need.making:,} is too little: the largest factor of the"):
         run(plan, tmp_path / "d", Resources(1, max_memory=need.making))
     with pytest.raises(InputError, match=r"is too little: a piece of the largest .* are left beside the fac"):

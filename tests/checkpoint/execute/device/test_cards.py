@@ -216,7 +216,8 @@ def test_a_limit_is_kept_or_refused(tmp_path: Path, cards: Cards, plan: Plan) ->
         run(plan, tmp_path / "d", Resources(1, device="cuda:0"))
     TELL[0] = lambda card: None
     cards[0].memory = 1 << 34
-    assert budget_of(cards[0], plan.calibrated, set(), 1) == 1
+    budgets = [budget_of(cards[0], plan.calibrated, set(), given) for given in (1, 1 << 40, None)]
+    assert budgets == [1, (1 << 34) * 9 // 10, 1 << 33]
     engine = Engine(plan.format, plan.contract, plan.method, plan.repairs)
     limit = making + (1 << 22)
     solver = CardSolver(plan, engine, cards, limit)
