@@ -142,6 +142,9 @@ def test_an_objective_takes_what_is_counted() -> None:
     known = linear(0, width)
     planned = Calibrated(Path("stats"), "hessian", hb.Gptq(), "", 0, {}, {})
     need, given = method_need(planned, width), statistics_bytes(planned, width)
+    assert known.second_moment is not None
+    assert given == 2 * known.second_moment.nbytes
+    assert statistics_bytes(replace(planned, crossed=True), width) == 2 * given
     x = np.ones((4, width), np.float32)
     hb.quantize(x, "mxfp4", method=method_of(known, 32), threads=1)  # tables that stay
     tracemalloc.start()
@@ -168,6 +171,10 @@ def test_a_conversion_keeps_to_its_memory(tmp_path: Path) -> None:
     assert memory_of(plan, 0) == (need.making, need.making + 3 * need.held)
     roomy = Resources(2, sync=False)
     assert shared_memory(plan, roomy) == (2 << 30, need.making + 3 * need.held)
+    for device, cards in (("cuda", 1), ("cuda:3", 1), ("cuda:0,2", 2)):
+        used = cards * statistics_bytes(plan.calibrated, width)
+        assert shared_memory(plan, Resources(device=device)) == (2 << 30, used), "cards hold the factors"
+        assert memory_of(plan, cards) == (used, used)
     half = need.making + need.held
     assert shared_memory(plan, Resources(2, max_memory=2 * half)) == (half, half)
     with pytest.raises(InputError, match=rf"--max-memory {need.making:,} is too little: the largest factor of the"):
