@@ -224,7 +224,7 @@ def test_a_small_gain_at_the_top_decides_nothing(threads: int) -> None:
     """The first block gains a little under 2, and 262,143 at the bottom lose more than that together."""
     top = np.zeros(16, np.float32)
 
-    def gain(value: float) -> int:
+    def gain(value: np.float32) -> int:
         top[1:] = value
         (sums,) = survey(top[None], np.ones(1, np.float32), request, (1.0, 2.0))
         assert None not in sums

@@ -140,10 +140,19 @@ def test_intervals_whose_front_is_just_enough_are_done(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(bound.Bounds, "from_front", front)
     monkeypatch.setattr(bound.Bounds, "from_all", every)
+    monkeypatch.setattr(bound, "_better", None)  # no interval is left whose middle is worth a try
     found = prove(survey, hold(0.01, contract), 0.25, contract)
     assert found.bound == 0.25 * bound.CLOSE
     edges = np.geomspace((largest_value(survey) - 0.5) / (6 * 448), largest_value(survey) / 784, 2049)
     np.testing.assert_array_equal(np.array(asked), np.stack([edges[1:-1:2], edges[2::2]], axis=1))
+
+
+def test_how_many_halves_were_looked_at() -> None:
+    """All of them, or those of the largest exponent if these are enough."""
+    survey = survey_of([read(random_source(np.random.default_rng(4), 24, (8, 96)), "q")])
+    bounds, interval = bound.Bounds(survey), np.array([0.01, 0.0101])
+    assert bounds.from_all(interval, np.inf)[1] == bounds.size == 48
+    assert bounds.from_all(interval, 0.0)[1] == len(survey.halves[max(survey.halves)].ranks) < 48
 
 
 def test_another_scale_is_taken_only_if_it_is_clearly_better() -> None:
@@ -170,6 +179,7 @@ def test_faint_halves_cost_their_values_if_the_least_value_is_far_above_them() -
     assert Bounds(survey)._from_faint(1.01) == 11111.0
     assert Bounds(survey)._from_faint(2.02) == 111111.0
     assert Bounds(survey)._from_faint(2.0**-40) == 0
+    assert Bounds(survey).from_all(np.array([1.01, 2.02]), 1.0) == (11111.0, 0), "the lower end of an interval counts"
 
 
 @pytest.mark.parametrize("g", [0.97, 0.013, 2.0**-8 * 1.01, 1 / 390])

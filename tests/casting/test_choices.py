@@ -159,6 +159,13 @@ def test_halves_outside_a_window_alone_are_coded_again(m: int) -> None:
         assert abs(scale - wanted) == np.abs(E4M3.magnitudes[1:] - np.float32(wanted)).min()
 
 
+def test_halves_above_a_window_get_the_scale_of_their_own_amax() -> None:
+    """A sixth of it: of 0.5 and of 3, both 2^9 times."""
+    codes, scales = requantize_outside(read(source(np.array([[0]]), np.repeat([[1, 5]], 16, axis=1)), "q"), -9)
+    assert E4M3.values[scales].tolist() == [[44, 256]]
+    assert codes_of(codes)[0, ::16].tolist() == [7, 7]
+
+
 def test_codes_without_negative_zero() -> None:
     table = closed_form.WITHOUT_NEGATIVE_ZERO
     for byte in range(256):

@@ -38,6 +38,7 @@ TESTS = [
             "quantize",
             "resolution",
             "messages",
+            "mistakes",
             "online",
             "no_rows",
             "search",

@@ -12,7 +12,8 @@ import pytest
 
 from halfbyte.checkpoint import Event, Outcome, Resources, run
 from halfbyte.checkpoint.execute import conversion
-from halfbyte.checkpoint.execute.conversion import sizes_for
+from halfbyte.checkpoint.execute.conversion import prepare, sizes_for
+from halfbyte.checkpoint.execute.device.sizes import Limits
 from halfbyte.checkpoint.execute.pieces import SLACK, largest_piece
 from halfbyte.errors import CheckpointError, InputError
 from tests.checkpoint.execute.scenes import plan_of, small_source
@@ -75,6 +76,20 @@ def test_a_plan_without_units_needs_little(tmp_path: Path) -> None:
     assert sizes_for(bare, Resources(workers=2, max_memory=1 << 20))[1] == 2
 
 
+def test_memory_for_the_buffers_of_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nine tenths of what buffers may take, as without a GPU."""
+    monkeypatch.setattr(conversion, "open_devices", lambda device, plan, engine: ["one"])
+    monkeypatch.setattr(
+        conversion,
+        "plan_devices",
+        lambda found, engine, units, workers, limits: SimpleNamespace(sizes="as the lanes need", given=(found, limits)),
+    )
+    resources = Resources(workers=2, max_memory=1 << 28, device="cuda:0", max_gpu_memory=1 << 30, chunk=5000)
+    prepared: Any = prepare(plan_of(small_source(tmp_path)), resources)
+    assert prepared.devices.given == (["one"], Limits((1 << 28) * 9 // 10, 1 << 30, 5000))
+    assert prepared.sizes == "as the lanes need"
+
+
 def test_events_and_outcome(tmp_path: Path) -> None:
     """Bytes of the source from begin to end; each shard once; every file that gets its name. A second run is silent."""
     plan = plan_of(small_source(tmp_path / "s", shards=3))
@@ -132,3 +147,12 @@ def test_what_is_made_of_a_piece_decides_its_part(monkeypatch: pytest.MonkeyPatc
             sizes_for(plan, resources)
     else:
         assert sizes_for(plan, resources)[0].chunk == arena // part
+
+
+def test_what_statistics_need_of_a_piece_decides_its_part_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conversion, "largest_piece", lambda unit, chunk: 2 * chunk)
+    monkeypatch.setattr(conversion, "widened_bytes", lambda unit, chunk: 3 * chunk)
+    monkeypatch.setattr(conversion, "shared_memory", lambda plan, resources: (1 << 30, 0))
+    plan: Any = SimpleNamespace(units=["one"], calibrated="statistics")
+    sizes, _ = sizes_for(plan, Resources(workers=1, chunk=1 << 40))
+    assert sizes.chunk == (1 << 30) * 9 // 10 // 8

@@ -9,16 +9,20 @@ import threading
 import time
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
 
 import halfbyte as hb
 from halfbyte.checkpoint import Options, Resources, make_plan, run
-from halfbyte.checkpoint.execute.conversion import shared_memory
+from halfbyte.checkpoint.execute.conversion import shared_memory, sizes_for
 from halfbyte.checkpoint.execute.factors import KEPT, Kept, Need
-from halfbyte.checkpoint.execute.solving import factor_need
+from halfbyte.checkpoint.execute.pieces import SLACK
+from halfbyte.checkpoint.execute.solving import factor_need, memory_of, method_need, method_of, statistics_bytes
+from halfbyte.checkpoint.plan.types import Calibrated
 from halfbyte.errors import InputError
 from halfbyte.feedback import factor_memory, prepare
 from halfbyte.statistics import write_statistics
@@ -132,6 +136,28 @@ def test_a_factor_takes_what_is_counted(crossed: bool, descent: int) -> None:
     assert 0.5 * held < after <= held
 
 
+def test_an_objective_takes_what_is_counted() -> None:
+    """With blocks of 32, which are the most."""
+    width = 768
+    known = linear(0, width)
+    planned = Calibrated(Path("stats"), "hessian", hb.Gptq(), "", 0, {}, {})
+    need, given = method_need(planned, width), statistics_bytes(planned, width)
+    assert known.second_moment is not None
+    assert given == 2 * known.second_moment.nbytes
+    assert statistics_bytes(replace(planned, crossed=True), width) == 2 * given
+    x = np.ones((4, width), np.float32)
+    hb.quantize(x, "mxfp4", method=method_of(known, 32), threads=1)  # tables that stay
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    method = method_of(known, 32)
+    peak = tracemalloc.get_traced_memory()[1] - before
+    hb.quantize(x, "mxfp4", method=method, threads=1)
+    after = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert 0.3 * (need.making - given) < peak <= need.making - given
+    assert 0.3 * need.held < after <= need.held
+
+
 def test_a_conversion_keeps_to_its_memory(tmp_path: Path) -> None:
     width = 512
     tensors = {f"model.layers.{i}.mlp.down_proj.weight": random(i, 64, width, dtype=np.float32) for i in range(6)}
@@ -142,8 +168,15 @@ def test_a_conversion_keeps_to_its_memory(tmp_path: Path) -> None:
     plan = make_plan(source, Options(method="gptq", statistics=tmp_path / "stats.safetensors"))
     assert plan.calibrated is not None
     need = factor_need(plan.calibrated, width)
+    assert memory_of(plan, 0) == (need.making, need.making + 3 * need.held)
     roomy = Resources(2, sync=False)
     assert shared_memory(plan, roomy) == (2 << 30, need.making + 3 * need.held)
+    for device, cards in (("cuda", 1), ("cuda:3", 1), ("cuda:0,2", 2)):
+        used = cards * statistics_bytes(plan.calibrated, width)
+        assert shared_memory(plan, Resources(device=device)) == (2 << 30, used), "cards hold the factors"
+        assert memory_of(plan, cards) == (used, used)
+    half = need.making + need.held
+    assert shared_memory(plan, Resources(2, max_memory=2 * half)) == (half, half)
     with pytest.raises(InputError, match=rf"--max-memory {need.making:,} is too little: the largest factor of the"):
         run(plan, tmp_path / "d", Resources(1, max_memory=need.making))
     with pytest.raises(InputError, match=r"is too little: a piece of the largest .* are left beside the fac"):
@@ -174,3 +207,19 @@ print(tracemalloc.get_traced_memory()[1])
     assert done.returncode == 0, done.stderr
     assert all_bytes(tmp_path / "tight") == all_bytes(tmp_path / "roomy")
     assert int(done.stdout) < limit
+
+
+@pytest.mark.parametrize("kind", ["gptq", "hessian"])
+def test_statistics_that_no_module_takes_need_no_memory(tmp_path: Path, kind: Literal["gptq", "hessian"]) -> None:
+    """As when every weight is FP4 in the source."""
+    name = "model.layers.0.mlp.down_proj"
+    source = write_checkpoint(tmp_path / "s", {f"{name}.weight": random(0, 64, 64, dtype=np.float32)})
+    write_statistics(tmp_path / "stats.safetensors", {name: linear(0, 64)})
+    plan = make_plan(source, Options(method=kind, statistics=tmp_path / "stats.safetensors"))
+    assert plan.calibrated is not None
+    assert min(*memory_of(plan, 0), *memory_of(plan, 2)) > 1
+    bare = replace(plan, calibrated=replace(plan.calibrated, names={}))
+    assert memory_of(bare, 0) == memory_of(bare, 2) == (0, 0)
+    nothing = replace(bare, shards=tuple(replace(shard, units=()) for shard in plan.shards))
+    least = -(-SLACK * 10 // 9)
+    assert sizes_for(nothing, Resources(workers=1, max_memory=least))[0].arena == SLACK

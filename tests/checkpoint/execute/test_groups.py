@@ -123,3 +123,21 @@ def test_each_scale_is_found_once(tmp_path: Path, source: Path, chunk: int, monk
     monkeypatch.setattr(UnitWork, "settle", counted)
     run(plan, tmp_path / "d", resources(4, chunk))
     assert sorted(settled) == sorted(plan.groups)
+
+
+def test_who_surveys_all_partners_holds_the_bytes_of_its_own_shard(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is no room planned for those of the others, which it does not write."""
+    plan, held, survey = make_plan(source, Options(method="amax")), set[str](), UnitWork.survey
+
+    def noted(work: UnitWork, unit: Unit, piece: Any, group: Group, arena: Any, keep: bool = False) -> Any:
+        held.update({unit.module} if keep else ())
+        return survey(work, unit, piece, group, arena, keep)
+
+    monkeypatch.setattr(UnitWork, "survey", noted)
+    run(plan, tmp_path / "d", resources(1, 1 << 20))
+    for partners in plan.groups:
+        shares = [{unit.module for unit in shard.units} & set(partners) for shard in plan.shards]
+        assert held & set(partners) == next(share for share in shares if share)
+    assert len(held) < sum(map(len, plan.groups))

@@ -58,6 +58,18 @@ def test_rows_of_a_view(files: Files, name: str, step: int) -> None:
         assert_same_bits(read_rows(files, view, start, stop, arena), np.ascontiguousarray(expected[start:stop]))
 
 
+def test_a_column_that_lies_far_apart_is_read_alone(tmp_path: Path) -> None:
+    """Six megabytes for four of its numbers: there is room for no second one."""
+    x = np.zeros((4, 1 << 19), np.float32)
+    x[:, :4] = np.arange(16).reshape(4, 4)
+    x.tofile(tmp_path / "f")
+    view = View("t", "f", "F32", 0, 4, 2, 1 << 19, 2)
+    files = Files({"f": str(tmp_path / "f")})
+    found = read_rows(files, view, 0, 4, Arena(64 + read_scratch(view, 4)))
+    files.close()
+    assert_same_bits(found, np.ascontiguousarray(x[:, :4:2]))
+
+
 def test_a_view_beyond_the_end(files: Files) -> None:
     with pytest.raises(CheckpointError, match=r"f ended at byte \d+"):
         read_rows(files, View("t", "f", "F32", 8, 61, 24, 24), 0, 61, Arena(1 << 16))

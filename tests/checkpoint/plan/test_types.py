@@ -284,6 +284,9 @@ def test_wide_elements_come_first() -> None:
         ("u32", 120, 132), ("f16", 132, 138), ("bf16", 138, 144), ("i16", 144, 150), ("u16", 150, 156),
         ("u8", 156, 159), ("i8", 159, 162), ("bool", 162, 165), ("f8_e4m3", 165, 168),
     ]  # fmt: skip
+    groups = ("f64 i64 u64 c64", "f32 i32 u32", "f16 bf16 i16 u16", "u8 i8 bool f8_e4m3")
+    backwards = [name for group in groups for name in reversed(group.split())]
+    assert list(place(parts[::-1], {})[1]) == backwards
     described = json.loads(header[8:])
     assert described.pop("__metadata__") == {"format": "pt"}
     assert {name: tuple(entry["data_offsets"]) for name, entry in described.items()} == {

@@ -113,11 +113,21 @@ def test_conversions_by_statistics(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert work.terms == sum(one.rows * one.columns**2 / 2 for one in linears)
     assert work.turns == sum(one.columns / 16 for one in linears)
     assert work.squares == 2 * (3 * 64**2 + 96**2)  # q, k and v share theirs; so do gate and up
+    assert work.factors == pytest.approx(2 * (3 * 64**3 + 96**3) / 3)
     small = choose_device(plan, 2)
     assert (small.device, small.reason.startswith("about 0 s on the CPU, 5 s on a GPU")) == ("cpu", True)
     monkeypatch.setattr(choice, "work_of", lambda plan: solving_time.Work(elements=1e11, turns=100))
     large = choose_device(plan, 2)
     assert (large.device, large.reason.startswith("about 850 s on the CPU, 5 s on a GPU")) == ("cuda", True)
+
+
+def test_what_each_count_costs() -> None:
+    """In seconds: every one adds to the others."""
+    work = solving_time.Work(elements=1e9, terms=4e12, turns=1000, factors=5e12, squares=1e9)
+    assert work.on_cpu(1) == pytest.approx(17 + 84 + 200 + 60)
+    assert work.on_gpu() == pytest.approx(0.7 + 1 + 1 + 4)
+    assert work.on_cpu(4) == work.on_cpu(1) / 4
+    assert work.on_gpu(2) == work.on_gpu() / 2
 
 
 def test_a_model_runs_on_one_device(monkeypatch: pytest.MonkeyPatch) -> None:
