@@ -13,13 +13,8 @@ import pytest
 
 from halfbyte.checkpoint import Event, Options, Plan, Resources, make_plan, run
 from halfbyte.checkpoint.execute import conversion, target_device
-<<<<<<< HEAD
-from halfbyte.checkpoint.execute.device.cards import CardSolver, card_need
-from halfbyte.checkpoint.execute.device.protocol import STAGED, DeviceMemoryError
-=======
 from halfbyte.checkpoint.execute.device.cards import CardSolver, budget_of, card_need
-from halfbyte.checkpoint.execute.device.protocol import DeviceMemoryError
->>>>>>> w-mut
+from halfbyte.checkpoint.execute.device.protocol import STAGED, DeviceMemoryError
 from halfbyte.checkpoint.execute.engine import Engine
 from halfbyte.checkpoint.execute.solving import formats_of
 from halfbyte.codec.bits import F32, U8
