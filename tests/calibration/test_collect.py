@@ -12,6 +12,8 @@ import torch
 
 from halfbyte.calibration.collect import Options, calibrate
 from halfbyte.calibration.layered import LayeredModel
+from halfbyte.checkpoint import Options as Converting
+from halfbyte.checkpoint import make_plan
 from halfbyte.checkpoint.io.header import read_header
 from halfbyte.errors import InputError, UnknownNameError
 from halfbyte.statistics import open_statistics
@@ -144,6 +146,8 @@ def test_another_training_of_the_same_model_is_refused(tmp_path: Path) -> None:
     """Its config and headers are the same."""
     path = model(tmp_path)
     calibrate(path, windows(), tmp_path / "s")
+    converting = Converting(method="gptq", statistics=tmp_path / "s")
+    assert not any("not of these files" in note for note in make_plan(path, converting).notes)
     shard = next(path.glob("*.safetensors"))
     data = bytearray(shard.read_bytes())
     place = read_header(shard).tensors["model.layers.1.mlp.up_proj.weight"]
@@ -152,6 +156,7 @@ def test_another_training_of_the_same_model_is_refused(tmp_path: Path) -> None:
     shard.write_bytes(data)
     with pytest.raises(InputError, match=r"another run \(model differs\)"):
         calibrate(path, windows(), tmp_path / "s")
+    assert any("not of these files" in note for note in make_plan(path, converting).notes)
 
 
 def test_what_is_no_kind_of_moments_is_refused() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from halfbyte.checkpoint.io.buffers import Arena
 from halfbyte.checkpoint.io.decode import decode_rows, decoding_memory, read_scales
 from halfbyte.checkpoint.io.files import Files
 from halfbyte.checkpoint.io.index import Checkpoint, open_checkpoint
+from halfbyte.checkpoint.io.likeness import fingerprint_of
 from halfbyte.checkpoint.io.views import SourceMatrix, View, read_rows, scratch_bytes
 from halfbyte.checkpoint.plan.source_weights import SourceWeight, find_source_weights, whole
 from halfbyte.checkpoint.plan.unstack import orient, split
@@ -24,9 +24,6 @@ from halfbyte.models import Model, model_of
 from halfbyte.smoothing import I8, Smoothing, scaled
 
 F32 = npt.NDArray[np.float32]
-
-LOOKED_AT, BYTES = 4096, 512
-"""Tensors that tell a model from another of the same shapes (at most), and bytes from the middle of each."""
 
 
 @dataclass(frozen=True)
@@ -56,21 +53,8 @@ class Weights:
 
     @property
     def fingerprint(self) -> str:
-        """Equal for checkpoints with the same config, headers and values, of which it reads a few of each tensor.
-
-        Another training of the same model has the same config and headers.
-        """
-        digest = hashlib.sha256(repr(sorted(self.checkpoint.config.items(), key=lambda item: item[0])).encode())
-        for name, header in sorted(self.checkpoint.headers.items()):
-            digest.update(f"{name} {header.digest}".encode())
-        places = [
-            (file, one) for file, header in sorted(self.checkpoint.headers.items()) for one in header.tensors.values()
-        ]
-        for file, one in places[:: -(-len(places) // LOOKED_AT) or 1]:
-            read = np.empty(min(BYTES, one.bytes), np.uint8)
-            self.files.read(file, one.start + (one.bytes - read.size) // 2, read)
-            digest.update(read.tobytes())
-        return digest.hexdigest()
+        """What statistics know the model by."""
+        return fingerprint_of(self.checkpoint, self.files)
 
     def matrix(self, module: str) -> F32:
         """The values of a linear layer's weight, (outputs, inputs)."""

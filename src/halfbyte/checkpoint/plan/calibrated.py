@@ -1,4 +1,7 @@
-"""Which statistics, or which solved codes, each quantized module of a plan takes. Only names and headers are read."""
+"""Which statistics, or which solved codes, each quantized module of a plan takes.
+
+Only names and headers are read, and a few values of the source that tell whether the statistics are its own.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from halfbyte.checkpoint.io.likeness import fingerprint_of
 from halfbyte.checkpoint.io.solved import SolvedFolder
 from halfbyte.checkpoint.plan.draft import Draft, action_of
 from halfbyte.checkpoint.plan.source_weights import SourceWeight
@@ -74,6 +78,12 @@ def _calibrated(
     notes = [f"{_listed(fallback)}; they get optimal scales without statistics"] if fallback else []
     if statistics.header.get("complete") is False:
         notes.append(f"{path}: its calibration was stopped; the same `halfbyte calibrate` continues it")
+    known = str(statistics.header.get("model", {}).get("fingerprint", ""))
+    if known and known != fingerprint_of(draft.checkpoint):
+        notes.append(
+            f"{path} is not of these files: of another training or of the same model in another dtype, as its names "
+            "and widths fit. If it is of another training, calibrate this one"
+        )
     others = len(draft.converted) - len(fresh)
     if others:
         notes.append(f"{others} weights are FP4 in the source: their codes are cast or kept, without statistics")
