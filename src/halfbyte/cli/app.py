@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -33,7 +33,17 @@ class Commands(TyperGroup):
         return super().resolve_command(ctx, args)
 
 
-app = typer.Typer(
+class Application(typer.Typer):
+    """Ctrl-C that no command answers, as while the commands are put together, ends with code 130 and no traceback."""
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        try:
+            return super().__call__(*arguments, **options)
+        except KeyboardInterrupt:
+            raise SystemExit(130) from None
+
+
+app = Application(
     name="halfbyte",
     cls=Commands,
     help="Tensors and checkpoints in 4-bit floating point, bit for bit.",
