@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from halfbyte.cli.app import app, err, out, write_json
+from halfbyte.cli.app import app, err, file_or_stdout, out, write_json
 from halfbyte.cli.tables import print_table
 from halfbyte.contracts import CONTRACTS, Contract
 from halfbyte.contracts.options import option_choices
@@ -25,7 +25,13 @@ from halfbyte.methods import Gptq
 def contracts(
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Show this contract with its formulas.")] = None,
     json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Also write everything to this file as JSON.")
+        Path | None,
+        typer.Option(
+            "--json",
+            metavar="FILE",
+            callback=file_or_stdout,
+            help="Also write everything to this file as JSON; - is standard output.",
+        ),
     ] = None,
 ) -> None:
     """List the contracts, or show one: the project whose bytes it gives, its options, methods and formulas.
