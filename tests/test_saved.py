@@ -114,3 +114,8 @@ def test_files_that_are_something_else(tmp_path: Path) -> None:
     save_file({"codes": X}, path, {"halfbyte": "1"})
     with pytest.raises(hb.InputError, match="its metadata or tensors are damaged"):
         hb.load(path)
+
+
+def test_a_folder_is_no_file(tmp_path: Path) -> None:
+    with pytest.raises(hb.InputError, match=r"is a folder; load reads one file that .*save wrote; .*inspect"):
+        hb.load(tmp_path)

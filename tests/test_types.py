@@ -305,3 +305,17 @@ def test_numbers_per_row_may_have_another_shape(shape: tuple[int, ...]) -> None:
     assert again == q
     for index in (0, slice(1, 2), (1, 2), (slice(None), 1)):
         assert_same_bits(again[index].dequantize(), q.dequantize()[index])
+
+
+@pytest.mark.parametrize(
+    ("shape", "index", "said"),
+    [
+        ((32,), 0, "the only axis is cut into blocks and stays whole; dequantize first"),
+        ((2, 32), (0, 1), "the last axis is cut into blocks and stays whole; index the axis before it, or dequantize"),
+        ((1, 2, 32), (0, 0, 1), "index the 2 axes before it, or dequantize first"),
+    ],
+)
+def test_the_axis_of_the_blocks_is_not_indexed(shape: tuple[int, ...], index: Any, said: str) -> None:
+    q = hb.quantize(np.ones(shape, np.float32), "mxfp4")
+    with pytest.raises(hb.InputError, match=said):
+        q[index]

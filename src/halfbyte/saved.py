@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import fields
 from os import PathLike, fspath
+from os.path import isdir
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -83,6 +84,11 @@ def load(path: str | PathLike[str], device: torch.device | str | None = None) ->
     from safetensors import SafetensorError, safe_open
 
     path = _path(path)
+    if isdir(path):
+        raise InputError(
+            f"{path} is a folder; load reads one file that QuantizedTensor.save wrote; for checkpoints there are "
+            "`halfbyte inspect` and halfbyte.layouts"
+        )
     try:
         with safe_open(path, framework="numpy") as file:
             metadata = dict(file.metadata() or {})

@@ -354,9 +354,12 @@ def _leading_index(index: Any, shape: tuple[int, ...]) -> tuple[int | slice, ...
     if len(given) == len(shape) and isinstance(given[-1], slice) and given[-1] == slice(None):
         given = given[:-1]
     if len(given) >= len(shape):
+        rows = len(shape) - 1
+        axes = {0: "", 1: "index the axis before it, or "}.get(rows, f"index the {rows} axes before it, or ")
+        only = "only" if rows == 0 else "last"
         raise InputError(
-            f"index {index!r} on shape {shape}: the last axis is cut into blocks and stays whole; index the "
-            f"{len(shape) - 1} axes before it, or dequantize first"
+            f"index {index!r} on shape {shape}: the {only} axis is cut into blocks and stays whole; "
+            f"{axes}dequantize first"
         )
     for one in given:
         parts = [one.start, one.stop, one.step] if isinstance(one, slice) else [one]

@@ -141,3 +141,22 @@ def test_the_command_lists_them(tmp_path: Path) -> None:
     assert "methods of nvfp4: amax, optimal, hessian" in result.output
     assert "four_six:mae|mse:448|256[:fast_error]" in CliRunner().invoke(app, ["contracts"], terminal_width=400).output
     assert set(METHODS) >= {text.split(":")[0] for text in methods}
+
+
+def test_methods_that_an_option_adds_are_listed_with_it(tmp_path: Path) -> None:
+    file = tmp_path / "c.json"
+    shown = CliRunner().invoke(app, ["contracts", "flashinfer", "--json", str(file)]).output
+    assert "mode='ref' (or 'te', '4over6')" in shown
+    assert "methods of nvfp4 with mode=4over6 too: four_six:mae:448, four_six:mae:448:fast_error, " in shown
+    listed = CliRunner().invoke(app, ["contracts"], terminal_width=400).output
+    assert "gptq, four_six:mae|mse:448|256[:fast_error] (mode=4over6) " in listed
+    assert listed.count("mode=") == 1  # what other options add, the defaults have
+    found = json.loads(file.read_text())["flashinfer"]
+    assert found["choices"]["mode"] == ["ref", "te", "4over6"]
+    assert list(found["methods_by_option"]) == ["mode=4over6"]
+    added = found["methods_by_option"]["mode=4over6"]["nvfp4"]
+    assert len(added) == 8
+    for text in added:
+        assert hb.quantize(X, "nvfp4", hb.contracts.flashinfer(mode="4over6"), text).method.spelling == text
+        with pytest.raises(hb.UnsupportedError, match="does not define method"):
+            hb.quantize(X, "nvfp4", "flashinfer", text)

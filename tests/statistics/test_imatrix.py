@@ -77,3 +77,11 @@ def test_other_bytes_are_refused(tmp_path: Path) -> None:
     path.write_bytes(b"\xff" * 100)
     with pytest.raises(InputError, match="not an imatrix file"):
         open_statistics(path)
+
+
+def test_an_imatrix_of_no_token_says_so(tmp_path: Path) -> None:
+    path = old_file(tmp_path / "m.dat", {"blk.1.attn_q.weight": MEANS}, 0)
+    with pytest.raises(InputError, match="every count of its linear layers is 0"):
+        open_statistics(path)
+    with pytest.raises(InputError, match="no entry whose name is that of a linear layer"):
+        open_statistics(old_file(path, {"blk.1.rope.weight": MEANS}, 8))

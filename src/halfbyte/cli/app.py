@@ -7,10 +7,11 @@ import itertools
 import json
 import os
 import shlex
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -33,7 +34,17 @@ class Commands(TyperGroup):
         return super().resolve_command(ctx, args)
 
 
-app = typer.Typer(
+class Application(typer.Typer):
+    """Ctrl-C that no command answers, as while the commands are put together, ends with code 130 and no traceback."""
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        try:
+            return super().__call__(*arguments, **options)
+        except KeyboardInterrupt:
+            raise SystemExit(130) from None
+
+
+app = Application(
     name="halfbyte",
     cls=Commands,
     help="Tensors and checkpoints in 4-bit floating point, bit for bit.",
@@ -49,13 +60,34 @@ WIDE = 1000
 """Columns of output that goes to a file or a pipe, whatever the terminal: no name is cut there."""
 
 
+STDOUT = Path("-")
+"""As the file of an option: standard output. All else that would be printed there goes to standard error then."""
+
+_on_stdout: set[Path] = set()  # empty, or STDOUT: shared by all threads
+
+
+def file_or_stdout(context: typer.Context, path: Path | None) -> Path | None:
+    """The callback of options that name a file to write a text to."""
+    if path == STDOUT:
+        if _on_stdout:
+            raise typer.BadParameter("only one file can be - (standard output)", context)
+        _on_stdout.add(STDOUT)
+        context.call_on_close(_on_stdout.clear)
+    return path
+
+
 def out(markup: bool = True) -> Console:
     """Standard output. It is created for each use, so that it has the current width of the terminal.
 
+    With a file on standard output it is standard error.
+
     markup: False for text from files, such as names and patterns, whose brackets must be printed as they are.
     """
-    console = Console(highlight=False, markup=markup, emoji=markup)
-    return console if console.is_terminal else Console(highlight=False, markup=markup, emoji=markup, width=WIDE)
+    stderr = bool(_on_stdout)
+    console = Console(stderr=stderr, highlight=False, markup=markup, emoji=markup)
+    if console.is_terminal:
+        return console
+    return Console(stderr=stderr, highlight=False, markup=markup, emoji=markup, width=WIDE)
 
 
 def err() -> Console:
@@ -99,7 +131,7 @@ def refuse_unused(context: typer.Context, of: str, **options: str) -> None:
 
 def check_file(path: Path | None) -> None:
     """Raise if a file that is written at the end of long work cannot be written."""
-    if path is None:
+    if path is None or path == STDOUT:
         return
     if path.is_dir():
         raise InputError(f"{path} cannot be written: {os.strerror(errno.EISDIR)}")
@@ -114,6 +146,9 @@ def write_json(command: str, path: Path, content: Mapping[str, object]) -> None:
 
 def write_text(command: str, path: Path, text: str) -> None:
     """The same for any text."""
+    if path == STDOUT:
+        sys.stdout.write(text)
+        return
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
@@ -135,3 +170,4 @@ def main(
     ] = False,
 ) -> None:
     """Tensors and checkpoints in 4-bit floating point, bit for bit."""
+    _on_stdout.clear()  # options that were refused before, in this process, may have left it

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from halfbyte import calibration
 from halfbyte.calibration.tokens import Windows, read_windows
-from halfbyte.cli.app import app, check_file, err, out, refusals, refuse_unused, write_json
+from halfbyte.cli.app import app, check_file, err, file_or_stdout, out, refusals, refuse_unused, write_json
 from halfbyte.cli.convert_scale import LOCAL, AddressOption, EngineOption, GpusOption, MaxTasksOption, resolve_cluster
 from halfbyte.errors import InputError
 from halfbyte.scale.cluster import Settings, connect
@@ -74,7 +74,13 @@ def calibrate(
     ] = 8,
     merge: Annotated[bool, typer.Option("--merge", help="Merge folders of statistics, weighted by tokens.")] = False,
     json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Also write what was collected to this file as JSON.")
+        Path | None,
+        typer.Option(
+            "--json",
+            metavar="FILE",
+            callback=file_or_stdout,
+            help="Also write what was collected to this file as JSON; - is standard output.",
+        ),
     ] = None,
 ) -> None:
     """Run a model over a text, layer by layer, and write statistics of every linear layer's input.

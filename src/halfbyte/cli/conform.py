@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from halfbyte.backends import ALIASES, BACKENDS
-from halfbyte.cli.app import app, check_file, err, out, refusals, write_json
+from halfbyte.cli.app import app, check_file, err, file_or_stdout, out, refusals, write_json
 from halfbyte.cli.tables import print_table
 from halfbyte.conform import Report, load_vectors, run_vectors
 from halfbyte.errors import unknown_name
@@ -31,7 +31,13 @@ def conform(
         ),
     ] = False,
     json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Also write the results to this file as JSON.")
+        Path | None,
+        typer.Option(
+            "--json",
+            metavar="FILE",
+            callback=file_or_stdout,
+            help="Also write the results to this file as JSON; - is standard output.",
+        ),
     ] = None,
     show: Annotated[int, typer.Option(help="How many differing cases to print in full.", min=0)] = 10,
 ) -> None:
@@ -52,7 +58,7 @@ def conform(
     _print_report(report, show)
     if json_file is not None:
         write_json("conform", json_file, report.as_json())
-    typer.echo(report.last_line)
+    out().print(report.last_line, markup=False, soft_wrap=True)
     raise typer.Exit(0 if report.passed(allow_pending) else 1)
 
 

@@ -15,7 +15,7 @@ from halfbyte.checkpoint.execute.destination import Found, check_destination, ch
 from halfbyte.checkpoint.execute.device.choice import Choice, choose_device, choose_for_model
 from halfbyte.checkpoint.execute.replacing import without_overwrite
 from halfbyte.checkpoint.execute.target_device import CPU, kernel_reason, placed, resolve_device
-from halfbyte.cli.app import app, check_file, refuse_unused, sentence, write_json
+from halfbyte.cli.app import STDOUT, app, check_file, file_or_stdout, refuse_unused, sentence, write_json
 from halfbyte.cli.convert_arguments import Convert, memory_size
 from halfbyte.cli.convert_calibrated import Text, prepare
 from halfbyte.cli.convert_output import JsonLog, Quiet, Reporter, Screen
@@ -202,7 +202,13 @@ def convert(
         bool, typer.Option("--json-log", help="Print one JSON object per line on standard output, for programs.")
     ] = False,
     json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Also write the plan to this file as JSON.")
+        Path | None,
+        typer.Option(
+            "--json",
+            metavar="FILE",
+            callback=file_or_stdout,
+            help="Also write the plan to this file as JSON; - is standard output.",
+        ),
     ] = None,
 ) -> None:
     """Convert a Hugging Face checkpoint to FP4, without model code and in bounded memory.
@@ -231,6 +237,8 @@ def convert(
             strict_statistics=strict_statistics,
             solved=solved,
         )
+        if json_log and json_file == STDOUT:
+            raise InputError("--json - and --json-log would both write to standard output; name a file for the plan")
         if trust_remote_code and not (modules_from_model or load):
             raise InputError("--trust-remote-code belongs to --modules-from-model or --check-load")
         if calibrate_on is None:

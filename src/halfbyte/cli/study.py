@@ -15,7 +15,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from halfbyte.cli.app import app, check_file, err, out, refusals, refuse_unused, write_text
+from halfbyte.cli.app import app, check_file, err, file_or_stdout, out, refusals, refuse_unused, write_text
 from halfbyte.cli.tables import print_table
 from halfbyte.errors import InputError, UnsupportedError
 from halfbyte.study import MethodRow, Study, get_scenario, run_methods, run_study
@@ -62,10 +62,26 @@ def study(
         int, typer.Option(help="With --methods: about how many elements of each tensor to measure.", min=16)
     ] = SAMPLE,
     device: Annotated[str, typer.Option(help=f"Where to compute: {', '.join(DEVICES)}.")] = "cpu",
-    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the figures as JSON.")] = None,
-    csv_file: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write the figures as CSV.")] = None,
+    json_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--json", metavar="FILE", callback=file_or_stdout, help="Write the figures as JSON; - is standard output."
+        ),
+    ] = None,
+    csv_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--csv", metavar="FILE", callback=file_or_stdout, help="Write the figures as CSV; - is standard output."
+        ),
+    ] = None,
     html_file: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Write a page with the figures and plots.")
+        Path | None,
+        typer.Option(
+            "--html",
+            metavar="FILE",
+            callback=file_or_stdout,
+            help="Write a page with the figures and plots; - is standard output.",
+        ),
     ] = None,
 ) -> None:
     """Compare the casts from MXFP4 to NVFP4 on 31 kinds of tensors, or with --methods the ways to quantize to NVFP4.

@@ -11,11 +11,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from halfbyte import verify as library
-from halfbyte.cli.app import app, check_file, err, out, refusals, write_json
+from halfbyte.cli.app import app, check_file, err, file_or_stdout, out, refusals, write_json
 from halfbyte.cli.convert_scale import AddressOption, EngineOption, MaxTasksOption, checked_by, resolve_cluster
 from halfbyte.cli.tables import print_table
 from halfbyte.errors import InputError
 from halfbyte.load_check import CLIENTS, check_client, check_load
+from halfbyte.verify.problems import number
 
 FEW = 3
 """Problems of one kind that are all printed."""
@@ -51,7 +52,13 @@ def verify(
     address: AddressOption = None,
     max_tasks: MaxTasksOption = None,
     json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Also write everything to this file as JSON.")
+        Path | None,
+        typer.Option(
+            "--json",
+            metavar="FILE",
+            callback=file_or_stdout,
+            help="Also write everything to this file as JSON; - is standard output.",
+        ),
     ] = None,
 ) -> None:
     """Check names, dtypes, shapes, shared scales, config and exclude lists; with --against, every value.
@@ -95,8 +102,8 @@ def verify(
 def _print_problems(report: library.Report, show: int) -> None:
     """Errors first. Of more than a few that differ in numbers only, the first stands for all."""
     left = 0
-    for number, group in enumerate(report.alike()):
-        if number >= show:
+    for place, group in enumerate(report.alike()):
+        if place >= show:
             left += len(group)
             continue
         for problem in group if len(group) <= FEW else group[:1]:
@@ -104,7 +111,8 @@ def _print_problems(report: library.Report, show: int) -> None:
             line = f"{problem.level} [{problem.rule}] {problem.name}: {problem.text}{more}"
             out().print(line, markup=False, soft_wrap=True)
     if left:
-        out().print(f"… and {left} more; --json FILE has them all", soft_wrap=True)
+        which = f"… and {left} more" if show else f"problems and warnings not shown: {left}"
+        out().print(f"{which}; --json FILE has them all", soft_wrap=True)
 
 
 def _print_errors(report: library.Report, show: int) -> None:
@@ -119,8 +127,9 @@ def _print_errors(report: library.Report, show: int) -> None:
     for error in report.errors[:show]:
         shape = " × ".join(map(str, error.shape))
         table.add_row(error.name, error.kind, shape, f"{error.relative:.4f}", f"{error.largest:.3g}")
-    if report.errors:
+    if report.errors[:show]:
         print_table(table, ("largest", "shape"), markup=False)
     if len(report.errors) > show:
-        out().print(f"… and {len(report.errors) - show} more, none worse than {report.errors[show].relative:.4f}")
+        left = f"… and {len(report.errors) - show} more" if show else number(len(report.errors), "weight")
+        out().print(f"{left}, none worse than {report.errors[show].relative:.4f}")
     out().print(f"{report.equal} other tensors are as in the source")

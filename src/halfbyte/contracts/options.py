@@ -14,6 +14,9 @@ from halfbyte.methods.four_six import BlockError
 
 P = ParamSpec("P")
 
+ERROR_MODES = ("MAE", "MSE")
+"""The peers' names of the error measures of 4over6."""
+
 
 def check_choice(rule: str, holds: bool) -> None:
     """Raise an error with the text `rule` unless it holds: the combination of options has no meaning."""
@@ -29,7 +32,7 @@ def check_name(kind: str, name: object, known: Iterable[object]) -> None:
 
 def error_name(mode: str) -> BlockError:
     """Our name of an error measure, from a peer's spelling (MAE, MSE)."""
-    check_name("4over6 error mode", str(mode).upper(), ("MAE", "MSE"))
+    check_name("4over6 error mode", str(mode).upper(), ERROR_MODES)
     return cast(BlockError, mode.lower())
 
 
@@ -59,6 +62,24 @@ def encode_factor(value: object) -> np.float32 | None:
     if not (np.isfinite(factor) and factor > 0):
         raise InputError(f"global_scale must be positive and finite, not {value!r}")
     return factor
+
+
+def choices(**known: Iterable[object]) -> Callable[[Callable[P, Contract]], Callable[P, Contract]]:
+    """Decorate a contract function: the values that its options can take, for those who list them."""
+
+    def mark(make: Callable[P, Contract]) -> Callable[P, Contract]:
+        make.choices = {option: tuple(values) for option, values in known.items()}  # type: ignore[attr-defined]
+        return make
+
+    return mark
+
+
+def option_choices(make: Callable[..., Contract]) -> dict[str, tuple[object, ...]]:
+    """The options of a contract function with few possible values, and these values."""
+    switches: dict[str, tuple[object, ...]] = {
+        option: (False, True) for option, default in (make.__kwdefaults__ or {}).items() if isinstance(default, bool)
+    }
+    return switches | getattr(make, "choices", {})
 
 
 def listing_options(make: Callable[P, Contract]) -> Callable[P, Contract]:

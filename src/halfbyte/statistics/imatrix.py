@@ -38,6 +38,9 @@ BLOCK = {
 
 LONGEST_NAME = 1 << 12
 
+Found = tuple[str, LinearStatistics | None]
+"""A module and what is known of it; None if it saw no token."""
+
 
 class Imatrix(Statistics):
     """The diagonals of a file."""
@@ -64,7 +67,10 @@ def open_imatrix(path: Path) -> Imatrix:
             magic = file.read(4)
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}") from error
-    found = dict(_from_gguf(path) if magic == b"GGUF" else _from_stream(path, path.read_bytes()))
+    named = list(_from_gguf(path) if magic == b"GGUF" else _from_stream(path, path.read_bytes()))
+    found = {module: one for module, one in named if one is not None}
+    if named and not found:
+        raise InputError(f"{path} knows nothing: every count of its linear layers is 0; make it again, of a text")
     if not found:
         raise InputError(f"{path} holds no entry whose name is that of a linear layer (such as blk.0.attn_q.weight)")
     return Imatrix(path, found)
@@ -84,17 +90,17 @@ def module_of(name: str, expert: int | None = None) -> str | None:
     return f"model.layers.{found[1]}.{BLOCK[found[2]].format(0 if expert is None else expert)}"
 
 
-def _modules(name: str, means: F32, counts: list[int]) -> Iterator[tuple[str, LinearStatistics]]:
-    """One module, or one per expert of a stack; experts that saw no token are left out."""
+def _modules(name: str, means: F32, counts: list[int]) -> Iterator[Found]:
+    """One module, or one per expert of a stack."""
     stacked = name.endswith("_exps.weight")
     for expert, (row, tokens) in enumerate(zip(means, counts, strict=True)):
         module = module_of(name, expert if stacked else None)
-        if module is not None and tokens > 0:
+        if module is not None:
             diagonal = np.ascontiguousarray(row, np.float32)
-            yield module, LinearStatistics(tokens, len(row), 0.0, diagonal=diagonal)
+            yield module, LinearStatistics(tokens, len(row), 0.0, diagonal=diagonal) if tokens > 0 else None
 
 
-def _from_gguf(path: Path) -> Iterator[tuple[str, LinearStatistics]]:
+def _from_gguf(path: Path) -> Iterator[Found]:
     try:
         from gguf import GGUFReader
     except ImportError as error:
@@ -115,7 +121,7 @@ def _from_gguf(path: Path) -> Iterator[tuple[str, LinearStatistics]]:
         yield from _modules(name, means.astype(np.float32), [int(count) for count in counts])
 
 
-def _from_stream(path: Path, data: bytes) -> Iterator[tuple[str, LinearStatistics]]:
+def _from_stream(path: Path, data: bytes) -> Iterator[Found]:
     at = 0
 
     def integer(least: int, most: int, what: str) -> int:

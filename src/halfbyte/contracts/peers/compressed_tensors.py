@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 
 from halfbyte.contracts import exponents, expressions
-from halfbyte.contracts.options import changed, check_name, listing_options
+from halfbyte.contracts.options import changed, check_name, choices, listing_options
 from halfbyte.contracts.spec import Contract, MXRule, NVFP4Rule, Rounding, ScaleByte
 
 NVFP4 = NVFP4Rule(
@@ -39,6 +39,7 @@ MODES = ("nvfp4", "mxfp4")
 STATISTICS = ("input dtype", "fp32")
 
 
+@choices(minmax=STATISTICS, mode=MODES)
 @listing_options
 def compressed_tensors(*, minmax: str = "input dtype", mode: str | None = None) -> Contract:
     """compressed-tensors. `minmax`: the dtype of the statistics, "input dtype" or "fp32".

@@ -13,7 +13,16 @@ import numpy as np
 
 from halfbyte.codec.bits import F32, U8, exponent_field, from_bits
 from halfbyte.contracts import exponents, expressions
-from halfbyte.contracts.options import changed, check_choice, check_name, encode_factor, error_name, listing_options
+from halfbyte.contracts.options import (
+    ERROR_MODES,
+    changed,
+    check_choice,
+    check_name,
+    choices,
+    encode_factor,
+    error_name,
+    listing_options,
+)
 from halfbyte.contracts.peers.transformer_engine import FOUR_SIX as TE_FOUR_SIX
 from halfbyte.contracts.peers.transformer_engine import NVFP4 as TE_NVFP4
 from halfbyte.contracts.spec import Contract, MXRule, NVFP4Rule, Rounding, ScaleByte
@@ -69,6 +78,7 @@ def ue8m0_rule(factor: float) -> MXRule:
     )
 
 
+@choices(mode=MODES, e4m3_max=(448, 256), err_mode=ERROR_MODES)
 @listing_options
 def flashinfer(
     *,

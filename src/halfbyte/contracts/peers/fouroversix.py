@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 
 from halfbyte.contracts import exponents, expressions, reductions
-from halfbyte.contracts.options import changed, check_name, listing_options
+from halfbyte.contracts.options import changed, check_name, choices, listing_options
 from halfbyte.contracts.spec import Contract, FourSixRule, MXRule, NVFP4Rule, Rounding, ScaleByte, Transform
 from halfbyte.methods import Amax, FourSix, Method
 
@@ -55,6 +55,7 @@ RULES: dict[str, Method] = {
 }
 
 
+@choices(rule=RULES, dtype=("nvfp4", "mxfp4"))
 @listing_options
 def fouroversix(
     *,

@@ -11,7 +11,7 @@ import numpy as np
 
 from halfbyte.codec.bits import F32, U8
 from halfbyte.contracts import exponents
-from halfbyte.contracts.options import changed, check_name, listing_options
+from halfbyte.contracts.options import changed, check_name, choices, listing_options
 from halfbyte.contracts.spec import Contract, DecodeRule, MXRule, Rounding
 from halfbyte.formats.elements import E2M1, E4M3
 
@@ -69,6 +69,7 @@ MODES = {
 }
 
 
+@choices(mode=MODES)
 @listing_options
 def gguf(*, mode: str | None = None) -> Contract:
     """gguf's Python package: MXFP4 both ways, and decoding of NVFP4. `mode` only restricts the contract to one."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 
 from halfbyte.contracts import exponents, expressions
-from halfbyte.contracts.options import changed, check_choice, check_name, listing_options
+from halfbyte.contracts.options import changed, check_choice, check_name, choices, listing_options
 from halfbyte.contracts.peers.modelopt_cast import CLOSED_FORM, THROUGH_BF16
 from halfbyte.contracts.searches.static import search_block_amax
 from halfbyte.contracts.spec import Contract, MXRule, NVFP4Rule, Rounding, ScaleByte
@@ -61,6 +61,7 @@ MODES: dict[str, tuple[NVFP4Rule, Method]] = {
 CASTS = {"quantize_mxfp4_to_nvfp4": THROUGH_BF16, "quantize_mxfp4_to_nvfp4_lossless": CLOSED_FORM}
 
 
+@choices(mode=MODES)
 @listing_options
 def modelopt(*, mode: str = "nvfp4", k_max: int | None = None) -> Contract:
     """Model-Optimizer. `mode` nvfp4 is the dynamic quantizer.

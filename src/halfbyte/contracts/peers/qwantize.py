@@ -11,7 +11,7 @@ import dataclasses
 from typing import Literal
 
 from halfbyte.contracts import exponents, expressions
-from halfbyte.contracts.options import changed, check_name, listing_options
+from halfbyte.contracts.options import changed, check_name, choices, listing_options
 from halfbyte.contracts.searches.qwantize import search_e4m3, search_e8m0
 from halfbyte.contracts.spec import Contract, MXRule, NVFP4Rule, Rounding, ScaleByte
 from halfbyte.methods import Amax, Method, Optimal
@@ -42,6 +42,7 @@ METHODS: dict[str, Method | Literal["hessian"]] = {"naive": Amax(), "optimal": O
 MODES = [f"{format}/{name}" for format in NAIVE for name in METHODS]
 
 
+@choices(mode=MODES)
 @listing_options
 def qwantize(*, mode: str | None = None) -> Contract:
     """qwantize's quantizers. `mode`: "nvfp4/" or "mxfp4/", then naive, optimal or optimal_hessian.

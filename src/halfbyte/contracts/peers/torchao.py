@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from halfbyte.codec.bits import F32, U8
 from halfbyte.contracts import exponents, expressions
-from halfbyte.contracts.options import changed, check_name, listing_options
+from halfbyte.contracts.options import changed, check_name, choices, listing_options
 from halfbyte.contracts.spec import Contract, MXRule, NVFP4Rule, Rounding, ScaleByte
 from halfbyte.formats.elements import E4M3
 from halfbyte.formats.spec import ElementFormat
@@ -48,6 +48,7 @@ SCALES: dict[str, Callable[[F32, str, ElementFormat], tuple[U8, F32]]] = {
 }
 
 
+@choices(mode=("nvfp4", "mx"), scaling_mode=SCALES)
 @listing_options
 def torchao(
     *, mode: str | None = None, two_level: bool = True, scaling_mode: str = "floor", swizzled: bool = False

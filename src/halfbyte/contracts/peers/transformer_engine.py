@@ -9,7 +9,7 @@ a non-zero block rounds to 0, its codes are ±6, which decode to 0. An all-zero 
 from __future__ import annotations
 
 from halfbyte.contracts import exponents, expressions, reductions
-from halfbyte.contracts.options import changed, check_choice, error_name, listing_options
+from halfbyte.contracts.options import ERROR_MODES, changed, check_choice, choices, error_name, listing_options
 from halfbyte.contracts.spec import Contract, FourSixRule, MXRule, NVFP4Rule, Rounding, ScaleByte, Tile, Transform
 from halfbyte.methods import Amax, FourSix, Method
 
@@ -46,6 +46,7 @@ MX = MXRule(
 )
 
 
+@choices(tile=((1, 16), (16, 16)), nvfp4_4over6_err_mode=ERROR_MODES, nvfp4_e4m3_max=(448, 256))
 @listing_options
 def transformer_engine(
     *,

@@ -6,12 +6,13 @@ Byte 255 is 2**128, not NaN, and code 8 is -0.0. transformers returns its result
 from __future__ import annotations
 
 from halfbyte.contracts import exponents
-from halfbyte.contracts.options import changed, check_name, listing_options
+from halfbyte.contracts.options import changed, check_name, choices, listing_options
 from halfbyte.contracts.spec import Contract, DecodeRule
 
 MODE = "convert_moe_packed_tensors"
 
 
+@choices(mode=(MODE,), dtype=("bf16", "fp16", "fp32"))
 @listing_options
 def transformers(*, mode: str = MODE, dtype: str = "bf16") -> Contract:
     """transformers' MXFP4 decoder. `dtype` changes nothing here: pass the dtype to `dequantize`."""

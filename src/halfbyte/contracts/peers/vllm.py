@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 
 from halfbyte.contracts import expressions
-from halfbyte.contracts.options import changed, check_name, encode_factor, listing_options
+from halfbyte.contracts.options import changed, check_name, choices, encode_factor, listing_options
 from halfbyte.contracts.peers.flashinfer import REF
 from halfbyte.contracts.spec import Contract
 
@@ -21,6 +21,7 @@ NVFP4 = dataclasses.replace(
 )
 
 
+@choices(mode=("ref",))
 @listing_options
 def vllm(*, mode: str = "ref", global_scale: float | None = None) -> Contract:
     """vLLM's CPU emulation. `global_scale`: an encode factor given in place of 2688/A. The only `mode` is ref."""
