@@ -21,7 +21,7 @@ from halfbyte.checkpoint import Options, Resources, make_plan, run
 from halfbyte.checkpoint.execute.conversion import shared_memory, sizes_for
 from halfbyte.checkpoint.execute.factors import KEPT, Kept, Need
 from halfbyte.checkpoint.execute.pieces import SLACK
-from halfbyte.checkpoint.execute.solving import factor_need, memory_of, method_need, method_of, statistics_bytes
+from halfbyte.checkpoint.execute.solving import factor_need, memory_of, method_need, objective_of, statistics_bytes
 from halfbyte.checkpoint.plan.types import Calibrated
 from halfbyte.errors import InputError
 from halfbyte.feedback import factor_memory, prepare
@@ -146,10 +146,10 @@ def test_an_objective_takes_what_is_counted() -> None:
     assert given == 2 * known.second_moment.nbytes
     assert statistics_bytes(replace(planned, crossed=True), width) == 2 * given
     x = np.ones((4, width), np.float32)
-    hb.quantize(x, "mxfp4", method=method_of(known, 32), threads=1)  # tables that stay
+    hb.quantize(x, "mxfp4", method=objective_of(known, 32, "nearest"), threads=1)  # tables that stay
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
-    method = method_of(known, 32)
+    method = objective_of(known, 32, "nearest")
     peak = tracemalloc.get_traced_memory()[1] - before
     hb.quantize(x, "mxfp4", method=method, threads=1)
     after = tracemalloc.get_traced_memory()[0] - before

@@ -150,12 +150,12 @@ def share_memory(plan: Plan, limit: int | None, default: int, cards: int) -> tup
 def method_of(planned: Calibrated, source: Source, block: int) -> Method:
     """The objective of one input. What is wrong with its statistics is said with the name of the module."""
     try:
-        return _method_of(source.read(), block, planned.codes)
+        return objective_of(source.read(), block, planned.codes)
     except InputError as error:
         raise InputError(f"{planned.path}: second moments of {source.module}: {error}") from error
 
 
-def _method_of(known: LinearStatistics, block: int, codes: Literal["nearest", "descent"]) -> Method:
+def objective_of(known: LinearStatistics, block: int, codes: Literal["nearest", "descent"]) -> Method:
     """Hessian by the blocks of the second moments; by their diagonal where no more is known."""
     if known.second_moment is not None:
         return Hessian(_blocks(known.second_moment, block), codes)
