@@ -77,7 +77,7 @@ def test_a_plan_without_units_needs_little(tmp_path: Path) -> None:
 
 
 def test_memory_for_the_buffers_of_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nine tenths of what buffers may take, as without a GPU."""
+    """All that buffers may take: what plans the lanes leaves a tenth of it, and their pinned bytes."""
     monkeypatch.setattr(conversion, "open_devices", lambda device, plan, engine: ["one"])
     monkeypatch.setattr(
         conversion,
@@ -86,7 +86,7 @@ def test_memory_for_the_buffers_of_gpus(tmp_path: Path, monkeypatch: pytest.Monk
     )
     resources = Resources(workers=2, max_memory=1 << 28, device="cuda:0", max_gpu_memory=1 << 30, chunk=5000)
     prepared: Any = prepare(plan_of(small_source(tmp_path)), resources)
-    assert prepared.devices.given == (["one"], Limits((1 << 28) * 9 // 10, 1 << 30, 5000))
+    assert prepared.devices.given == (["one"], Limits(1 << 28, 1 << 30, 5000))
     assert prepared.sizes == "as the lanes need"
 
 
