@@ -66,8 +66,13 @@ STDOUT = Path("-")
 _on_stdout: set[Path] = set()  # empty, or STDOUT: shared by all threads
 
 
-def file_or_stdout(context: typer.Context, path: Path | None) -> Path | None:
-    """The callback of options that name a file to write a text to."""
+def file_option(name: str, what: str) -> Any:
+    """An option that names a file to write a text to; `what`: its help."""
+    return typer.Option(name, metavar="FILE", callback=_file_or_stdout, help=f"{what}; - is standard output.")
+
+
+def _file_or_stdout(context: typer.Context, path: Path | None) -> Path | None:
+    """- stands for standard output, which one file can be."""
     if path == STDOUT:
         if _on_stdout:
             raise typer.BadParameter("only one file can be - (standard output)", context)

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from halfbyte import calibration
 from halfbyte.calibration.tokens import Windows, read_windows
-from halfbyte.cli.app import app, check_file, err, file_or_stdout, out, refusals, refuse_unused, write_json
+from halfbyte.cli.app import app, check_file, err, file_option, out, refusals, refuse_unused, write_json
 from halfbyte.cli.convert_scale import LOCAL, AddressOption, EngineOption, GpusOption, MaxTasksOption, resolve_cluster
 from halfbyte.errors import InputError
 from halfbyte.scale.cluster import Settings, connect
@@ -75,12 +75,7 @@ def calibrate(
     merge: Annotated[bool, typer.Option("--merge", help="Merge folders of statistics, weighted by tokens.")] = False,
     json_file: Annotated[
         Path | None,
-        typer.Option(
-            "--json",
-            metavar="FILE",
-            callback=file_or_stdout,
-            help="Also write what was collected to this file as JSON; - is standard output.",
-        ),
+        file_option("--json", "Also write what was collected to this file as JSON"),
     ] = None,
 ) -> None:
     """Run a model over a text, layer by layer, and write statistics of every linear layer's input.

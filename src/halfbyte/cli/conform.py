@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from halfbyte.backends import ALIASES, BACKENDS
-from halfbyte.cli.app import app, check_file, err, file_or_stdout, out, refusals, write_json
+from halfbyte.cli.app import app, check_file, err, file_option, out, refusals, write_json
 from halfbyte.cli.tables import print_table
 from halfbyte.conform import Report, load_vectors, run_vectors
 from halfbyte.errors import unknown_name
@@ -32,12 +32,7 @@ def conform(
     ] = False,
     json_file: Annotated[
         Path | None,
-        typer.Option(
-            "--json",
-            metavar="FILE",
-            callback=file_or_stdout,
-            help="Also write the results to this file as JSON; - is standard output.",
-        ),
+        file_option("--json", "Also write the results to this file as JSON"),
     ] = None,
     show: Annotated[int, typer.Option(help="How many differing cases to print in full.", min=0)] = 10,
 ) -> None:

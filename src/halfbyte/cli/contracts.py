@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from halfbyte.cli.app import app, err, file_or_stdout, out, write_json
+from halfbyte.cli.app import app, err, file_option, out, write_json
 from halfbyte.cli.tables import print_table
 from halfbyte.contracts import CONTRACTS, Contract
 from halfbyte.contracts.options import option_choices
@@ -26,12 +26,7 @@ def contracts(
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Show this contract with its formulas.")] = None,
     json_file: Annotated[
         Path | None,
-        typer.Option(
-            "--json",
-            metavar="FILE",
-            callback=file_or_stdout,
-            help="Also write everything to this file as JSON; - is standard output.",
-        ),
+        file_option("--json", "Also write everything to this file as JSON"),
     ] = None,
 ) -> None:
     """List the contracts, or show one: the project whose bytes it gives, its options, methods and formulas.

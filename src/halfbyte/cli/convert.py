@@ -15,7 +15,7 @@ from halfbyte.checkpoint.execute.destination import Found, check_destination, ch
 from halfbyte.checkpoint.execute.device.choice import Choice, choose_device, choose_for_model
 from halfbyte.checkpoint.execute.replacing import without_overwrite
 from halfbyte.checkpoint.execute.target_device import CPU, kernel_reason, placed, resolve_device
-from halfbyte.cli.app import STDOUT, app, check_file, file_or_stdout, refuse_unused, sentence, write_json
+from halfbyte.cli.app import STDOUT, app, check_file, file_option, refuse_unused, sentence, write_json
 from halfbyte.cli.convert_arguments import Convert, memory_size
 from halfbyte.cli.convert_calibrated import Text, prepare
 from halfbyte.cli.convert_output import JsonLog, Quiet, Reporter, Screen
@@ -203,12 +203,7 @@ def convert(
     ] = False,
     json_file: Annotated[
         Path | None,
-        typer.Option(
-            "--json",
-            metavar="FILE",
-            callback=file_or_stdout,
-            help="Also write the plan to this file as JSON; - is standard output.",
-        ),
+        file_option("--json", "Also write the plan to this file as JSON"),
     ] = None,
 ) -> None:
     """Convert a Hugging Face checkpoint to FP4, without model code and in bounded memory.

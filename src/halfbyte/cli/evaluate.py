@@ -9,7 +9,7 @@ import typer
 
 from halfbyte import calibration
 from halfbyte.calibration.tokens import read_windows
-from halfbyte.cli.app import app, check_file, file_or_stdout, out, refusals, write_json
+from halfbyte.cli.app import app, check_file, file_option, out, refusals, write_json
 from halfbyte.cli.calibrate import (
     DeviceOption,
     LengthOption,
@@ -36,12 +36,7 @@ def evaluate(
     device: DeviceOption = "cpu",
     json_file: Annotated[
         Path | None,
-        typer.Option(
-            "--json",
-            metavar="FILE",
-            callback=file_or_stdout,
-            help="Also write the figures to this file as JSON; - is standard output.",
-        ),
+        file_option("--json", "Also write the figures to this file as JSON"),
     ] = None,
 ) -> None:
     """Compare a checkpoint with its source on a text. Weights are decoded exactly; all is computed in float32.

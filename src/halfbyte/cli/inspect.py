@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from halfbyte.cli.app import app, file_or_stdout, out, refusals, write_json
+from halfbyte.cli.app import app, file_option, out, refusals, write_json
 from halfbyte.cli.tables import print_table
 from halfbyte.verify import summarize
 
@@ -22,12 +22,7 @@ def inspect(
     ] = False,
     json_file: Annotated[
         Path | None,
-        typer.Option(
-            "--json",
-            metavar="FILE",
-            callback=file_or_stdout,
-            help="Also write the summary to this file as JSON; - is standard output.",
-        ),
+        file_option("--json", "Also write the summary to this file as JSON"),
     ] = None,
 ) -> None:
     """Show names, dtypes, shapes and sizes. Only headers are read. Layers and experts of equal form share a line.

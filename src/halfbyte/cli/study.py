@@ -15,7 +15,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from halfbyte.cli.app import app, check_file, err, file_or_stdout, out, refusals, refuse_unused, write_text
+from halfbyte.cli.app import app, check_file, err, file_option, out, refusals, refuse_unused, write_text
 from halfbyte.cli.tables import print_table
 from halfbyte.errors import InputError, UnsupportedError
 from halfbyte.study import MethodRow, Study, get_scenario, run_methods, run_study
@@ -64,24 +64,15 @@ def study(
     device: Annotated[str, typer.Option(help=f"Where to compute: {', '.join(DEVICES)}.")] = "cpu",
     json_file: Annotated[
         Path | None,
-        typer.Option(
-            "--json", metavar="FILE", callback=file_or_stdout, help="Write the figures as JSON; - is standard output."
-        ),
+        file_option("--json", "Write the figures as JSON"),
     ] = None,
     csv_file: Annotated[
         Path | None,
-        typer.Option(
-            "--csv", metavar="FILE", callback=file_or_stdout, help="Write the figures as CSV; - is standard output."
-        ),
+        file_option("--csv", "Write the figures as CSV"),
     ] = None,
     html_file: Annotated[
         Path | None,
-        typer.Option(
-            "--html",
-            metavar="FILE",
-            callback=file_or_stdout,
-            help="Write a page with the figures and plots; - is standard output.",
-        ),
+        file_option("--html", "Write a page with the figures and plots"),
     ] = None,
 ) -> None:
     """Compare the casts from MXFP4 to NVFP4 on 31 kinds of tensors, or with --methods the ways to quantize to NVFP4.

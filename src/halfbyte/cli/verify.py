@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from halfbyte import verify as library
-from halfbyte.cli.app import app, check_file, err, file_or_stdout, out, refusals, write_json
+from halfbyte.cli.app import app, check_file, err, file_option, out, refusals, write_json
 from halfbyte.cli.convert_scale import AddressOption, EngineOption, MaxTasksOption, checked_by, resolve_cluster
 from halfbyte.cli.tables import print_table
 from halfbyte.errors import InputError
@@ -53,12 +53,7 @@ def verify(
     max_tasks: MaxTasksOption = None,
     json_file: Annotated[
         Path | None,
-        typer.Option(
-            "--json",
-            metavar="FILE",
-            callback=file_or_stdout,
-            help="Also write everything to this file as JSON; - is standard output.",
-        ),
+        file_option("--json", "Also write everything to this file as JSON"),
     ] = None,
 ) -> None:
     """Check names, dtypes, shapes, shared scales, config and exclude lists; with --against, every value.
