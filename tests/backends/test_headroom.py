@@ -12,7 +12,19 @@ from hypothesis import strategies as st
 
 import halfbyte as hb
 from halfbyte.backends.cpu.headroom import survey
-from halfbyte.backends.headroom import ALONE, SMALL, Trial, best, candidate, ends, headrooms, merged, probe, widened
+from halfbyte.backends.headroom import (
+    ALONE,
+    MOST_LOST,
+    SMALL,
+    Trial,
+    best,
+    candidate,
+    ends,
+    headrooms,
+    merged,
+    probe,
+    widened,
+)
 from halfbyte.backends.survey import Between, survey_part
 from halfbyte.codec.bits import DTYPES
 from halfbyte.contracts.spec import Scaling
@@ -165,6 +177,24 @@ def test_no_block_above_the_bottom_costs_more_under_two(contract: str, kind: str
             assert one is not None
             assert two is not None
             assert two <= one
+
+
+@pytest.mark.parametrize(
+    ("contract", "block"), [("transformer_engine", 16), ("fouroversix", 16), ("transformer_engine", 32)]
+)
+def test_no_block_at_the_bottom_loses_much_under_two(contract: str, block: int) -> None:
+    """Constant, even and peaked blocks of every size up to the bottom, and some where codes of fouroversix wrap."""
+    request = resolve("nvfp4", contract, "optimal", block=block)
+    rng, g = np.random.default_rng(0), 1 / 2688
+    rows = [np.full(block, 7 * 2.0**-8 * g), *(np.full(block, k * 2.0**-9 * g) for k in range(1, 60))]
+    for size in np.exp2(np.linspace(-12, np.log2(1.5), 60)) * g:
+        rows += [rng.uniform(0, size, block), rng.uniform(0.8 * size, size, block), size * rng.random(block) ** 9]
+    lost = []
+    for row in rows:
+        (totals,) = survey(row.astype(np.float32)[None], np.ones(1, np.float32), request, (1.0, 2.0))
+        assert None not in totals
+        lost.append(int(totals[1] or 0) - int(totals[0] or 0))
+    assert 0 < max(lost) <= MOST_LOST[block]
 
 
 def unequal(seed: int) -> np.ndarray:
