@@ -183,7 +183,8 @@ def _decode_int4(source: SourceMatrix, raw: U8, start: int, arena: Arena, files:
         part = out[first : first + step]
         np.take(INT4_PAIRS, raw[first : first + step], out=part.view(np.uint64), mode="clip")
         grouped = part.reshape(len(part), groups, -1)
-        np.multiply(grouped, scales[first : first + step].astype(np.float32)[:, :, None], out=grouped)
+        with np.errstate(over="ignore", invalid="ignore"):
+            np.multiply(grouped, scales[first : first + step].astype(np.float32)[:, :, None], out=grouped)
     return out
 
 
