@@ -20,13 +20,16 @@ LARGEST_OVER_MULTIPLIER = 2.0**50
 """A caller may give an amax or factor that does not fit the tensor. Beyond this ratio squared errors would overflow."""
 
 
-def in_range(largest: float, call: NVFP4Call) -> bool:
-    """Whether the shortcuts are exact for a tensor with that largest magnitude. NaN and Inf are never in range."""
-    return bool(each_in_range(np.float32(largest), call).all())
+def in_range(largest: float | F32, call: NVFP4Call) -> bool:
+    """Whether the shortcuts are exact for a tensor with that largest magnitude, or rows with one each.
+
+    NaN and Inf are never in range.
+    """
+    return bool(each_in_range(np.asarray(largest, np.float32), call).all())
 
 
 @np.errstate(invalid="ignore")  # NaN counts as out of range
-def each_in_range(largest: F32 | np.float32, call: NVFP4Call) -> npt.NDArray[np.bool_]:
+def each_in_range(largest: F32, call: NVFP4Call) -> npt.NDArray[np.bool_]:
     """`in_range` for each amax of a call by itself, with the largest magnitude under each."""
     amax, multiplier = call.t.amax.reshape(-1), call.multiplier.reshape(-1)
     amaxes = (amax >= AMAXES[0]) & (amax <= AMAXES[1])
