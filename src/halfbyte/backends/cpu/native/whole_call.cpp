@@ -29,9 +29,12 @@ struct Call {
 
     // Whether the shortcuts of the searches are exact. (backends/cpu/ranges.py)
     bool in_range(float most) const { return in_range(most, n); }
-    static bool in_range(float most, const Numbers& n) {
+    bool in_range(float most, const Numbers& n) const {
+        const bool exact = recipe.route == EXACT_BLOCKS;
+        const float least_amax = exact ? 0x1p-100f : 0x1p-60f, most_amax = exact ? 0x1p100f : 0x1p60f;
+        const float least_g = exact ? 0x1p-115f : 0x1p-80f, most_g = exact ? 0x1p100f : 0x1p60f;
         const float amax = n.rule.amax, g = n.multiplier;
-        return std::isfinite(most) && amax >= 0x1p-60f && amax <= 0x1p60f && g >= 0x1p-80f && g <= 0x1p60f &&
+        return std::isfinite(most) && amax >= least_amax && amax <= most_amax && g >= least_g && g <= most_g &&
                (double)most <= (double)g * 0x1p50;
     }
 
