@@ -13,6 +13,7 @@ from halfbyte.backends.gpu import Held, solve_feedback, unserved_feedback
 from halfbyte.backends.gpu import feedback as on_gpu
 from halfbyte.feedback import prepare, request_for
 from halfbyte.testing import assert_same_bits
+from tests.backends.gpu.strict_interpreter import set_up
 from tests.feedback.problems import layer
 
 CASES = (("nvfp4", "modelopt", 48), ("mxfp4", "ocp", 64))
@@ -42,4 +43,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    set_up()
     main()
