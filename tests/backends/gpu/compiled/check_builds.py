@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from halfbyte.backends.gpu.cuda.table_kernels import Form
 from halfbyte.contracts import Contract
 from halfbyte.methods import Method
 from tests.backends.gpu.compiled import search_builds, test_compile, test_compile_searches, test_cuda_compile
 from tests.backends.gpu.compiled.builds import BUILDS, OTHERS
 from tests.backends.gpu.compiled.test_compile_searches import FUSED
-from tests.backends.gpu.compiled.test_cuda_compile import Form
 
 
 @pytest.mark.parametrize("capability", OTHERS)
