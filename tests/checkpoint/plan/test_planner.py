@@ -15,8 +15,8 @@ import pytest
 from benchmarks.synthetic import write_holes
 from halfbyte.checkpoint import Options, Plan, Resources, Rules, make_plan, run
 from halfbyte.checkpoint.io.header import read_header
-from halfbyte.checkpoint.plan import planner
 from halfbyte.errors import CheckpointError, InputError, UnknownNameError, UnsupportedError
+from halfbyte.models.architectures import from_description
 from tests.checkpoint.toy import Array, llama, random, read_checkpoint, write_checkpoint
 
 SMALL = Resources(workers=2, max_memory=1 << 28, sync=False)
@@ -440,13 +440,12 @@ def test_what_a_model_that_describes_itself_is_called(
     }  # fmt: skip
     monkeypatch.setattr("halfbyte.checkpoint.plan.planner.modules_from_model", lambda *given: described)
     called: list[str] = []
-    made = planner.from_description
 
     def noted(name: str, description: Any) -> Any:
         called.append(name)
-        return made(name, description)
+        return from_description(name, description)
 
-    monkeypatch.setattr(planner, "from_description", noted)
+    monkeypatch.setattr("halfbyte.checkpoint.plan.planner.from_description", noted)
     source = write_checkpoint(tmp_path / "s", llama(layers=1), {"model_type": "odd", "architectures": named})
     make_plan(source, Options(modules_from_model=True))
     assert called == [name]
