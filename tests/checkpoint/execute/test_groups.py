@@ -91,7 +91,7 @@ def test_any_shards_may_be_done_already(tmp_path: Path, source: Path, chunk: int
 
 def test_a_group_begins_with_nothing() -> None:
     found = Group(("a", "b"))
-    assert (found.claimed, found.pending, found.amax, found.bad) == (False, 0, 0, False)
+    assert (found.claimed, found.pending, float(found.amax), found.bad) == (False, 0, 0.0, False)
     assert (found.exponents, found.choice, found.scales, found.ready.is_set()) == (None, None, None, False)
 
 
