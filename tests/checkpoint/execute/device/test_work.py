@@ -343,3 +343,11 @@ def test_bad_values_of_a_matrix_that_memory_does_not_hold(tmp_path: Path, device
     small = Resources(workers=1, device="cuda", max_memory=(1 << 20) + STAGED, sync=False, chunk=1 << 14)
     with pytest.raises(CheckpointError, match=r"up_proj holds NaN \(1 of 1,048,576 values, the first at row 4000, col"):
         run(plan, tmp_path / "d", small)
+
+
+def test_tensors_that_are_copied_take_the_room_of_one_piece(tmp_path: Path, devices: Install) -> None:
+    """Workers beside devices have no more, and several of them are one task."""
+    chunk = 1 << 20
+    tensors = llama(layers=1) | {f"model.norm{i}.weight": random(i, chunk // 2 - 1) for i in range(3)}
+    devices(1 << 26)
+    check(write_checkpoint(tmp_path / "s", tensors), COMPRESSED, replace(GPU, chunk=chunk, workers=1))
