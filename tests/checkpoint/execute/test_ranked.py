@@ -304,6 +304,15 @@ def test_a_rank_that_finds_all_closed(tmp_path: Path, plan: Plan, monkeypatch: p
     assert [(outcome.finished_before, outcome.shards_found) for outcome in outcomes] == [(False, 0)] * 2
 
 
+def test_where_ranks_may_not_write(tmp_path: Path, plan: Plan) -> None:
+    """Nothing is made there."""
+    inside = plan.source / "out"
+    with pytest.raises(CheckpointError) as caught:
+        run_rank(plan, inside, Rank(0, 2), ONE)
+    assert str(caught.value) == f"{inside} lies inside the source {plan.source}; give a directory outside"
+    assert not inside.exists()
+
+
 def test_outcomes_of_ranks(tmp_path: Path, plan: Plan) -> None:
     one = run_rank(plan, tmp_path / "d", Rank(0, 1), ONE)
     assert one == Outcome(SHARDS, 0)
