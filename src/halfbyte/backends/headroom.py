@@ -49,7 +49,6 @@ headroom, and only if 448/256 is clearly better there is it a candidate for the 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -90,14 +89,22 @@ def chooser(request: Request) -> Request:
 
 
 def by_squared_error(request: Request, headroom: float | tuple[float, ...] | None) -> Request:
-    """The request of Optimal in place of another exact search, which has the same tensor scales."""
-    return replace(request, method=_optimal(headroom))
+    """The request of Optimal in place of another exact search, which has the same tensor scales.
+
+    It is kept, because backends keep what they know of a request and of a method by their identity.
+    """
+    own = id(request.format), id(request.contract)  # the kept request holds these, so that their identities stay theirs
+    key = (*own, headroom, request.tile, request.scaling, request.dtype, request.threads, request.device)
+    found = _CHOOSERS.get(key)
+    if found is None:
+        if len(_CHOOSERS) >= MOST_CHOOSERS:
+            _CHOOSERS.clear()
+        found = _CHOOSERS[key] = replace(request, method=Optimal(headroom=headroom))
+    return found
 
 
-@functools.lru_cache(maxsize=64)
-def _optimal(headroom: float | tuple[float, ...] | None) -> Optimal:
-    """One object for each, so that what is kept by the identity of a method is found again."""
-    return Optimal(headroom=headroom)
+_CHOOSERS: dict[tuple[object, ...], Request] = {}
+MOST_CHOOSERS = 64
 
 
 def headrooms(request: Request, size: int) -> tuple[float, ...]:
