@@ -99,7 +99,7 @@ def measure_tensor(
 
 
 def _with_headroom(matrix: Array) -> float:
-    """The amax that optimal and hessian store for the whole tensor: they choose a headroom, which a given amax fixes."""
+    """The amax that optimal and hessian store for the whole tensor: a headroom is chosen, which a given amax fixes."""
     stored = quantize(matrix, "nvfp4", CONTRACT, Optimal()).stored_scale
     return float(to_numpy(stored))  # type: ignore[arg-type]
 
