@@ -19,6 +19,7 @@ from halfbyte.contracts import get_contract
 from halfbyte.formats import E4M3
 from tests.casting.sources import random_source, source
 
+CONTRACT = get_contract("modelopt", hb.get_format("nvfp4"))
 SCALES = E4M3.magnitudes[1:].astype(np.float64)
 
 
@@ -118,7 +119,7 @@ def test_intervals_that_a_better_scale_settles_are_not_cut(monkeypatch: pytest.M
     contract = get_contract("modelopt", hb.get_format("nvfp4"))
     scale = hold(0.01, contract)
     monkeypatch.setattr(bound, "Bounds", NeverEnough)
-    monkeypatch.setattr(NeverEnough, "from_all", lambda self, interval, error: (0.2, 1))
+    monkeypatch.setattr(NeverEnough, "from_all", lambda self, interval, error: (0.1 * bound.CLOSE, 1))
     monkeypatch.setattr(bound, "_better", lambda *_: (scale, 0.1))
     found = prove(survey, scale, 0.25, contract)
     assert [len(intervals) for intervals in NeverEnough.last.asked] == [2048, 0]
@@ -153,6 +154,80 @@ def test_how_many_halves_were_looked_at() -> None:
     bounds, interval = bound.Bounds(survey), np.array([0.01, 0.0101])
     assert bounds.from_all(interval, np.inf)[1] == bounds.size == 48
     assert bounds.from_all(interval, 0.0)[1] == len(survey.halves[max(survey.halves)].ranks) < 48
+
+
+def test_the_front_is_added_up_until_it_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the largest exponent on, and for those intervals alone for which it is not enough yet."""
+    survey = survey_of([read(random_source(np.random.default_rng(4), 24, (8, 96)), "q")])
+    bounds, intervals = Bounds(survey), np.array([[0.01, 0.0101], [0.012, 0.0121]])
+    exponents = sorted(survey.halves, reverse=True)
+    each = [
+        [
+            float((halves.counts.astype(np.float64) @ interval_errors(k, one[None])[0]).min(axis=1) @ halves.number)
+            for k, halves in sorted(survey.halves.items(), reverse=True)
+        ]
+        for one in intervals
+    ]
+    asked: list[tuple[int, int]] = []
+
+    def errors(k: int, intervals: F64) -> F64:
+        asked.append((k, len(intervals)))
+        return interval_errors(k, intervals)
+
+    monkeypatch.setattr(bound, "interval_errors", errors)
+    before = np.cumsum([[0, *row] for row in each], axis=1)
+    for error in (0.5, 0.741, 0.75, 0.8198, 1.0):
+        asked.clear()
+        found = bounds.from_front(intervals, error / bound.CLOSE)
+        open_ = (before[:, :-1] < error).sum(axis=0).tolist()
+        assert asked == [(k, number) for k, number in zip(exponents, open_, strict=True) if number]
+        ends = [next((total for total in row if total >= error), row[-1]) for row in before]
+        assert found.tolist() == pytest.approx(ends, rel=1e-12)
+
+
+@pytest.mark.parametrize(("size", "each", "looks"), [(1 << 24, 1 << 24, 16), (1 << 18, 1 << 19, 8), (5, 1 << 19, 8)])
+def test_sixteen_full_looks_or_four_million_halves(
+    monkeypatch: pytest.MonkeyPatch, size: int, each: int, looks: int
+) -> None:
+    """That much work goes into a bound, whichever is more, into the intervals of the least front first.
+
+    The least front of the others is then the bound.
+    """
+    survey = survey_of([read(random_source(np.random.default_rng(4), 24, (8, 96)), "q")])
+    fronts, asked = np.random.default_rng(0).permutation(2048) / 2048 * 0.9, []
+
+    def every(self: Bounds, interval: F64, error: float) -> tuple[float, int]:
+        asked.append(interval[0])
+        return error, each
+
+    monkeypatch.setattr(Bounds, "size", size)
+    monkeypatch.setattr(Bounds, "from_front", lambda self, intervals, error: fronts)
+    monkeypatch.setattr(Bounds, "from_all", every)
+    found = prove(survey, hold(0.01, CONTRACT), 1.0, CONTRACT)
+    edges = np.geomspace((largest_value(survey) - 1) / (6 * 448), largest_value(survey) / 784, 2049)
+    assert asked == edges[np.argsort(fronts)[:looks]].tolist()
+    assert found.bound == np.sort(fronts)[looks]
+
+
+@pytest.mark.parametrize(("open_", "levels", "least"), [(512, [2048, 4096], 1.0), (513, [2048], 0.25)])
+def test_more_intervals_than_4096_are_given_up(
+    monkeypatch: pytest.MonkeyPatch, open_: int, levels: list[int], least: float
+) -> None:
+    """The least of their bounds stands. 512 are cut in 8 each."""
+    survey = survey_of([read(random_source(np.random.default_rng(4), 24, (8, 96)), "q")])
+    asked: list[int] = []
+    bounds = iter([*np.linspace(0.25, 0.5, open_), *np.ones(8192)])
+
+    def front(self: Bounds, intervals: F64, error: float) -> F64:
+        asked.append(len(intervals))
+        return np.zeros(len(intervals))
+
+    monkeypatch.setattr(Bounds, "from_front", front)
+    monkeypatch.setattr(Bounds, "from_all", lambda self, interval, error: (float(next(bounds)), 1))
+    monkeypatch.setattr(bound, "_better", lambda multiplier, survey, contract, scale, error: (scale, error))
+    found = prove(survey, hold(0.01, CONTRACT), 1.0, CONTRACT)
+    assert asked == levels
+    assert found.bound == least * (bound.CLOSE if least == 1 else 1)
 
 
 def test_another_scale_is_taken_only_if_it_is_clearly_better() -> None:

@@ -138,6 +138,26 @@ def test_the_lossless_scale_that_keeps_most() -> None:
     assert seen > 3
 
 
+@pytest.mark.parametrize(
+    ("magnitudes", "spread", "found"),
+    [
+        ([3, 5, 7], 17, Lossless(1, -8)),
+        ([3, 5, 7], 18, Lossless(3, -9)),
+        ([3, 5, 7], 19, None),
+        ([7], 19, Lossless(1, -8)),
+        ([7], 20, Lossless(3, -9)),
+        ([1, 3, 5, 7], 18, None),
+    ],
+)
+def test_the_lossless_scale_of_two_blocks_of_the_same_numbers(
+    magnitudes: list[int], spread: int, found: Lossless | None
+) -> None:
+    """Multiples of three reach further under three times a power of two."""
+    codes = np.resize(magnitudes, 32)
+    survey = survey_of([read(source(np.array([[0, -spread]]), np.tile(codes, 2)[None]), "q")])
+    assert find_lossless(survey) == found
+
+
 @pytest.mark.parametrize("m", [-8, -3])
 def test_halves_outside_a_window_alone_are_coded_again(m: int) -> None:
     q = random_source(np.random.default_rng(5), 24, (3, 70))

@@ -72,6 +72,10 @@ def test_zero_blocks_count_only_if_their_scale_is_outside(asked: Asked) -> None:
     assert (report.zero, len(asked)) == (2, 1)
     report = assert_same_as_on_the_host(source(np.array([[0, -25, -2, -9], [1, -4, -3, 0]]), codes))
     assert (report.zero, len(asked)) == (2, 1), "on the host"
+    report = assert_same_as_on_the_host(source(np.array([[0, 9, -2, -9], [1, -4, -3, 0]]), codes))
+    assert (report.zero, len(asked)) == (2, 1), "on the host too"
+    with pytest.raises(hb.InputError, match="row 0, block 1"):
+        hb.cast(on_torch(source(np.array([[0, 128, -2, -9], [1, -4, -3, 0]]), codes)), "nvfp4")
     report = assert_same_as_on_the_host(source(np.full((2, 4), 3), np.zeros((2, 128), np.int64)))
     assert report.zero == 8
     assert report.k_min is None

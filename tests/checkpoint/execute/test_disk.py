@@ -13,8 +13,10 @@ import pytest
 
 from halfbyte.checkpoint.execute import disk as module
 from halfbyte.checkpoint.execute.disk import Disk
+from halfbyte.checkpoint.execute.locks import FileLock
 from halfbyte.checkpoint.execute.pool import check_unchanged, shard_bytes
 from halfbyte.checkpoint.execute.writer import disk_error
+from halfbyte.checkpoint.io.files import Files
 from halfbyte.checkpoint.plan.types import SourceFile
 from halfbyte.errors import CheckpointError
 
@@ -222,3 +224,28 @@ def test_source_bytes_of_a_shard() -> None:
     units = [SimpleNamespace(source_bytes=size) for size in (50, 60)]
     assert shard_bytes(SimpleNamespace(copies=copies, units=units)) == 117  # type: ignore[arg-type]
     assert shard_bytes(SimpleNamespace(copies=(), units=())) == 0  # type: ignore[arg-type]
+
+
+def test_others_may_read_new_files_and_nobody_may_run_them(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        Disk(sync=False).write(tmp_path / "a", b"", through=tmp_path / "b")
+        with FileLock(tmp_path / "lock"):
+            pass
+        (tmp_path / "source").write_bytes(b"")
+        (tmp_path / "source").chmod(0o600)
+        Disk(sync=False).copy(tmp_path / "source", tmp_path / "copy", through=tmp_path / "b")
+    finally:
+        os.umask(before)
+    modes = {path.name: oct(path.stat().st_mode & 0o7777) for path in tmp_path.iterdir()}
+    assert modes == {"a": "0o644", "lock": "0o644", "source": "0o600", "copy": "0o600"}
+
+
+def test_files_are_not_passed_on_to_programs_that_are_started(tmp_path: Path) -> None:
+    disk = Disk(sync=False)
+    files = Files({"f": str(tmp_path / "f")})
+    opened = [disk.create(tmp_path / "f"), disk.reopen(tmp_path / "f"), files.descriptor("f")]
+    assert [os.get_inheritable(file) for file in opened] == [False] * 3
+    for file in opened[:2]:
+        disk.close(file)
+    files.close()

@@ -19,13 +19,24 @@ import pytest
 import halfbyte as hb
 from halfbyte.checkpoint import Options, Resources, make_plan, run
 from halfbyte.checkpoint.execute.conversion import shared_memory, sizes_for
+from halfbyte.checkpoint.execute.engine import Engine
 from halfbyte.checkpoint.execute.factors import KEPT, Kept, Need
 from halfbyte.checkpoint.execute.pieces import SLACK
-from halfbyte.checkpoint.execute.solving import factor_need, memory_of, method_need, objective_of, statistics_bytes
+from halfbyte.checkpoint.execute.solving import (
+    HostSolver,
+    Source,
+    factor_need,
+    memory_of,
+    method_need,
+    objective_of,
+    statistics_bytes,
+)
 from halfbyte.checkpoint.plan.types import Calibrated
+from halfbyte.contracts import get_contract
 from halfbyte.errors import InputError
 from halfbyte.feedback import factor_memory, prepare
 from halfbyte.statistics import write_statistics
+from halfbyte.testing import assert_same_bits
 from tests.checkpoint.test_calibrated import linear
 from tests.checkpoint.toy import all_bytes, random, write_checkpoint
 
@@ -223,3 +234,28 @@ def test_statistics_that_no_module_takes_need_no_memory(tmp_path: Path, kind: Li
     nothing = replace(bare, shards=tuple(replace(shard, units=()) for shard in plan.shards))
     least = -(-SLACK * 10 // 9)
     assert sizes_for(nothing, Resources(workers=1, max_memory=least))[0].arena == SLACK
+
+
+def test_bytes_on_the_host_counted_by_hand() -> None:
+    """Second moments once as they are read and once divided; blocks of 16 and 32 and what they are made of."""
+    planned = Calibrated(Path("stats"), "hessian", hb.Gptq(), "", 0, {}, {})
+    assert statistics_bytes(planned, 768) == 2 * 4 * 768 * 768
+    assert statistics_bytes(replace(planned, crossed=True), 768) == 4 * 4 * 768 * 768
+    assert method_need(planned, 768) == Need(4_718_592 + 786_432, 393_216)
+    for descent in (0, 1):
+        by = replace(planned, kind="gptq", method=hb.Gptq(descent=descent))
+        assert factor_need(by, 768) == Need(*factor_memory(768, False, descent))
+
+
+def test_a_solver_forgets_when_it_is_closed() -> None:
+    planned = Calibrated(Path("stats"), "hessian", hb.Gptq(), "", 0, {}, {})
+    format = hb.get_format("nvfp4")
+    solver = HostSolver(planned, Engine(format, get_contract("modelopt", format), "optimal", True), 1 << 24)
+    x = random(0, 4, 64, dtype=np.float32)
+    codes, scales = solver.hessian(x, Source("a", 64, lambda: linear(0, 64), "m"), np.float32(7))
+    wanted = hb.quantize(x, "nvfp4", "modelopt", objective_of(linear(0, 64), 16, "nearest"), global_amax=7.0)
+    assert_same_bits(codes, wanted.codes)
+    assert_same_bits(scales, wanted.scales)
+    assert solver.kept.used == method_need(planned, 64).held
+    solver.close()
+    assert solver.kept.used == 0

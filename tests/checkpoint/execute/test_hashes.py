@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import itertools
 import threading
+import weakref
 
 import numpy as np
 import pytest
 
+from halfbyte.backends.encoding import Hashed
 from halfbyte.checkpoint.execute import hashes
 from halfbyte.checkpoint.execute.hashes import LEAF, PLAIN, TREE, PlainHash, TreeHash, hash_named
 from halfbyte.codec.bits import U8
@@ -123,3 +125,54 @@ def test_a_manifest_says_which_hash_it_has() -> None:
     plain = PlainHash(5)
     plain.add(0, some_bytes(5))
     assert plain.text() == hashlib.sha256(some_bytes(5).tobytes()).hexdigest()[:32]
+
+
+def test_leaves_go_when_the_hash_is_known() -> None:
+    """A shard has many tensors."""
+    data = some_bytes(3 * LEAF)
+    tree = TreeHash(data.size)
+    leaves = weakref.ref(tree._leaves)
+    tree.add(0, data[: 2 * LEAF])
+    assert leaves() is not None
+    tree.add(2 * LEAF, data[2 * LEAF :])
+    assert leaves() is None
+    assert tree.text() == tree.text() == by_hand(data)
+    assert tree._leaves.size == 0
+
+
+@pytest.mark.parametrize(
+    ("at", "size", "fits"),
+    [
+        (0, LEAF, True), (LEAF, 2 * LEAF, True), (LEAF, LEAF, True), (0, 3 * LEAF + 5, True),
+        (LEAF, 2 * LEAF + 5, True),
+        (1, LEAF, False), (1, 3 * LEAF + 4, False), (0, LEAF + 1, False), (LEAF, 2 * LEAF + 4, False), (0, 5, False),
+        (3 * LEAF, 5, True),
+    ],
+)  # fmt: skip
+def test_ranges_that_begin_and_end_with_leaves(at: int, size: int, fits: bool) -> None:
+    assert TreeHash(3 * LEAF + 5).fits(at, size) is fits
+
+
+@pytest.mark.parametrize(
+    ("at", "size", "skip", "leaves"),
+    [
+        (0, 3 * LEAF, 0, 3), (0, 3 * LEAF - 1, 0, 2), (5, 3 * LEAF, LEAF - 5, 2), (5, LEAF, LEAF - 5, 0),
+        (5, 10, 10, 0), (LEAF - 1, LEAF + 1, 1, 1), (LEAF, LEAF, 0, 1), (2 * LEAF, 0, 0, 0),
+    ],
+)  # fmt: skip
+def test_leaves_that_lie_wholly_in_a_range(at: int, size: int, skip: int, leaves: int) -> None:
+    data = np.zeros(size, np.uint8)
+    found = TreeHash(4 * LEAF).hashable(at, data, 77)
+    assert (found.data is data, found.offset, found.skip, found.leaves) == (True, 77, skip, leaves)
+
+
+def test_bytes_of_which_only_the_tail_is_left() -> None:
+    """As a call gives them that wrote all else itself."""
+    data = some_bytes(4 * LEAF + 9)
+    tree = TreeHash(data.size)
+    for start, stop in ((2 * LEAF, 4 * LEAF + 9), (0, 2 * LEAF)):
+        whole = [data[at : at + LEAF].tobytes() for at in range(start, stop - LEAF + 1, LEAF)]
+        digests = np.array([list(hashlib.sha256(leaf).digest()) for leaf in whole], np.uint8)
+        tree.put_hashed(start, stop - start, Hashed(digests, data[start + len(whole) * LEAF : stop]))
+    assert tree.done == data.size
+    assert tree.text() == by_hand(data)

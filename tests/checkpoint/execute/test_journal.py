@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -178,3 +179,28 @@ def test_shards_that_another_plan_uses(tmp_path: Path) -> None:
     ]
     assert list(journal.usable(other)) == same
     assert len(same) < len(plan.shards)
+
+
+def test_a_line_is_all_that_is_written(tmp_path: Path) -> None:
+    """Nothing is cut where nothing is torn: neither behind a new first line nor behind one that was read."""
+    plan, recorder = plan_of(small_source(tmp_path / "source")), Recorder(tmp_path)
+    started = Journal.start(tmp_path / "journal.jsonl", recorder, plan)
+    started.add(Finished("one", 5))
+    Journal.load(started.path, recorder).add(Finished("two", 5))
+    kinds = [operation.kind for operation in recorder.operations]
+    added = ["reopen", "write", "flush"]
+    assert kinds == ["create", "write", "flush", "rename", "flush folder", *added, *added]
+    assert shards(started.path) == ["one", "two"]
+
+
+def test_no_descriptor_stays_open_if_a_line_cannot_be_written(journal: Journal) -> None:
+    class Full(Disk):
+        def write_at(self, file: int, data: bytes | memoryview, offset: int) -> None:
+            raise OSError(28, "No space left on device")
+
+    before = len(os.listdir("/proc/self/fd"))
+    journal.disk = Full(sync=False)
+    with pytest.raises(OSError, match="No space left"):
+        journal.add(Finished("three", 5))
+    assert list(journal.finished) == ["one", "two"]
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -7,7 +7,16 @@ from typing import Any
 
 import pytest
 
-from halfbyte.checkpoint.execute.pieces import SLACK, Piece, largest_piece, piece_bytes, piece_memory, pieces_of
+from halfbyte.checkpoint.execute.pieces import (
+    EVEN,
+    SLACK,
+    Piece,
+    largest_piece,
+    piece_bytes,
+    piece_memory,
+    pieces_of,
+    widened_bytes,
+)
 from halfbyte.checkpoint.io.decode import decoding_memory
 
 
@@ -53,6 +62,7 @@ def test_transposed_matrices_stay_whole() -> None:
         ("decode", "fp8", 2, True),
         ("relayout", "nvfp4", 0, False),
         ("gather", "float", 0, False),
+        ("rescale", "float", 8, False),
     ],
 )
 def test_the_memory_of_a_piece(action: str, kind: str, output: float, decodes: bool) -> None:
@@ -65,3 +75,21 @@ def test_the_memory_of_a_piece(action: str, kind: str, output: float, decodes: b
     assert piece_memory(stand_in(action, kind), piece) == wanted - 6 * 4 * 4
     unit.factors = "some"
     assert piece_memory(unit, piece) == wanted + 6 * 64 * 8
+
+
+def test_values_that_statistics_take() -> None:
+    """In float32, of the piece with the most rows; only what is quantized takes any."""
+    assert [widened_bytes(stand_in(), chunk) for chunk in (1, 7 * 128, 1 << 20)] == [256, 7 * 256, 10 * 256]
+    assert widened_bytes(stand_in(rows=2), 1 << 20) == 3 * 256, "of the second source"
+    for action in ("cast", "decode", "relayout", "gather", "rescale"):
+        assert widened_bytes(stand_in(action), 1 << 20) == 0
+
+
+def test_outputs_end_where_leaves_of_the_hash_end() -> None:
+    """Codes and scale bytes of half a million numbers fill them; fewer rows than that are not cut for it."""
+    assert EVEN == 1 << 19
+    unit = stand_in(rows=1 << 15)
+    for rows, step in ((8191, 8191), (8192, 8192), (8193, 8192), (16383, 8192), (16384, 16384), (20000, 16384)):
+        first, *_ = pieces_of(unit, rows * 128)
+        assert first.stop == step
+        assert largest_piece(unit, rows * 128) == step * 128 + piece_memory(unit, Piece(0, 0, 0, step))

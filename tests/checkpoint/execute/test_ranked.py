@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import multiprocessing
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -233,3 +235,97 @@ def test_what_is_kept_of_a_plan_closes_like_the_plan(tmp_path: Path, plan: Plan)
     (tmp_path / "ending.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"ending.json cannot be read: .*; run the convert command again"):
         Ending.read(tmp_path)
+
+
+def begun_by(*ranks: tuple[int, int, list[str]]) -> dict[Rank, Any]:
+    """Journals of ranks with their shares."""
+    return {Rank(number, of): SimpleNamespace(first={"share": share}) for number, of, share in ranks}
+
+
+@pytest.mark.parametrize(
+    ("missing", "journals", "said"),
+    [
+        ("a", [], "1 shard is missing in d (a)"),
+        ("abc", [], "3 shards are missing in d (a, b, c)"),
+        ("abcd", [], "4 shards are missing in d (a, b, c, …)"),
+        ("b", [(0, 2, ["a"]), (1, 2, ["b", "c"])], "1 shard is missing in d (b); not done: rank 1 of 2"),
+        ("b", [(0, 2, ["a"])], "1 shard is missing in d (b); never begun: rank 1 of 2"),
+        ("bd", [(0, 4, ["a", "d"]), (2, 4, None), (0, 2, ["b"])],
+         "2 shards are missing in d (b, d); not done: rank 0 of 4; never begun: rank 1, 3 of 4"),
+        ("b", [(0, 5, ["b"])], "1 shard is missing in d (b); not done: rank 0 of 5; never begun: rank 1, 2, 3, … of 5"),
+    ],
+)  # fmt: skip
+def test_whose_shards_are_missing(missing: str, journals: list[tuple[int, int, list[str]]], said: str) -> None:
+    """Ranks of the largest number that was begun; at most three of each are named."""
+    found = ranked._what_is_missing(Path("d"), list(missing), begun_by(*journals))
+    assert found == f"{said}. Run these ranks again, or the same command without --rank"
+
+
+@pytest.mark.parametrize(("number", "closed", "fine"), [(39, True, True), (39, False, False), (5, True, False)])
+def test_a_lock_that_comes_while_the_work_folder_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, closed: bool, fine: bool
+) -> None:
+    """ENOTEMPTY, with the manifest there: the folder goes with the lock, for good. All else is an error."""
+    work, disk = tmp_path / "d" / WORK, Recorder(tmp_path)
+    work.mkdir(parents=True)
+    (work / "rank-00007-of-00009.lock").write_text("")
+
+    def finish(*given: object) -> None:
+        if closed:
+            (tmp_path / "d" / "halfbyte.json").write_text('{"fingerprint": "x", "shards": {}}')
+        raise OSError(number, "no")
+
+    monkeypatch.setattr("halfbyte.checkpoint.execute.conversion.finish", finish)
+    journal: Any = SimpleNamespace(disk=disk)
+    plan: Any = None
+    if fine:
+        ranked._finish(plan, tmp_path / "d", journal, lambda event: None)
+        kinds = [(one.kind, one.path) for one in disk.operations]
+        assert kinds[-2:] == [("remove folder", f"d/{WORK}"), ("flush folder", "d")]
+        assert not work.exists()
+    else:
+        with pytest.raises(OSError, match="no"):
+            ranked._finish(plan, tmp_path / "d", journal, lambda event: None)
+        assert work.exists()
+
+
+def test_a_rank_that_finds_all_closed(tmp_path: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another one did it, before this one asked or while it waited for the guard: nothing is missing."""
+    disk, quiet = Disk(sync=False), lambda event: None
+    assert ranked._close_if_last(plan, tmp_path / "none", disk, quiet) == (True, 0)
+    (tmp_path / "d" / WORK).mkdir(parents=True)
+    with monkeypatch.context() as patched:
+        patched.setattr(ranked, "guarded", lambda work: nullcontext(False))
+        assert ranked._close_if_last(plan, tmp_path / "d", disk, quiet) == (True, 0)
+    assert ranked._close_if_last(plan, tmp_path / "d", disk, quiet) == (False, SHARDS)
+    outcomes = ranks(plan, tmp_path / "d", 2)
+    assert [outcome.complete for outcome in outcomes] == [False, True]
+    assert [outcome.shards_missing for outcome in outcomes] == [len(share_of(plan, Rank(1, 2))), 0]
+    assert [(outcome.finished_before, outcome.shards_found) for outcome in outcomes] == [(False, 0)] * 2
+
+
+def test_outcomes_of_ranks(tmp_path: Path, plan: Plan) -> None:
+    one = run_rank(plan, tmp_path / "d", Rank(0, 1), ONE)
+    assert one == Outcome(SHARDS, 0)
+    assert run_rank(plan, tmp_path / "d", Rank(0, 1), ONE) == Outcome(0, SHARDS, finished_before=True)
+    assert finish_ranks(tmp_path / "d") == Outcome(0, SHARDS, finished_before=True)
+
+
+def test_what_is_flushed_when_ranks_begin_and_meet(tmp_path: Path, plan: Plan) -> None:
+    """Its journal and the ending, and at the end one journal in place of those of the ranks."""
+    disk = Recorder(tmp_path)
+    with on_disk(disk):
+        run_rank(plan, tmp_path / "d", Rank(0, 1), ONE)
+    at, name = f"d/{WORK}", f"d/{WORK}/rank-00000-of-00001"
+    kinds = [
+        (one.kind, one.path, one.target) for one in disk.operations if one.kind not in ("write", "create", "flush")
+    ]
+    assert kinds[:8] == [
+        ("make folder", "d", ""), ("flush folder", ".", ""), ("make folder", at, ""), ("flush folder", "d", ""),
+        ("rename", f"{name}.new", f"{name}.jsonl"), ("flush folder", at, ""),
+        ("rename", f"{at}/ending.json.new", f"{at}/ending.json"), ("flush folder", at, ""),
+    ]  # fmt: skip
+    met = kinds.index(("rename", f"{at}/journal.new", f"{at}/{JOURNAL}"))
+    assert kinds[met + 1 : met + 4] == [
+        ("flush folder", at, ""), ("remove", f"{name}.jsonl", ""), ("flush folder", at, ""),
+    ]  # fmt: skip

@@ -70,7 +70,7 @@ def _refuse_ranks(destination: Path) -> None:
 @contextmanager
 def locked(folder: Path, shared: bool = False) -> Iterator[None]:
     """Lock a folder, alone or together with others that share it."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
         try:
             fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)

@@ -38,11 +38,11 @@ class Disk:
 
     def create(self, path: Path) -> int:
         """A new empty file, or an old one emptied, open for writing."""
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
 
     def reopen(self, path: Path) -> int:
         """A file that is there, open for writing."""
-        return os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        return os.open(path, os.O_WRONLY)
 
     def write_at(self, file: int, data: bytes | memoryview, offset: int) -> None:
         """Write all of the data at a position."""
@@ -88,7 +88,7 @@ class Disk:
         """Bring to the disk which names a folder holds, and what they stand for."""
         if not self.sync:
             return
-        folder = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        folder = os.open(path, os.O_RDONLY)
         try:
             os.fsync(folder)
         finally:

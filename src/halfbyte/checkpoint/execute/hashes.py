@@ -107,7 +107,7 @@ class TreeHash:
         for start in range(0, len(leaves), HELD_BYTES):
             root.update(leaves[start : start + HELD_BYTES])
         self._text = root.hexdigest()[:DIGITS]
-        self._leaves = self._leaves[:0]
+        self._leaves = self._leaves[:0].copy()  # a view would hold all of them
 
     def text(self) -> str:
         """The hash, once every byte has arrived."""

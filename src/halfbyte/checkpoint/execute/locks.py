@@ -34,7 +34,7 @@ class FileLock:
         return True
 
     def _try(self) -> bool:
-        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not _same(descriptor, self.path):  # who had it has removed the file

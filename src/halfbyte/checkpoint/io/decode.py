@@ -121,7 +121,7 @@ def fp8_amax(source: SourceMatrix, raw: U8, start: int, scales: Scales) -> np.fl
     for first, last, across in _slabs(source, start, start + len(raw), scales):
         bytes_ = raw[first - start : last - start] & np.uint8(0x7F)
         if len(across) == 1:
-            tops = bytes_.max(axis=0, keepdims=True)
+            tops = bytes_.max(axis=0)
         elif across.shape[1] == 1:
             tops = bytes_.max(axis=1, keepdims=True)
         else:
@@ -183,7 +183,8 @@ def _decode_int4(source: SourceMatrix, raw: U8, start: int, arena: Arena, files:
         part = out[first : first + step]
         np.take(INT4_PAIRS, raw[first : first + step], out=part.view(np.uint64), mode="clip")
         grouped = part.reshape(len(part), groups, -1)
-        np.multiply(grouped, scales[first : first + step].astype(np.float32)[:, :, None], out=grouped)
+        with np.errstate(over="ignore", invalid="ignore"):
+            np.multiply(grouped, scales[first : first + step].astype(np.float32)[:, :, None], out=grouped)
     return out
 
 

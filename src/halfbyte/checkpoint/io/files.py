@@ -81,7 +81,7 @@ class Files:
     def _open(self, file: str) -> int:
         with self._lock:
             if file not in self._descriptors:
-                self._descriptors[file] = os.open(self._paths[file], os.O_RDONLY | os.O_CLOEXEC)
+                self._descriptors[file] = os.open(self._paths[file], os.O_RDONLY)
             return self._descriptors[file]
 
     def close(self) -> None:

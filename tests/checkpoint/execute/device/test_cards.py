@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,17 @@ from halfbyte.checkpoint.execute import conversion, target_device
 from halfbyte.checkpoint.execute.device.cards import CardSolver, budget_of, card_need
 from halfbyte.checkpoint.execute.device.protocol import STAGED, DeviceMemoryError
 from halfbyte.checkpoint.execute.engine import Engine
-from halfbyte.checkpoint.execute.solving import formats_of
+from halfbyte.checkpoint.execute.factors import Need
+from halfbyte.checkpoint.execute.solving import Source, formats_of
 from halfbyte.codec.bits import F32, U8
 from halfbyte.contracts import get_contract
 from halfbyte.errors import CheckpointError, InputError, UnsupportedError
-from halfbyte.feedback import Factor, prepare, request_for, solve_weight
+from halfbyte.feedback import Factor, factor_memory_on_device, prepare, request_for, solve_weight
 from halfbyte.formats import get_format
 from halfbyte.methods import Gptq, Method
 from halfbyte.quantize import quantize
 from halfbyte.statistics import LinearStatistics
-from tests.checkpoint.test_calibrated import statistics
+from tests.checkpoint.test_calibrated import linear, statistics
 from tests.checkpoint.toy import all_bytes, llama, write_checkpoint
 
 
@@ -251,3 +253,139 @@ def test_what_gpus_do_not_solve(tmp_path: Path) -> None:
     assert known is not None
     found = target_device.solving_reason(known, mxfp4, get_contract("gguf", mxfp4))
     assert "contracts without a search of their own" in str(found)
+
+
+# --- one solver, by hand ---
+
+WIDTH = 64
+ROOM = 256 * 32 * WIDTH
+"""Bytes for the rows that are solved at once at least."""
+
+
+def solver_of(plan: Plan, *cards: FakeCard, limit: int | None = None) -> CardSolver:
+    return CardSolver(plan, engine_of(plan), cards, limit)
+
+
+def engine_of(plan: Plan) -> Engine:
+    return Engine(plan.format, plan.contract, plan.method, plan.repairs)
+
+
+def one_of(key: str, width: int = WIDTH) -> Source:
+    return Source(key, width, lambda: linear(0, width), f"module {key}")
+
+
+def test_bytes_that_just_fit(plan: Plan) -> None:
+    assert plan.calibrated is not None
+    card = FakeCard("cuda:5", engine_of(plan))
+    need = card_need(plan.calibrated, WIDTH).making + ROOM
+    for free, limit, budget in (
+        (need, None, need), (2 * need + 1, None, need), (2 * need + 2, None, need + 1), (10 * need, need, need),
+        (10 * need, 20 * need, 9 * need), (need, need, need * 9 // 10),
+    ):  # fmt: skip
+        card.memory = free
+        assert budget_of(card, plan.calibrated, {16, WIDTH}, limit) == budget
+    with pytest.raises(InputError) as refused:
+        budget_of(card, plan.calibrated, {WIDTH}, need - 1)
+    assert str(refused.value) == (
+        f"--max-gpu-memory {need - 1:,} is too little: the factor of 64 inputs needs {need:,} while it is made; or use "
+        "--device cpu"
+    )
+    card.memory = need - 1
+    with pytest.raises(UnsupportedError) as full:
+        budget_of(card, plan.calibrated, {WIDTH}, None)
+    assert str(full.value) == (
+        f"device cuda:5 has {need - 1:,} bytes free, and the factor of 64 inputs needs {need:,} while it is made; free "
+        "some, choose another device, or use --device cpu"
+    )
+
+
+def test_what_one_input_takes_of_a_gpu(plan: Plan) -> None:
+    assert plan.calibrated is not None
+    assert card_need(replace(plan.calibrated, kind="hessian"), 96) == Need(98_304, 98_304)
+    for crossed in (False, True):
+        making, held = factor_memory_on_device(96, crossed)
+        assert card_need(replace(plan.calibrated, crossed=crossed), 96) == Need(making, held)
+
+
+def test_an_input_goes_to_the_card_with_the_least_to_do_and_stays_there(tmp_path: Path) -> None:
+    """What a piece takes: as many steps as it has numbers, for each input."""
+    plan = planned(tmp_path, "hessian")
+    cards = [FakeCard(f"cuda:{number}", engine_of(plan)) for number in range(2)]
+    solver = solver_of(plan, *cards)
+    for key, rows, width, card in (
+        ("a", 1, 96, 0),  # 9,216
+        ("b", 6, 32, 1),  # 6,144
+        ("c", 2, 32, 1),  # 8,192 in all
+        ("d", 1, 32, 1),  # 9,216
+        ("e", 9, 32, 0),  # as much to do on both: the first
+        ("b", 8, 32, 1),
+        ("a", 7, 96, 0),
+    ):
+        solver.hessian(np.ones((rows, width), np.float32), one_of(key, width), np.float32(6))
+        assert cards[card].rows.pop() == rows, key
+        assert not any(one.rows for one in cards)
+    solver.close()
+    assert [(one.ended, kept.used) for one, kept in zip(cards, solver.kept, strict=True)] == [(True, 0)] * 2
+
+
+@pytest.mark.parametrize("method", ["gptq", "hessian"])
+@pytest.mark.parametrize(
+    ("more", "rows", "cut"),
+    [(0, 300, [256, 44]), (44, 700, [300, 300, 100]), (44, 600, [300, 300]), (1000, 700, [700])],
+)
+def test_rows_that_fit_beside_what_they_are_solved_with(
+    tmp_path: Path, method: str, more: int, rows: int, cut: list[int]
+) -> None:
+    plan = planned(tmp_path, method)
+    only = replace(plan, shards=tuple(replace(shard, units=()) for shard in plan.shards))
+    assert plan.calibrated is not None
+    card = FakeCard("cuda:0", engine_of(plan))
+    solver = solver_of(only, card, limit=card_need(plan.calibrated, WIDTH).held + ROOM + more * 32 * WIDTH)
+    values = np.arange(rows * WIDTH, dtype=np.float32).reshape(rows, WIDTH)
+    codes, scales = getattr(solver, method)(values, one_of("a"), np.float32(rows * WIDTH))
+    assert card.rows == cut
+    assert (codes.shape, scales.shape) == ((rows, WIDTH // 2), (rows, WIDTH // 16))
+    solver.close()
+
+
+@pytest.mark.parametrize(("most", "cut", "releases"), [(7, [5] * 4, 6), (19, [19, 1], 4), (1, [1] * 20, 9), (0, [], 9)])
+def test_rows_are_halved_until_they_fit(tmp_path: Path, most: int, cut: list[int], releases: int) -> None:
+    """From 300 on; what torch holds back is given up before each try."""
+    plan = planned(tmp_path, "hessian")
+    assert plan.calibrated is not None
+    only = replace(plan, shards=tuple(replace(shard, units=()) for shard in plan.shards))
+    card = FakeCard("cuda:0", engine_of(plan))
+    card.most_rows = most
+    solver = solver_of(only, card, limit=card_need(plan.calibrated, WIDTH).held + ROOM + 44 * 32 * WIDTH)
+    values = np.ones((20, WIDTH), np.float32)
+    if cut:
+        solver.hessian(values, one_of("a"), np.float32(6))
+    else:
+        with pytest.raises(CheckpointError) as caught:
+            solver.hessian(values, one_of("a"), np.float32(6))
+        assert str(caught.value) == (
+            "module a: device cuda:0 has no memory left for the factor of 64 inputs; free some, choose another device, "
+            "or begin anew with --device cpu"
+        )
+    assert (card.rows, card.releases) == (cut, releases)
+    solver.close()
+
+
+def test_factors_that_nobody_uses_make_room(plan: Plan) -> None:
+    """They are forgotten, and torch gives their memory back, before a factor is tried again."""
+    card = FakeCard("cuda:0", engine_of(plan))
+    solver = solver_of(plan, card)
+    made, (kept,) = card.factor, solver.kept
+    assert plan.calibrated is not None
+    need = card_need(plan.calibrated, WIDTH)
+
+    def factor(*given: Any) -> Factor:
+        if kept.used > need.making:
+            raise DeviceMemoryError("full")
+        return made(*given)
+
+    card.factor = factor  # type: ignore[assignment,method-assign]
+    for number, key in enumerate("abb"):
+        solver.gptq(np.ones((4, WIDTH), np.float32), one_of(key), np.float32(6))
+        assert (kept.used, card.releases) == (need.held, min(number, 1))
+    solver.close()

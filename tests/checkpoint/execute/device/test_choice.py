@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -12,6 +14,7 @@ from halfbyte.backends import BACKENDS
 from halfbyte.checkpoint import Options, Plan, Rules, make_plan
 from halfbyte.checkpoint.execute.device import choice, solving_time
 from halfbyte.checkpoint.execute.device.choice import MOVING, START, choose_device, choose_for_model, cpu_seconds
+from halfbyte.formats import get_format
 from tests.backends.gpu.card import convert_checks
 from tests.checkpoint.test_calibrated import statistics
 from tests.checkpoint.toy import llama, write_checkpoint
@@ -192,3 +195,55 @@ def test_only_what_is_quantized_is_timed(tmp_path: Path, monkeypatch: pytest.Mon
     source = write_checkpoint(tmp_path / "s", tensors, config)
     assert cpu_seconds(make_plan(source, Options(rules=Rules(keep_first=1)))) == 2 * 2 * 32 * 64
     assert asked == [("F32", 0)]
+
+
+@pytest.mark.usefixtures("gpu")
+def test_both_estimates_by_statistics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading and writing come on top; a GPU solves a weight block after block, and has to start."""
+    tensors = llama()
+    statistics(tmp_path / "stats", tensors)
+    plan = make_plan(write_checkpoint(tmp_path / "s", tensors), Options(method="gptq", statistics=tmp_path / "stats"))
+    size = 8.6e9 / len(plan.units)
+    monkeypatch.setattr(type(plan.units[0]), "source_bytes", property(lambda unit: size))
+    monkeypatch.setattr(choice, "work_of", lambda plan: solving_time.Work(elements=2e9, turns=10_000))
+    found = choose_device(plan, 2)
+    assert found.reason == "about 19 s on the CPU, 14 s on a GPU, of which 5 to start"
+    assert found.device == "cuda"
+
+
+def test_the_work_of_other_plans(tmp_path: Path) -> None:
+    """Objectives have no terms; cross moments have twice as many besides; what has no statistics does not count."""
+    tensors = llama()
+    source = write_checkpoint(tmp_path / "s", tensors)
+    assert solving_time.work_of(make_plan(source, Options())) == solving_time.Work()
+    statistics(tmp_path / "stats", tensors, without="down_proj", cross=True)
+
+    def work(method: str) -> solving_time.Work:
+        return solving_time.work_of(make_plan(source, Options(method=method, statistics=tmp_path / "stats")))
+
+    rows = 2 * (64 + 32 + 32 + 64 + 96 + 96)
+    assert work("hessian") == solving_time.Work(elements=rows * 64, squares=2 * 3 * 64**2)
+    found = work("gptq")
+    assert (found.elements, found.terms, found.turns) == (rows * 64, rows * 64**2 * 1.5, 2 * 6 * 64 / 16)
+
+
+@pytest.mark.parametrize("to", ["nvfp4", "mxfp4"])
+def test_the_best_of_three_calls(monkeypatch: pytest.MonkeyPatch, to: str) -> None:
+    """On a matrix as weights are; the first call may build tables."""
+    calls: list[tuple[object, ...]] = []
+    clock = iter([0.0, 5.0, 10.0, 12.0, 20.0, 24.0])
+    monkeypatch.setattr(choice, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+
+    def quantize(x: Any, amax: object, codes: Any, scales: Any) -> None:
+        assert 0.019 < x.astype(np.float32).std() < 0.021
+        calls.append((x.dtype, x.shape, amax, codes.shape, scales.shape))
+
+    engine: Any = SimpleNamespace(
+        format=get_format(to),
+        amax=lambda x: 0.5,
+        widths=lambda columns: (columns // 2, columns // 8),
+        quantize=quantize,
+    )
+    assert choice._seconds_each(engine, "F16") == 2 / (256 * 1024)
+    amax = 0.5 if to == "nvfp4" else None
+    assert calls == [(np.float16, (256, 1024), amax, (256, 512), (256, 128))] * 3

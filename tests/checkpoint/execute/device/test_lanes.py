@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
@@ -122,3 +124,115 @@ def test_closing_gives_all_back() -> None:
     assert [device.used for device in devices] == [100, 100]
     lanes.close()
     assert [(device.used, device.pinned) for device in devices] == [(0, {}), (0, {})]
+
+
+@pytest.mark.parametrize(
+    ("memory", "workers", "limit", "count", "size"),
+    [
+        (4 * SMALLEST_LANE, 5, None, 1, SMALLEST_LANE),  # a quarter of it is just one lane
+        (SMALLEST_LANE, 1, SMALLEST_LANE, 1, SMALLEST_LANE),
+        (GIB, 1, SMALLEST_LANE + 511, 1, SMALLEST_LANE),  # whole cache lines of the device
+        (GIB, 1, SMALLEST_LANE + 512, 1, SMALLEST_LANE + 512),
+        (GIB, 9, 2 * SMALLEST_LANE - 1, 1, 2 * SMALLEST_LANE - 512),
+        (GIB, 3, 4 * SMALLEST_LANE, 3, 44_739_072),  # a third of it, less 341 bytes
+    ],
+)
+def test_sizes_that_just_fit(memory: int, workers: int, limit: int | None, count: int, size: int) -> None:
+    assert lane_sizes(fake(memory), workers, limit) == (count, size)
+
+
+def test_one_byte_too_little() -> None:
+    with pytest.raises(InputError) as refused:
+        lane_sizes(fake(GIB), 1, SMALLEST_LANE - 1)
+    assert str(refused.value) == "--max-gpu-memory 33,554,431 is too little; at least 33,554,432 are needed"
+    for memory, limit in ((4 * SMALLEST_LANE - 1, None), (SMALLEST_LANE - 1, GIB)):
+        with pytest.raises(UnsupportedError) as small:
+            lane_sizes(fake(GIB, memory), 1, limit)
+        assert str(small.value) == (
+            f"device cuda:1 has {memory:,} bytes free, and a conversion takes a quarter of them, at least 33,554,432; "
+            "free some, set --max-gpu-memory, choose another device, or use --device cpu"
+        )
+
+
+def test_a_lane_begins_where_its_memory_does() -> None:
+    """Kernels load several bytes at once."""
+    with Lanes(fake(1000), 1, 100).borrow(1) as lane:
+        first = lane.take(100)
+        lane.release()
+        again = lane.take(1)
+        assert first.ctypes.data == again.ctypes.data == lane._memory.ctypes.data
+
+
+def test_a_lane_is_waited_for_however_often_it_was_lent() -> None:
+    lanes, order = Lanes(fake(1000), 1, 100), list[str]()
+    for _ in range(3):
+        with lanes.borrow(1):
+            pass
+
+    def second() -> None:
+        with lanes.borrow(1):
+            order.append("second")
+
+    with ThreadPoolExecutor(1) as pool:
+        with lanes.borrow(1):
+            waiting = pool.submit(second)
+            with pytest.raises(TimeoutError):
+                waiting.result(0.05)
+            order.append("first")
+        waiting.result(10)
+    assert order == ["first", "second"]
+
+
+def test_a_device_that_was_full_does_not_count_as_busy() -> None:
+    """It has one lane of the two that were planned; what it could not do burdens another."""
+    lanes = Lanes(fake(150, 1000), 2, 100)
+    with ExitStack() as held, ExitStack() as of_others:
+        first = held.enter_context(lanes.borrow(2))
+        other = of_others.enter_context(lanes.borrow(5))
+        more = of_others.enter_context(lanes.borrow(10))
+        assert [lane.device.name for lane in (first, other, more)] == ["cuda:0", "cuda:1", "cuda:1"]
+        held.close()
+        with lanes.borrow(1) as again:
+            assert again is first
+
+
+def test_who_waits_hears_that_there_is_no_memory() -> None:
+    """The one lane that was planned cannot be made: both that want it are told."""
+    (device,) = fake(1000)
+    asked, go_on, tries = threading.Event(), threading.Event(), list[int]()
+
+    def allocate(size: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+        tries.append(size)
+        asked.set()
+        assert go_on.wait(10)
+        raise DeviceMemoryError("others took it")
+
+    device.allocate = allocate  # type: ignore[method-assign]
+    lanes = Lanes([device], 1, 100)
+
+    def borrow() -> None:
+        with lanes.borrow(1):
+            pass
+
+    with ThreadPoolExecutor(2) as pool:
+        both = [pool.submit(borrow)]
+        assert asked.wait(10)
+        both.append(pool.submit(borrow))
+        with pytest.raises(TimeoutError):
+            both[1].result(0.05)
+        go_on.set()
+        for one in both:
+            with pytest.raises(DeviceMemoryError, match="no device has 100 bytes free"):
+                one.result(10)
+    assert tries == [100], "once is enough"
+
+
+def test_what_is_wrong_beside_memory_is_not_tried_elsewhere() -> None:
+    lanes = Lanes(fake(1000, 1000), 1, 100)
+    lanes.devices[0].allocate = broken  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="launch failure"), lanes.borrow(1):
+        pass
+
+
+def broken(size: int) -> None:
+    raise RuntimeError("an unspecified launch failure")

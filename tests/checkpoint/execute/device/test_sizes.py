@@ -8,14 +8,17 @@ from typing import Any
 import pytest
 
 from halfbyte.checkpoint.execute.device import sizes
+from halfbyte.checkpoint.execute.device.protocol import STAGED
 from halfbyte.checkpoint.execute.device.sizes import (
     Limits,
+    most_lanes,
     output_bytes,
     piece_need,
     plan_devices,
     rows_need,
     staged_bytes,
     whole_need,
+    worker_memory,
 )
 from halfbyte.checkpoint.execute.pieces import SLACK, Piece, largest_piece
 from tests.checkpoint.execute.test_pieces import stand_in
@@ -82,3 +85,31 @@ def test_an_arena_has_room_for_the_largest_piece_and_what_is_pinned(monkeypatch:
     assert (empty.sizes.arena, empty.pinned) == (chunk + SLACK, SLACK)
     small = planned(monkeypatch, 1 << 40, 1 << 12, chunk, unit)
     assert (small.sizes.arena, small.pinned) == (1 << 12, 1 << 12)
+
+
+def test_without_units_a_small_chunk_is_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    empty = planned(monkeypatch, 1 << 40, 1 << 40, 1 << 12)
+    assert (empty.sizes.chunk, empty.sizes.arena, empty.pinned) == (1 << 12, 2 * SLACK, SLACK)
+
+
+def test_lanes_that_workers_ask_for() -> None:
+    """Each device has as many."""
+    counts = {(1, 0): 0, (8, 0): 0, (1, 1): 1, (8, 1): 8, (1, 2): 2, (3, 2): 4, (4, 2): 4, (5, 3): 6}
+    assert {given: most_lanes(*given) for given in counts} == counts
+
+
+@pytest.mark.parametrize(
+    ("memory", "workers", "lanes", "each"),
+    [(1000, 1, 0, 900), (1000, 3, 0, 300), (1009, 1, 0, 908), (10 * STAGED, 2, 2, 4 * STAGED * 9 // 10)],
+)
+def test_what_a_worker_gets_of_the_memory(memory: int, workers: int, lanes: int, each: int) -> None:
+    assert worker_memory(memory, workers, lanes) == each
+
+
+def test_every_device_has_its_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their pinned memory is that of all lanes together, and the rest is shared by the workers."""
+    monkeypatch.setattr(sizes, "lane_sizes", lambda devices, workers, limit: (2, 1 << 40))
+    monkeypatch.setattr(sizes, "Lanes", lambda devices, count, size: SimpleNamespace(size=size, count=count))
+    devices: Any = ["a", "b", "c"]
+    found = plan_devices(devices, ENGINE, [], 4, Limits(6 * STAGED + 40 * SLACK, None, 1 << 30))
+    assert found.sizes.arena == 9 * SLACK

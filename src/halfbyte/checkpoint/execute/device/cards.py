@@ -99,7 +99,7 @@ class CardSolver:
         card, kept = self.cards[number], self.kept[number]
         need = card_need(self.planned, source.width)
         with kept.borrow(source.key, need, lambda: self._factor(number, source)) as factor:
-            room = max(0, kept.memory - kept.used)
+            room = kept.memory - kept.used
             return self._in_parts(
                 values, room, source, lambda rows: card.solve(values[rows], factor, amax, source.module)
             )
@@ -108,7 +108,7 @@ class CardSolver:
         card, kept = self.cards[number], self.kept[number]
         make = lambda: method_of(self.planned, source, self.format.block)  # noqa: E731
         with kept.borrow(source.key, card_need(self.planned, source.width), make) as method:
-            room = max(0, kept.memory - kept.used)
+            room = kept.memory - kept.used
             return self._in_parts(values, room, source, lambda rows: card.quantize(values[rows], method, amax))
 
     def _factor(self, number: int, source: Source) -> Factor:
