@@ -100,7 +100,9 @@ def test_another_format_or_contract(tmp_path: Path) -> None:
     other = replace(CONTRACT, name="other")
     with pytest.raises(CheckpointError) as caught:
         solved.check(NVFP4, other)
-    assert str(caught.value) == f"{tmp_path}/deep/er: solved for contract {CONTRACT!r}, but this conversion has {other!r}"
+    assert (
+        str(caught.value) == f"{tmp_path}/deep/er: solved for contract {CONTRACT!r}, but this conversion has {other!r}"
+    )
 
 
 def test_folders_that_are_none(tmp_path: Path) -> None:
