@@ -119,7 +119,7 @@ def test_a_hessian_has_the_headroom_of_convert(tmp_path: Path) -> None:
     for name, weight in pairs:
         part = whole[start : start + len(weight)]
         start += len(weight)
-        assert_same_bits(to_numpy(found[name]), part.codes.numpy())
+        assert_same_bits(to_numpy(found[name]), to_numpy(part.codes))
         assert_same_bits(to_numpy(found[f"{name}_scale_2"]), to_numpy(optimal[f"{name}_scale_2"]))
 
 

@@ -364,8 +364,8 @@ def test_solved_weights_that_share_a_scale_have_one_headroom(tmp_path: Path) -> 
     solve(tmp_path / "b", tensors, "nvfp4", headroom=(2.0,))
     name = "model.layers.0.mlp.up_proj.safetensors"
     saved = load_file(tmp_path / "b" / name)
-    weight = SolvedWeight(*(saved[f"{name[:-11]}weight.{part}"] for part in ("codes", "scales", "global_amax")))
-    weight = weight._replace(global_amax=np.float32(weight.global_amax[0]))  # type: ignore[index]
+    codes, scales, used = (saved[f"{name[:-11]}weight.{part}"] for part in ("codes", "scales", "global_amax"))
+    weight = SolvedWeight(codes, scales, np.float32(used[0]))
     write_solved(
         tmp_path / "a" / name,
         {f"{name[:-11]}weight": weight},

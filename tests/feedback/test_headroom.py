@@ -28,7 +28,17 @@ def moments(width: int, seed: int = 0) -> np.ndarray:
 
 def blocks(h: np.ndarray) -> np.ndarray:
     found = np.stack([h[i : i + 16, i : i + 16] for i in range(0, len(h), 16)])
-    return (found + found.swapaxes(1, 2)) / 2
+    return np.asarray((found + found.swapaxes(1, 2)) / 2)
+
+
+def scale(q: hb.QuantizedTensor) -> np.ndarray:
+    assert q.global_scale is not None
+    return np.asarray(q.global_scale)
+
+
+def stored(q: hb.QuantizedTensor) -> np.ndarray:
+    assert q.stored_scale is not None
+    return np.asarray(q.stored_scale)
 
 
 def both(x: np.ndarray, h: np.ndarray, contract: Any, backend: str, **headroom: Any) -> list[hb.QuantizedTensor]:
@@ -51,8 +61,8 @@ def test_it_is_the_choice_of_optimal_and_never_worse_by_its_objective(contract: 
     optimal = hb.quantize(x, "nvfp4", contract, "optimal")
     plain = hb.quantize(x, "nvfp4", contract, "amax")
     for q in both(x, h, contract, "auto"):
-        assert_same_bits(q.global_scale, optimal.global_scale)
-    ratio = float(np.asarray(optimal.global_scale) / np.asarray(plain.global_scale))
+        assert_same_bits(scale(q), scale(optimal))
+    ratio = float(scale(optimal) / scale(plain))
     headroom = min((1.0, 1.75, 2.0), key=lambda one: abs(one - ratio))
     raised = np.float32(headroom * np.float64(np.abs(x).max()))
     chosen = squared(x, contract, hb.Optimal(), raised)
@@ -68,9 +78,7 @@ def test_the_cpu_has_the_bits_of_the_reference(contract: Any, headroom: Any) -> 
         for part in PARTS:
             if getattr(wanted, part) is not None:
                 assert_same_bits(getattr(found, part), getattr(wanted, part))
-        assert_same_bits(
-            found.global_scale, hb.quantize(x, "nvfp4", contract, hb.Optimal(headroom=headroom)).global_scale
-        )
+        assert_same_bits(scale(found), scale(hb.quantize(x, "nvfp4", contract, hb.Optimal(headroom=headroom))))
 
 
 def test_on_uniform_weights_each_method_is_ahead_of_the_one_before() -> None:
@@ -105,7 +113,7 @@ def test_a_given_amax_and_headroom_1_raise_nothing(contract: Any) -> None:
     for q, wanted, other in zip(both(x, h, contract, "auto", headroom=1), given, chosen, strict=True):
         for part in PARTS:
             assert_same_bits(getattr(q, part), getattr(wanted, part))
-        assert not np.array_equal(np.asarray(q.global_scale), np.asarray(other.global_scale))
+        assert not np.array_equal(scale(q), scale(other))
 
 
 def test_a_sample_decides_for_larger_tensors() -> None:
@@ -116,10 +124,10 @@ def test_a_sample_decides_for_larger_tensors() -> None:
     factor = prepare(h)
     for x, headroom in ((written, 1.75), (sample("uniform", (96, 1024)), 2.0)):
         assert x.size > SMALL
-        amax = np.asarray(hb.quantize(x, "nvfp4").stored_scale)
+        amax = stored(hb.quantize(x, "nvfp4"))
         wanted = np.asarray(headroom * amax.astype(np.float64), np.float32)
-        assert_same_bits(hb.quantize(x, "nvfp4", method=hb.Hessian(blocks(h))).stored_scale, wanted)
-        assert_same_bits(hb.gptq(x, factor, "nvfp4").stored_scale, wanted)
+        assert_same_bits(stored(hb.quantize(x, "nvfp4", method=hb.Hessian(blocks(h)))), wanted)
+        assert_same_bits(stored(hb.gptq(x, factor, "nvfp4")), wanted)
 
 
 def test_weights_without_error_have_none() -> None:
@@ -127,7 +135,7 @@ def test_weights_without_error_have_none() -> None:
     for rows in (3, 0):
         x = np.zeros((rows, 64), np.float32)
         for q in both(x, np.eye(64, dtype=np.float32), None, "auto"):
-            assert_same_bits(q.global_scale, hb.quantize(x, "nvfp4", method="amax").global_scale)
+            assert_same_bits(scale(q), scale(hb.quantize(x, "nvfp4", method="amax")))
 
 
 def test_spellings_and_records() -> None:
