@@ -260,8 +260,11 @@ def test_the_best_power_of_all(magnitude: int, spread: int) -> None:
 
 @pytest.mark.parametrize("top", [20, 0, -40])
 @pytest.mark.parametrize("crowd", [1e9, 3e12, 1e14])
-def test_the_best_power_for_a_crowd_of_small_halves(crowd: float, top: int) -> None:
-    """Many small halves are worth clipping the largest value for, as far as that costs less than they do."""
+def test_the_best_power_for_a_crowd_of_small_halves(crowd: float, top: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many small halves are worth clipping the largest value for, as far as that costs less than they do.
+
+    No power is tried under which clipping alone costs more.
+    """
     one, small = (rank(np.bincount(codes, minlength=8)[None].astype(np.uint8)) for codes in ([7, *15 * [0]], 16 * [3]))
     halves = {
         top - 21: Halves(small.astype(np.uint32), np.array([crowd])),
@@ -269,9 +272,18 @@ def test_the_best_power_for_a_crowd_of_small_halves(crowd: float, top: int) -> N
     }
     survey, contract = Survey(halves, {}), get_contract("torchao", NVFP4)
     errors = {m: total_error(survey, scales.power(m, contract)) for m in range(top - 8, top - 45, -1)}
+    tried: list[int | None] = []
+
+    def looked_at(survey: Survey, scale: scales.GlobalScale, kept: tuple[int, int] | None) -> float:
+        tried.append(scale.exponent)
+        return total_error(survey, scale, kept)
+
+    monkeypatch.setattr(optimal, "total_error", looked_at)
     scale, error = optimal.best_power(survey, contract)
     assert error == pytest.approx(min(errors.values()), rel=1e-11)
     assert scale.exponent == min(errors, key=lambda m: (errors[m], -m))
+    lost = {m: max(6 * 2.0**top - 2688 * 2.0**m, 0) ** 2 for m in errors}
+    assert tried == [m for m in errors if all(lost[m] <= errors[larger] for larger in errors if larger > m)]
 
 
 def test_no_power_of_two_that_a_contract_can_store() -> None:

@@ -47,7 +47,7 @@ def test_scales_that_are_worth_a_try(k: int, multiplier: float, first: int, last
 
 
 @pytest.mark.parametrize(
-    ("k", "multiplier"), [(0, 2.0**-8), (-17, 2.0**-8), (-19, 1 / 300), (2, 0.01), (5, 2.0**-3), (120, 2.0**118)]
+    ("k", "multiplier"), [(0, 2.0**-8), (-17, 2.0**-8), (-19, 1 / 300), (2, 0.01), (5, 2.0**-3), (125, 2.0**117)]
 )
 def test_each_entry_is_the_nearest_value(k: int, multiplier: float) -> None:
     """The smaller code of equals; 0 stays 0."""

@@ -21,7 +21,7 @@ from halfbyte.checkpoint.io.buffers import Arena
 from halfbyte.checkpoint.io.files import Files
 from halfbyte.checkpoint.plan.types import Unit
 from halfbyte.errors import CheckpointError
-from tests.checkpoint.execute.test_memory_plan import AT, CASES
+from tests.checkpoint.execute.test_memory_plan import AT, CASES, Source, bytes_of, mxfp4
 from tests.checkpoint.execute.test_pieces import stand_in
 from tests.checkpoint.toy import random, write_checkpoint
 
@@ -214,11 +214,21 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[UnitWork]:
     return made
 
 
-@pytest.mark.parametrize("case", CASES)
+def far_apart(rows: int, columns: int) -> Source:
+    """MXFP4 whose exponents no window holds: they are surveyed."""
+    tensors, config = mxfp4(rows, columns)
+    tensors[f"{AT}.weight_scale"] = 90 + bytes_of(rows, columns // 32) % 40
+    return tensors, config
+
+
+WATCHED = CASES | {"mxfp4 far apart": (far_apart, Options())}
+
+
+@pytest.mark.parametrize("case", WATCHED)
 @pytest.mark.parametrize("chunk", [600, 1 << 20])
 def test_nothing_is_kept_between_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str, chunk: int) -> None:
     """Neither of an arena, but what is held on purpose, nor the small scales of a source that is done."""
-    make, options = CASES[case]
+    make, options = WATCHED[case]
     tensors, config = make(32, 128)
     plan = make_plan(write_checkpoint(tmp_path / "s", tensors, {"num_hidden_layers": 1, **config}), options)
     made = watched(monkeypatch)
