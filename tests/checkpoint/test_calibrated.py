@@ -14,6 +14,7 @@ from safetensors.numpy import load_file
 import halfbyte as hb
 from halfbyte.checkpoint import Options, Resources, make_plan, run
 from halfbyte.checkpoint.execute import solving
+from halfbyte.checkpoint.execute.engine import Engine
 from halfbyte.checkpoint.io.solved import SolvedWeight, write_solved
 from halfbyte.errors import CheckpointError, HalfbyteError
 from halfbyte.statistics import LinearStatistics, write_statistics
@@ -120,6 +121,28 @@ def test_gptq(tmp_path: Path, format: str, layout: str, dtype: npt.DTypeLike, cr
                 assert q.global_scale is not None
                 assert_same_bits(made[f"{module}.weight_scale_2"], q.global_scale)
     assert True in headrooms
+
+
+def test_the_headroom_is_chosen_for_float32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `hb.gptq` counts weights, whatever the file holds: some contracts have other scales for bfloat16."""
+    tensors, seen = llama(), set()
+    statistics(tmp_path / "stats", tensors)
+    source = write_checkpoint(tmp_path / "s", tensors)
+
+    def recorded(name: str) -> None:
+        whole = getattr(Engine, name)
+
+        def call(self: Engine, *given: Any) -> Any:
+            seen.update(np.dtype(one.dtype) for one in given if isinstance(one, np.ndarray))
+            seen.update(one for one in given if isinstance(one, np.dtype))
+            return whole(self, *given)
+
+        monkeypatch.setattr(Engine, name, call)
+
+    for name in ("survey", "between", "take_in", "tensor_scales"):
+        recorded(name)
+    run(make_plan(source, Options(method="gptq", statistics=tmp_path / "stats")), tmp_path / "d", ONE)
+    assert seen == {np.dtype(np.float32)}
 
 
 @pytest.mark.parametrize("method", ["gptq:headroom=1", "hessian:headroom=1"])
