@@ -12,7 +12,7 @@ import halfbyte as hb
 from halfbyte.casting import bound
 from halfbyte.casting.bound import Bounds, interval_errors, prove
 from halfbyte.casting.rows import F64, MAGNITUDES, read
-from halfbyte.casting.scales import hold
+from halfbyte.casting.scales import GlobalScale, hold
 from halfbyte.casting.survey import survey_of
 from halfbyte.casting.tables import largest_value, make_table, total_error
 from halfbyte.contracts import get_contract
@@ -120,9 +120,17 @@ def test_intervals_that_a_better_scale_settles_are_not_cut(monkeypatch: pytest.M
     scale = hold(0.01, contract)
     monkeypatch.setattr(bound, "Bounds", NeverEnough)
     monkeypatch.setattr(NeverEnough, "from_all", lambda self, interval, error: (0.1 * bound.CLOSE, 1))
-    monkeypatch.setattr(bound, "_better", lambda *_: (scale, 0.1))
+    tried: list[float] = []
+
+    def better(multiplier: float, *_: object) -> tuple[GlobalScale, float]:
+        tried.append(multiplier)
+        return scale, 0.1
+
+    monkeypatch.setattr(bound, "_better", better)
     found = prove(survey, scale, 0.25, contract)
     assert [len(intervals) for intervals in NeverEnough.last.asked] == [2048, 0]
+    low, high = NeverEnough.last.asked[0][0]
+    assert tried == [pytest.approx(np.sqrt(low * high), rel=1e-12)], "the middle of the interval of the least bound"
     assert found.bound == pytest.approx(0.1 * bound.CLOSE)
 
 
@@ -137,7 +145,7 @@ def test_intervals_whose_front_is_just_enough_are_done(monkeypatch: pytest.Monke
 
     def every(self: object, interval: F64, error: float) -> tuple[float, int]:
         asked.append(interval)
-        return error, 1
+        return error * bound.CLOSE, 1
 
     monkeypatch.setattr(bound.Bounds, "from_front", front)
     monkeypatch.setattr(bound.Bounds, "from_all", every)
@@ -185,7 +193,28 @@ def test_the_front_is_added_up_until_it_is_enough(monkeypatch: pytest.MonkeyPatc
         assert found.tolist() == pytest.approx(ends, rel=1e-12)
 
 
-@pytest.mark.parametrize(("size", "each", "looks"), [(1 << 24, 1 << 24, 16), (1 << 18, 1 << 19, 8), (5, 1 << 19, 8)])
+def test_many_intervals_at_once() -> None:
+    """Each has the bound that it has alone."""
+    survey = survey_of([read(random_source(np.random.default_rng(4), 24, (2, 64)), "q")])
+    edges, bounds = np.geomspace(0.002, 0.02, 301), Bounds(survey)
+    intervals = np.stack([edges[:-1], edges[1:]], axis=1)
+    alone = np.concatenate([bounds.from_front(one[None], np.inf) for one in intervals])
+    assert (alone > 0).all()
+    np.testing.assert_allclose(bounds.from_front(intervals, np.inf), alone, rtol=1e-12)
+
+
+@pytest.mark.parametrize(("low", "known"), [(2.0**-116, True), (np.nextafter(2.0**-116, 0), False)])
+def test_no_bound_where_products_may_be_subnormal(monkeypatch: pytest.MonkeyPatch, low: float, known: bool) -> None:
+    survey = survey_of([read(random_source(np.random.default_rng(4), 24, (2, 64)), "q")])
+    monkeypatch.setattr(bound, "largest_value", lambda survey: 2 * 2688 * low)
+    error = (2688 * low) ** 2
+    monkeypatch.setattr(Bounds, "from_front", lambda self, intervals, error: np.full(len(intervals), error))
+    assert prove(survey, hold(0.01, CONTRACT), error, CONTRACT).bound == (error * bound.CLOSE if known else 0)
+
+
+@pytest.mark.parametrize(
+    ("size", "each", "looks"), [(1 << 24, 1 << 24, 16), (1 << 18, 1 << 19, 8), (5, 1 << 19, 8), (5, (1 << 22) - 1, 2)]
+)
 def test_sixteen_full_looks_or_four_million_halves(
     monkeypatch: pytest.MonkeyPatch, size: int, each: int, looks: int
 ) -> None:
@@ -230,7 +259,7 @@ def test_more_intervals_than_4096_are_given_up(
     assert found.bound == least * (bound.CLOSE if least == 1 else 1)
 
 
-def test_another_scale_is_taken_only_if_it_is_clearly_better() -> None:
+def test_another_scale_is_taken_only_if_it_is_clearly_better(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half a scale with doubled block scales decodes alike: the one that is known stays."""
     codes = np.zeros((1, 64), np.int64)
     codes[0, :16], codes[0, 32] = np.arange(16), 7
@@ -242,6 +271,11 @@ def test_another_scale_is_taken_only_if_it_is_clearly_better() -> None:
     assert bound._better(0.0065, survey, contract, good, error) == (good, error)
     assert bound._better(0.21, survey, contract, good, error) == (good, error)
     assert bound._better(0.013, survey, contract, bad, worse) == (good, error)
+    enough = worse * (1 - 1e-12)
+    for found, taken in ((enough, False), (np.nextafter(enough, 0), True)):
+        with monkeypatch.context() as patch:
+            patch.setattr(bound, "total_error", lambda *_, found=found: found)
+            assert bound._better(0.013, survey, contract, bad, worse) == ((good, found) if taken else (bad, worse))
     barely = error * (1 + 1e-13)
     assert bound._better(0.013, survey, contract, half, barely) == (half, barely)
     other = get_contract("compressed_tensors", hb.get_format("nvfp4"))
@@ -254,6 +288,8 @@ def test_faint_halves_cost_their_values_if_the_least_value_is_far_above_them() -
     assert Bounds(survey)._from_faint(1.01) == 11111.0
     assert Bounds(survey)._from_faint(2.02) == 111111.0
     assert Bounds(survey)._from_faint(2.0**-40) == 0
+    assert Bounds(survey)._from_faint(0.75 * (1 + 2.0**-21)) == 11111.0
+    assert Bounds(survey)._from_faint(0.75 * (1 + 2.0**-23)) == 1111.0, "decoding rounds"
     assert Bounds(survey).from_all(np.array([1.01, 2.02]), 1.0) == (11111.0, 0), "the lower end of an interval counts"
 
 
@@ -264,7 +300,9 @@ def test_no_more_scales_are_looked_at_than_are_worth_a_try(g: float) -> None:
     decoded, point = scale.decoded(), float(scale.multiplier)
     for k in range(-22, 14):
         table = make_table(k, scale, decoded)
-        assert interval_errors(k, np.array([[point, point]])).shape == (1, 8, table.errors.shape[1]), k
+        found = interval_errors(k, np.array([[point, point]]))
+        assert found.shape == (1, 8, table.errors.shape[1]), k
+        assert (found[0] <= table.errors).all(), "what decoding rounds to is within"
     for k, low, high in ((0, 0.98, 2.03), (3, 0.98, 1.01), (2, 0.03, 0.4)):
         near, far = (
             make_table(k, one, one.decoded()) for one in (hold(low, scale.contract), hold(high, scale.contract))

@@ -94,6 +94,15 @@ def test_algorithm_1s_scale_is_a_candidate(contract: str, monkeypatch: pytest.Mo
     assert_same_bits(np.asarray(result.stored_scale), np.asarray(first.stored_scale))
 
 
+@pytest.mark.parametrize(("spread", "multiplier"), [(17, 2.0**-8), (18, 3 * 2.0**-9), (19, None)])
+def test_the_lossless_scale_as_the_contract_holds_it(spread: int, multiplier: float | None) -> None:
+    codes = np.resize(np.array([3, 5, 7, 11, 13, 15]), 64)[None]
+    survey = survey_of([read(source(np.array([[0, -spread]]), codes), "q")])
+    contract = get_contract("torchao", NVFP4)
+    wanted = None if multiplier is None else scales.hold(multiplier, contract)
+    assert optimal.choose_lossless(survey, contract) == wanted
+
+
 def test_a_scale_is_lossless_only_as_the_contract_decodes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """An invented contract rounds the multiplier that it stores to a power of two, so 3·2^m does not come back."""
 
@@ -108,9 +117,7 @@ def test_a_scale_is_lossless_only_as_the_contract_decodes_it(monkeypatch: pytest
     invented = dataclasses.replace(plain, rules={"nvfp4": rule})
     monkeypatch.setattr(scales, "DECODES", [*scales.DECODES, (rule.stored_as, snapped, decode)])
     q = source(np.array([[0, -18]]), np.resize(np.array([3, 5, 7, 11, 13, 15]), 64)[None])
-    survey = survey_of([read(q, "q")])
-    assert optimal.choose_lossless(survey, plain) is not None
-    assert optimal.choose_lossless(survey, invented) is None
+    assert optimal.choose_lossless(survey_of([read(q, "q")]), invented) is None
     report = hb.cast(q, "nvfp4", contract=invented)[1]
     assert not report.lossless
     assert report.squared_error <= hb.cast(q, "nvfp4", "hybrid", contract=invented)[1].squared_error
@@ -239,6 +246,14 @@ def test_the_neighbours_of_a_scale_that_is_no_power_of_two(monkeypatch: pytest.M
     monkeypatch.setattr(optimal, "total_error", lambda survey, scale: 0.5)
     first, _ = optimal._polished(survey, contract, start, 1.0)
     assert int(first.multiplier.view(np.uint32)) == bits - 64, "of equals the first"
+
+
+@pytest.mark.parametrize("multiplier", [0.0, np.inf, np.nan])
+def test_a_quantizers_scale_that_is_no_scale(monkeypatch: pytest.MonkeyPatch, multiplier: float) -> None:
+    survey, contract = survey_of([read(outlier(), "q")]), get_contract("modelopt", NVFP4)
+    word = np.float32(multiplier)
+    monkeypatch.setattr(optimal, "scale_of", lambda *_: scales.GlobalScale(word, word, contract))
+    assert optimal.requantized_scale(survey, contract, contract) is None
 
 
 @pytest.mark.parametrize("magnitude", [1, 2, 3, 5, 7])

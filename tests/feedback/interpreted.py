@@ -14,6 +14,7 @@ from halfbyte.backends.gpu import feedback as on_gpu
 from halfbyte.backends.headroom import by_squared_error
 from halfbyte.feedback import prepare, request_for
 from halfbyte.testing import assert_same_bits
+from tests.backends.gpu.strict_interpreter import set_up
 from tests.feedback.problems import layer
 
 CASES = (("nvfp4", "modelopt", 48), ("mxfp4", "ocp", 64))
@@ -46,4 +47,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    set_up()
     main()

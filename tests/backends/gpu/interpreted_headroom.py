@@ -30,7 +30,7 @@ from halfbyte.methods import Method
 from halfbyte.request import resolve
 from halfbyte.testing import assert_same_bits
 from tests.backends.gpu.headroom_cases import CONTRACTS, KINDS, operand
-from tests.backends.gpu.strict_interpreter import refuse_unknown_constants
+from tests.backends.gpu.strict_interpreter import set_up
 
 EVERY = "--every" in sys.argv
 HERE = torch.empty(0)
@@ -171,6 +171,6 @@ def comparisons() -> Iterator[int]:
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    refuse_unknown_constants()
+    set_up()
     print(sum(comparisons()), "comparisons")
     sys.exit(0)

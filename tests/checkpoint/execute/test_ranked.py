@@ -10,14 +10,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from halfbyte.checkpoint import Options, Outcome, Plan, make_plan, run
+from halfbyte.checkpoint import Event, Options, Outcome, Plan, make_plan, run
 from halfbyte.checkpoint.execute import ranked
+from halfbyte.checkpoint.execute.destination import locked
 from halfbyte.checkpoint.execute.disk import Disk
 from halfbyte.checkpoint.execute.ending import Ending
 from halfbyte.checkpoint.execute.journal import JOURNAL, work_folder
 from halfbyte.checkpoint.execute.locks import FileLock
+from halfbyte.checkpoint.execute.pool import shard_bytes
 from halfbyte.checkpoint.execute.ranked import finish_ranks, run_rank
 from halfbyte.checkpoint.execute.ranks import Rank, share_of
 from halfbyte.checkpoint.io.side_files import WORK
@@ -25,7 +28,7 @@ from halfbyte.errors import CheckpointError
 from tests.checkpoint.execute import scenes
 from tests.checkpoint.execute.recorder import Killed, Operation, Recorder
 from tests.checkpoint.execute.scenes import INTO, ONE, change_weights, plan_of, small_source
-from tests.checkpoint.toy import all_bytes
+from tests.checkpoint.toy import all_bytes, llama, write_checkpoint
 
 SHARDS = 5
 
@@ -304,6 +307,15 @@ def test_a_rank_that_finds_all_closed(tmp_path: Path, plan: Plan, monkeypatch: p
     assert [(outcome.finished_before, outcome.shards_found) for outcome in outcomes] == [(False, 0)] * 2
 
 
+def test_where_ranks_may_not_write(tmp_path: Path, plan: Plan) -> None:
+    """Nothing is made there."""
+    inside = plan.source / "out"
+    with pytest.raises(CheckpointError) as caught:
+        run_rank(plan, inside, Rank(0, 2), ONE)
+    assert str(caught.value) == f"{inside} lies inside the source {plan.source}; give a directory outside"
+    assert not inside.exists()
+
+
 def test_outcomes_of_ranks(tmp_path: Path, plan: Plan) -> None:
     one = run_rank(plan, tmp_path / "d", Rank(0, 1), ONE)
     assert one == Outcome(SHARDS, 0)
@@ -329,3 +341,74 @@ def test_what_is_flushed_when_ranks_begin_and_meet(tmp_path: Path, plan: Plan) -
     assert kinds[met + 1 : met + 4] == [
         ("flush folder", at, ""), ("remove", f"{name}.jsonl", ""), ("flush folder", at, ""),
     ]  # fmt: skip
+
+
+def test_bad_values_of_a_share_are_named(tmp_path: Path) -> None:
+    """By the rank that has them, and by no other; what is finished stays."""
+    tensors = llama(layers=1)
+    tensors["model.layers.0.mlp.down_proj.weight"][2, 3] = np.nan
+    plan = plan_of(write_checkpoint(tmp_path / "s", tensors, {"num_hidden_layers": 1}, shards=3))
+    bad = next(shard for shard in plan.shards if "model.layers.0.mlp.down_proj" in [one.module for one in shard.units])
+    for number in range(3):
+        if bad in share_of(plan, Rank(number, 3)):
+            with pytest.raises(
+                CheckpointError, match=r"^1 module has no usable scale:\n  model.layers.0.mlp.down_proj h"
+            ):
+                run_rank(plan, tmp_path / "d", Rank(number, 3), ONE)
+        else:
+            assert not run_rank(plan, tmp_path / "d", Rank(number, 3), ONE).complete
+    with pytest.raises(CheckpointError, match=rf"1 shard is missing in .* \({bad.name}\); not done: rank \d of 3\."):
+        finish_ranks(tmp_path / "d")
+
+
+def test_what_a_rank_reports_and_finds_again(tmp_path: Path, plan: Plan) -> None:
+    """Bytes of its own share; files that get their names if it is the last. What is there already is found."""
+    first, last = Rank(0, 2), Rank(1, 2)
+    sizes = {rank: sum(map(shard_bytes, share_of(plan, rank))) for rank in (first, last)}
+    shares = {rank: len(share_of(plan, rank)) for rank in (first, last)}
+    files = SHARDS + len(plan.side_files) + len(plan.json_files) + 1
+    for rank, closes in ((first, 0), (first, 0), (last, files)):
+        told: list[Event] = []
+        again = rank is first and (tmp_path / "d").exists()
+        outcome = run_rank(plan, tmp_path / "d", rank, ONE, told.append)
+        assert (told[0].kind, told[0].done, told[0].total) == ("begin", sizes[rank] if again else 0, sizes[rank])
+        assert told[-1] == Event("end", sizes[rank], sizes[rank])
+        assert [event.done for event in told if event.kind == "close"] == list(range(1, closes + 1))
+        written, found = (0, shares[rank]) if again else (shares[rank], 0)
+        assert (outcome.shards_written, outcome.shards_found) == (written, found)
+
+
+def test_ranks_that_are_finished_by_hand(tmp_path: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One journal stands in place of theirs before the first file gets its name; all of it is flushed."""
+    with monkeypatch.context() as patched:
+        patched.setattr(ranked, "_close_if_last", lambda *args: (False, 0))
+        ranks(plan, tmp_path / "d", 2)
+    synced: list[bool] = []
+    disk, told = Recorder(tmp_path), list[Event]()
+
+    def noted(sync: bool) -> Disk:
+        synced.append(sync)
+        return disk
+
+    monkeypatch.setattr(ranked, "Disk", noted)
+    assert finish_ranks(tmp_path / "d", report=told.append) == Outcome(0, SHARDS)
+    assert synced == [True]
+    names = [one.target for one in disk.operations if one.kind == "rename"]
+    assert names[0] == f"d/{WORK}/{JOURNAL}"
+    assert names[1:] == [f"d/{name}" for name in (*(s.name for s in plan.shards), *plan.side_files)] + [
+        f"d/{name}" for name in (*(name for name in plan.json_files if name != "config.json"), "config.json")
+    ] + ["d/halfbyte.json"]
+    assert {event.kind for event in told} == {"close"}
+
+
+def test_a_rank_begins_beside_others_and_not_beside_a_run(tmp_path: Path, plan: Plan) -> None:
+    """Also where another plan left its ending."""
+    into = tmp_path / "d"
+    other = plan_of(plan.source, layout="compressed-tensors")
+    work_folder(into).mkdir(parents=True)
+    Ending.of(other).write(work_folder(into), Disk(sync=False))
+    with locked(into), pytest.raises(CheckpointError, match=r"another conversion into .* is running"):
+        run_rank(plan, into, Rank(0, 2), ONE)
+    with locked(into, shared=True):
+        assert run_rank(plan, into, Rank(0, 2), ONE).shards_written == len(share_of(plan, Rank(0, 2)))
+    assert Ending.read(work_folder(into)) == Ending.of(plan)

@@ -250,6 +250,13 @@ def test_input_scales_from_statistics(tmp_path: Path) -> None:
     assert scales_of(plan) == {shared: 7.0, **dict.fromkeys(experts, 2.0)}
 
 
+def test_inputs_of_any_magnitude_have_a_scale(tmp_path: Path) -> None:
+    tensors = dense("mlp.fc1", "mlp.fc2", "mlp.fc3")
+    tops = {f"{AT}.mlp.fc1": 0.25, f"{AT}.mlp.fc2": 1.0, f"{AT}.mlp.fc3": 300.0}
+    stats = {module: known(top=top) for module, top in tops.items()}
+    assert scales_of(plan_of(tmp_path, tensors, stats, method="amax", activations="stats")) == tops
+
+
 def test_statistics_without_magnitudes_give_no_input_scale(tmp_path: Path) -> None:
     wanted = f"--activations stats: {tmp_path}/stats: no amax for {AT}.mlp.fc1, which is quantized; --keep it, or "
     tensors = dense("mlp.fc1")
