@@ -125,7 +125,8 @@ def test_gptq(tmp_path: Path, format: str, layout: str, dtype: npt.DTypeLike, cr
 
 def test_the_headroom_is_chosen_for_float32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As `hb.gptq` counts weights, whatever the file holds: some contracts have other scales for bfloat16."""
-    tensors, seen = llama(), set()
+    tensors = llama()
+    seen: set[np.dtype[Any]] = set()
     statistics(tmp_path / "stats", tensors)
     source = write_checkpoint(tmp_path / "s", tensors)
 
