@@ -87,7 +87,7 @@ def prove(survey: Survey, scale: GlobalScale, error: float, contract: Contract) 
         if level == LEVELS - 1 or len(left) * NEXT_CUT > WIDEST:
             given_up = min([given_up, *(bound for bound, _, _ in left)])
             break
-        intervals = np.reshape([_cut(a, b) for _, a, b in left], (-1, 2))
+        intervals = np.array([_cut(a, b) for _, a, b in left]).reshape(-1, 2)
     return Bounded(scale, error, min(given_up, error * CLOSE) if low >= NORMAL else 0.0)
 
 

@@ -183,3 +183,10 @@ def test_what_statistics_need_of_a_piece_decides_its_part_too(monkeypatch: pytes
     plan: Any = SimpleNamespace(units=["one"], calibrated="statistics")
     sizes, _ = sizes_for(plan, Resources(workers=1, chunk=1 << 40))
     assert sizes.chunk == (1 << 30) * 9 // 10 // 8
+
+
+def test_a_run_into_the_source_makes_nothing(tmp_path: Path) -> None:
+    plan = plan_of(small_source(tmp_path / "s"))
+    with pytest.raises(CheckpointError, match=r"d lies inside the source .*; give a directory outside$"):
+        run(plan, tmp_path / "s" / "d", Resources(workers=1, max_memory=1 << 28, sync=False))
+    assert not (tmp_path / "s" / "d").exists()

@@ -135,6 +135,15 @@ def test_a_scale_at_the_end_of_a_file(made: Made) -> None:
         assert scalar_of(made.files, unit, output, source, None).tolist() == [wanted]
 
 
+def test_a_scale_that_is_not_stored(made: Made) -> None:
+    source = SourceMatrix("nvfp4", 3, 32, made.view(np.ones((3, 16), np.uint8), "U8"))
+    unit: Any = SimpleNamespace(input_scale=None, module="a.b")
+    for role in ("multiplier", "input_divisor"):
+        output: Any = SimpleNamespace(part=SimpleNamespace(role=role))
+        with pytest.raises(CheckpointError, match=r"^a\.b has no stored scale where one is needed$"):
+            scalar_of(made.files, unit, output, source, None)
+
+
 def test_fp8_of_tall_blocks(made: Made) -> None:
     """Rows 15 and 16 lie in different blocks; the last block is partial."""
     codes = np.full((40, 3), 0x38, np.uint8)  # 1.0 each; an odd width has no pairs

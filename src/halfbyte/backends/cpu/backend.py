@@ -19,6 +19,7 @@ from halfbyte.backends.cpu.choose import Kernel, choose, choose_decoder
 from halfbyte.backends.cpu.decode import decode_blocks, decode_table
 from halfbyte.backends.cpu.hadamard import rotate_matrix
 from halfbyte.backends.cpu.whole import WholeCall, WholeDecode, whole_call, whole_decode
+from halfbyte.backends.headroom import chooser
 from halfbyte.backends.protocol import Parts, Reason
 from halfbyte.backends.reference.quantize import Reference, quantize_matrix
 from halfbyte.codec.bits import F32, U8
@@ -129,7 +130,7 @@ def _quantize_nvfp4(
     if amax is None:
         amax = plain.tensor_amax(x, request.dtype, request.scaling == "row", request.threads)
         largest = float(amax.max())  # NaN wins
-        amax = headroom.raised_amax(x, amax, request, size)
+        amax = headroom.raised_amax(x, amax, chooser(request), size)
     with np.errstate(all="ignore"):
         t = tensor_scale(amax.reshape(-1, 1, 1), rule, request.method, request.dtype)
         stored, multiplier = stored_scale(rule, t)

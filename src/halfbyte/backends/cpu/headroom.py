@@ -26,6 +26,7 @@ from halfbyte.backends.headroom import (
     EVERY,
     FRACTION_BITS,
     MOST_LOST,
+    SMALL,
     Candidate,
     Ends,
     Sample,
@@ -82,7 +83,8 @@ def raised_amax(x: npt.NDArray[Any], amax: F32, request: Request, size: int) -> 
             candidates = looked.candidates
     if by_row:
         return widened(flat, _row_totals(x, flat, request, candidates, True).best(candidates))
-    return widened(flat, best(candidates, survey(x, flat, request, candidates, decides=True)[0]))
+    large = size > SMALL  # a small tensor is searched sooner than tables are made for a decision
+    return widened(flat, best(candidates, survey(x, flat, request, candidates, decides=large)[0]))
 
 
 def survey(
