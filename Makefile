@@ -39,7 +39,8 @@ test-zoo: $(VENV)/.peers  ## a tiny model of every architecture class of transfo
 	$(BIN)/python -m tests.models.run_time_names
 	$(BIN)/python -m tests.zoo.run
 
-test-interpreter: $(VENV)/.peers  ## GPU kernels under Triton's interpreter: exact searches, their headroom, invented contracts (minutes; `make test` has a sample)
+test-interpreter: $(VENV)/.peers  ## GPU kernels under Triton's interpreter: searches, headroom, invented contracts; all built for capability 12.0 (minutes; `make test` has a sample)
+	$(BIN)/python -m pytest -n auto tests/backends/gpu/compiled/check_builds.py
 	TRITON_INTERPRET=1 $(BIN)/python -W ignore -m tests.backends.gpu.interpreted_headroom --every
 	TRITON_INTERPRET=1 $(BIN)/python -W ignore -m tests.backends.gpu.interpreted_searches --every
 	TRITON_INTERPRET=1 $(BIN)/python -W ignore -m tests.backends.gpu.interpreted_inventions 80 280 3

@@ -14,6 +14,8 @@ import torch
 import halfbyte as hb
 from halfbyte.arrays import to_numpy
 from halfbyte.backends.cpu.library import load_library
+from halfbyte.backends.headroom import by_squared_error
+from halfbyte.backends.survey import raised_together
 from halfbyte.calibration.collect import Options as Collecting
 from halfbyte.calibration.collect import calibrate
 from halfbyte.calibration.sequential import Options as Solving
@@ -22,7 +24,7 @@ from halfbyte.calibration.smooth import fit_smoothing
 from halfbyte.calibration.tokens import Windows
 from halfbyte.calibration.weights import open_weights
 from halfbyte.checkpoint import Options, make_plan
-from halfbyte.feedback import prepare
+from halfbyte.feedback import prepare, request_for
 from halfbyte.smoothing import Smoothing
 
 Values = dict[str, torch.Tensor]
@@ -70,6 +72,7 @@ class Scene:
         names = [unit.module for unit in self.plans["nvfp4"].units if unit.action == "quantize"]
         self.weights = {name: torch.from_numpy(weights.matrix(name)).to(self.device) for name in names}
         self.groups = {name: group for group in self.plans["nvfp4"].groups for name in group}
+        self._raised: dict[tuple[str, ...], float] = {}
         self._statistics: Any = None
         self._smoothed: dict[tuple[bool, str], Scene] = {}
 
@@ -78,6 +81,17 @@ class Scene:
         if format != "nvfp4":
             return None
         return max(float(self.weights[other].abs().max()) for other in self.groups.get(name, (name,)))
+
+    def raised(self, name: str, format: str) -> float | None:
+        """The same with the headroom that `optimal`, `hessian` and `gptq` have in `halfbyte convert`."""
+        own, group = self.amax(name, format), self.groups.get(name, (name,))
+        if own is None:
+            return None
+        if group not in self._raised:
+            request = by_squared_error(request_for(format, self.contract(format)), None)
+            members = [self.weights[other].cpu().numpy() for other in group]
+            self._raised[group] = float(raised_together(members, np.float32(own), lambda dtype: request))
+        return self._raised[group]
 
     def contract(self, format: str) -> Any:
         return self.plans[format].contract
@@ -142,7 +156,7 @@ def plain(format: str, method: Any) -> Callable[[Scene], Values]:
     def make(scene: Scene) -> Values:
         found = {}
         for name, weight in scene.weights.items():
-            amax = scene.amax(name, format)
+            amax = scene.raised(name, format) if method == "optimal" else scene.amax(name, format)
             q = hb.quantize(as_given(weight), format, scene.contract(format), method, global_amax=amax)
             found[name] = decoded(q, weight)
         return found
@@ -163,7 +177,7 @@ def hessian(format: str) -> Callable[[Scene], Values]:
             squares = h.reshape(count, block, count, block)[at, :, at, :]
             method = hb.Hessian(((squares + squares.mT) / 2).cpu().numpy())
             for name in names:
-                weight, amax = scene.weights[name], scene.amax(name, format)
+                weight, amax = scene.weights[name], scene.raised(name, format)
                 q = hb.quantize(as_given(weight), format, scene.contract(format), method, global_amax=amax)
                 found[name] = decoded(q, weight)
         return found
@@ -183,7 +197,7 @@ def by_statistics(format: str, method: hb.Gptq) -> Callable[[Scene], Values]:
             h = scene.moment(first)
             factor = prepare(h if on_card else h.cpu().numpy(), block, method, device=device, name=first)
             for name in names:
-                weight, amax = scene.weights[name], scene.amax(name, format)
+                weight, amax = scene.weights[name], scene.raised(name, format)
                 given = weight if on_card else weight.cpu().numpy()
                 q = hb.gptq(given, factor, format, scene.contract(format), global_amax=amax)
                 found[name] = decoded(q, weight)

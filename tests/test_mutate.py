@@ -221,6 +221,8 @@ def test_specific_tests_first_then_all_callers_then_the_folder() -> None:
     tests = [broad, in_folder, slow, other, quick]
     assert list(rounds(mutation, tests)) == [[quick, slow, broad], [in_folder]]
     assert list(rounds(Mutation(path, 1, "", "", "", ""), tests)) == [[in_folder], [broad, other, quick, slow]]
+    idle = test("tests/casting/c.py::0", 0.05, "src/halfbyte/formats.py::y")
+    assert next(rounds(Mutation(path, 1, "", "", "", ""), [*tests, idle])) == [in_folder, idle]
     assert list(rounds(mutation, tests, 1.25)) == [[quick, broad], [in_folder]], "those that fit into the seconds"
     assert list(rounds(mutation, tests, 1.15)) == [[quick, broad]]
     assert list(rounds(Mutation(path, 1, "i", "", "", ""), tests)) == [[in_folder]]

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
+import halfbyte as hb
 from halfbyte.arrays import to_numpy
 from halfbyte.checkpoint import Options, Resources, Rules, make_plan, run
 from halfbyte.errors import CheckpointError, InputError, UnsupportedError
@@ -100,6 +101,26 @@ def test_partners_share_the_headroom_of_convert(tmp_path: Path) -> None:
     fixed = Config(Options(method="optimal:headroom=1"), "llama", 2)
     scale = "model.layers.0.self_attn.q_proj.weight_scale_2"
     assert to_numpy(found[scale]) > to_numpy(dict(quantize_named(pairs, Rules(), fixed))[scale])
+
+
+def test_a_hessian_has_the_headroom_of_convert(tmp_path: Path) -> None:
+    """Partners share it: it is the one that Optimal chooses for all of them."""
+    h = hb.hessian_from_activations(np.random.default_rng(0).standard_normal((300, 64)).astype(np.float32))
+    pairs, options = partners(), Options(method=hb.Hessian(h))
+    source = write_checkpoint(tmp_path / "s", {name: to_numpy(x) for name, x in pairs}, shards=3)
+    run(make_plan(source, options), tmp_path / "d", ONE)
+    expected = read_checkpoint(tmp_path / "d")
+    found = dict(quantize_named(pairs, Rules(), Config(options, "llama", 2)))
+    optimal = dict(quantize_named(pairs, Rules(), Config(Options(method="optimal"), "llama", 2)))
+    for name, x in expected.items():
+        assert_same_bits(to_numpy(found[name]).view(x.dtype), x)
+    whole = hb.quantize(torch.cat([x for _, x in pairs]), "nvfp4", "modelopt", hb.Hessian(h))
+    start = 0
+    for name, weight in pairs:
+        part = whole[start : start + len(weight)]
+        start += len(weight)
+        assert_same_bits(to_numpy(found[name]), to_numpy(part.codes))
+        assert_same_bits(to_numpy(found[f"{name}_scale_2"]), to_numpy(optimal[f"{name}_scale_2"]))
 
 
 @pytest.mark.parametrize(

@@ -117,6 +117,17 @@ def test_an_import_by_way_of_another_file_counts(tmp_path: Path) -> None:
     assert not oldest.needs_absent(path.with_name("test_y.py"))
 
 
+@pytest.mark.parametrize("name", ["calibration/smooth.py", "scale/calibrate.py"])
+def test_a_module_that_another_one_leads_to_torch_is_left_out(name: str, tmp_path: Path) -> None:
+    """Its examples cannot be collected. A test that halfbyte leads to torch is not left out: that must fail."""
+    assert not any(map(oldest.is_absent, oldest.top_imports(ROOT / "src" / "halfbyte" / name)))
+    assert oldest.needs_absent(ROOT / "src" / "halfbyte" / name)
+    assert not oldest.needs_absent(ROOT / "src" / "halfbyte" / "cli" / "__init__.py")
+    path = tmp_path / "test_x.py"
+    path.write_text(f"import halfbyte.{name.removesuffix('.py').replace('/', '.')}")
+    assert not oldest.needs_absent(path)
+
+
 @pytest.mark.parametrize(("importer", "outcome"), [("tests/x.py", "skipped"), ("src/halfbyte/x.py", "failed")])
 def test_an_absent_package_excuses_a_test_but_not_the_product(
     request: pytest.FixtureRequest, importer: str, outcome: str

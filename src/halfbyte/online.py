@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from halfbyte.arrays import DTYPE_NAMES, Array, check_dense, is_torch, like, to_numpy
-from halfbyte.backends.headroom import ALONE, Trial, best, merged, widened
+from halfbyte.backends.headroom import ALONE
+from halfbyte.backends.survey import raised_together
 from halfbyte.checkpoint.execute.engine import Engine
 from halfbyte.checkpoint.execute.repair import LARGEST_PRODUCT, SMALLEST_AMAX
 from halfbyte.checkpoint.plan.select import Rules
@@ -264,24 +265,11 @@ def _shared_amaxes(
 
 def _raised(members: list[Array], amax: np.float32, engine: Engine) -> np.float32:
     """The amax of tensors that share it, raised by the headroom with the least error if the method chooses one."""
-    candidates = engine.headrooms(sum(math.prod(x.shape) for x in members))
-    if candidates == ALONE or not np.isfinite(amax) or amax == 0:
+    if engine.headrooms(sum(math.prod(x.shape) for x in members)) == ALONE or not np.isfinite(amax) or amax == 0:
         return amax
     if engine.usable_amax(amax, "") != amax:
         return amax
-    arrays = [to_numpy(x.detach() if is_torch(x) else x) for x in members]
-    probe = engine.probe(sum(x.size for x in arrays))
-    if probe is not None and probe.finds(merged(engine.survey(x, amax, probe) for x in arrays)):
-        candidates = probe.candidates
-    between = engine.between(amax, candidates, arrays[0].dtype)
-    if between is not None:
-        for x in arrays:
-            engine.take_in(between, x)
-        if (chosen := between.headroom()) is not None:
-            return np.float32(widened(amax, chosen))
-    return np.float32(
-        widened(amax, best(candidates, merged(engine.survey(x, amax, Trial(candidates)) for x in arrays)))
-    )
+    return raised_together([to_numpy(x.detach() if is_torch(x) else x) for x in members], amax, engine.choosing)
 
 
 def _amax(x: Array) -> np.float32:

@@ -8,7 +8,7 @@ from numbers import Integral, Real
 import numpy as np
 
 from halfbyte.arrays import Array, to_numpy
-from halfbyte.backends.headroom import headrooms
+from halfbyte.backends.headroom import chooser, headrooms
 from halfbyte.codec.bits import DTYPES, widen
 from halfbyte.contracts import Contract
 from halfbyte.errors import InputError, UnsupportedError
@@ -108,7 +108,7 @@ def search_global_scale(
         raise InputError(f"octaves must be a positive number of at most {MOST_OCTAVES}, not {octaves!r}")
     amax = np.float32(np.abs(values).max())
     grid = [octaves * step / steps for step in (*range(-(steps // 4), 0), *range(1, steps + 1))]
-    own = headrooms(request, 0)
+    own = headrooms(chooser(request), 0)
     factors = dict.fromkeys([1.0, *(float(np.float64(2) ** power) for power in grid), *own])  # 1 first: it wins ties
     best: tuple[float, np.float32, QuantizedTensor] | None = None
     plain = 0.0

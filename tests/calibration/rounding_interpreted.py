@@ -9,6 +9,7 @@ from halfbyte.calibration.rounding_errors import DeviceErrors, HostErrors
 from halfbyte.contracts import get_contract
 from halfbyte.formats import get_format
 from halfbyte.testing import assert_same_bits
+from tests.backends.gpu.strict_interpreter import set_up
 
 
 def main() -> None:
@@ -27,4 +28,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    set_up()
     main()

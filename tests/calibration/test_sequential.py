@@ -17,6 +17,7 @@ from halfbyte.calibration.layered import LayeredModel
 from halfbyte.calibration.sequential import Options as Solving
 from halfbyte.calibration.sequential import solve_sequentially
 from halfbyte.calibration.states import MEMORY
+from halfbyte.calibration.weights import open_weights
 from halfbyte.checkpoint import Options, make_plan, run
 from halfbyte.checkpoint.io.solved import SolvedFolder
 from halfbyte.errors import CheckpointError
@@ -57,6 +58,34 @@ def test_q_k_and_v_share_their_amax(tmp_path: Path) -> None:
     folder = SolvedFolder(tmp_path / "solved")
     amaxes = {folder.amax(f"model.layers.0.self_attn.{part}_proj.weight") for part in "qkv"}
     assert len(amaxes) == 1
+
+
+def test_weights_that_share_a_scale_have_the_headroom_of_one_tensor(tmp_path: Path) -> None:
+    """Another one is kept by convert as well."""
+    source = model(tmp_path)
+    weights, plan = open_weights(source), make_plan(source, Options())
+    folders = {}
+    for name, method in (("own", Gptq(headroom=1)), ("chosen", Gptq()), ("given", Gptq(headroom=1.5))):
+        solve_sequentially(plan, windows(), tmp_path / name, Solving(method))
+        folders[name] = SolvedFolder(tmp_path / name)
+        run(make_plan(source, Options(solved=tmp_path / name)), tmp_path / f"to-{name}")
+    ratios = set()
+    for modules in (
+        [f"model.layers.0.self_attn.{part}_proj" for part in "qkv"],
+        [f"model.layers.1.mlp.{part}_proj" for part in ("gate", "up")],
+        ["model.layers.1.mlp.down_proj"],
+    ):
+        whole = np.concatenate([weights.matrix(module) for module in modules])
+        optimal, plain = (
+            np.asarray(quantize(whole, "nvfp4", "modelopt", method).global_scale) for method in ("optimal", "amax")
+        )
+        ratios.add(round(float(optimal / plain), 2))
+        for module in modules:
+            own, chosen, given = (folders[name].amax(f"{module}.weight") for name in ("own", "chosen", "given"))
+            assert own == np.abs(whole).max()
+            assert chosen / own == pytest.approx(float(optimal / plain))
+            assert given == np.float32(1.5 * np.float64(own))
+    assert max(ratios) > 1  # some headroom was taken
 
 
 def test_a_stopped_run_continues(tmp_path: Path) -> None:
@@ -160,8 +189,6 @@ def test_an_expert_without_tokens_has_optimal_scales(tmp_path: Path) -> None:
     solve_sequentially(plan, text, tmp_path / "solved")
     stats = calibrate(source, text, tmp_path / "stats")
     folder = SolvedFolder(tmp_path / "solved")
-    from halfbyte.calibration.weights import open_weights
-
     weights = open_weights(source)
     names = [f"model.layers.0.mlp.experts.{expert}.down_proj" for expert in range(4)]
     without = [name for name in names if name not in stats]

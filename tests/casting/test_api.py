@@ -224,12 +224,13 @@ def test_partners_without_rows() -> None:
 # --- out ---
 
 
+@pytest.mark.parametrize("width", [128, 48, 41])
 @pytest.mark.parametrize("spread", [3, 25])
 @pytest.mark.parametrize("algorithm", ["optimal", "hybrid", "verbatim", "requantize"])
-def test_out_is_overwritten_with_the_same_bytes(spread: int, algorithm: str) -> None:
-    q = random_source(np.random.default_rng(1), spread)
+def test_out_is_overwritten_with_the_same_bytes(spread: int, algorithm: str, width: int) -> None:
+    q = random_source(np.random.default_rng(1), spread, (8, width))
     wanted, report = hb.cast(q, "nvfp4", algorithm=algorithm)
-    out = hb.quantize(gaussian(8, 128), "nvfp4")
+    out = hb.quantize(gaussian(8, width), "nvfp4")
     result, same = hb.cast(q, "nvfp4", algorithm=algorithm, out=out)
     assert result.codes is out.codes
     assert result.scales is out.scales
@@ -288,10 +289,15 @@ def test_out_that_does_not_fit_is_refused(q: hb.QuantizedTensor) -> None:
 
 
 @pytest.mark.parametrize(
-    ("k", "codes", "inf"), [(125, [7], False), (126, [5], False), (126, [6], True), (127, [3], False), (127, [4], True)]
+    ("k", "code", "inf"),
+    [(125, 7, False), (126, 5, False), (126, 6, True), (127, 3, False), (127, 4, True), (127, 12, True)],
 )
-def test_a_source_that_decodes_to_inf_is_not_quantized_again(k: int, codes: list[int], inf: bool) -> None:
-    q = source(np.array([[0], [k]]), np.stack([np.ones(32, int), np.resize(codes, 32)]))
+@pytest.mark.parametrize("place", [2, 31])
+def test_a_source_that_decodes_to_inf_is_not_quantized_again(k: int, code: int, inf: bool, place: int) -> None:
+    """A single element is enough."""
+    some = np.zeros(32, int)
+    some[place] = code
+    q = source(np.array([[0], [k]]), np.stack([np.ones(32, int), some]))
     assert np.isinf(np.asarray(hb.dequantize(q))).any() == inf
     if inf:
         message = r"layer\.w of shape \(2, 32\) decodes to Inf in 1 blocks, the first in row 1; .*algorithm='optimal'"

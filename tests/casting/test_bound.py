@@ -12,13 +12,14 @@ import halfbyte as hb
 from halfbyte.casting import bound
 from halfbyte.casting.bound import Bounds, interval_errors, prove
 from halfbyte.casting.rows import F64, MAGNITUDES, read
-from halfbyte.casting.scales import hold
+from halfbyte.casting.scales import GlobalScale, hold
 from halfbyte.casting.survey import survey_of
 from halfbyte.casting.tables import largest_value, make_table, total_error
 from halfbyte.contracts import get_contract
 from halfbyte.formats import E4M3
 from tests.casting.sources import random_source, source
 
+CONTRACT = get_contract("modelopt", hb.get_format("nvfp4"))
 SCALES = E4M3.magnitudes[1:].astype(np.float64)
 
 
@@ -118,10 +119,18 @@ def test_intervals_that_a_better_scale_settles_are_not_cut(monkeypatch: pytest.M
     contract = get_contract("modelopt", hb.get_format("nvfp4"))
     scale = hold(0.01, contract)
     monkeypatch.setattr(bound, "Bounds", NeverEnough)
-    monkeypatch.setattr(NeverEnough, "from_all", lambda self, interval, error: (0.2, 1))
-    monkeypatch.setattr(bound, "_better", lambda *_: (scale, 0.1))
+    monkeypatch.setattr(NeverEnough, "from_all", lambda self, interval, error: (0.1 * bound.CLOSE, 1))
+    tried: list[float] = []
+
+    def better(multiplier: float, *_: object) -> tuple[GlobalScale, float]:
+        tried.append(multiplier)
+        return scale, 0.1
+
+    monkeypatch.setattr(bound, "_better", better)
     found = prove(survey, scale, 0.25, contract)
     assert [len(intervals) for intervals in NeverEnough.last.asked] == [2048, 0]
+    low, high = NeverEnough.last.asked[0][0]
+    assert tried == [pytest.approx(np.sqrt(low * high), rel=1e-12)], "the middle of the interval of the least bound"
     assert found.bound == pytest.approx(0.1 * bound.CLOSE)
 
 
@@ -136,7 +145,7 @@ def test_intervals_whose_front_is_just_enough_are_done(monkeypatch: pytest.Monke
 
     def every(self: object, interval: F64, error: float) -> tuple[float, int]:
         asked.append(interval)
-        return error, 1
+        return error * bound.CLOSE, 1
 
     monkeypatch.setattr(bound.Bounds, "from_front", front)
     monkeypatch.setattr(bound.Bounds, "from_all", every)
@@ -155,7 +164,102 @@ def test_how_many_halves_were_looked_at() -> None:
     assert bounds.from_all(interval, 0.0)[1] == len(survey.halves[max(survey.halves)].ranks) < 48
 
 
-def test_another_scale_is_taken_only_if_it_is_clearly_better() -> None:
+def test_the_front_is_added_up_until_it_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the largest exponent on, and for those intervals alone for which it is not enough yet."""
+    survey = survey_of([read(random_source(np.random.default_rng(4), 24, (8, 96)), "q")])
+    bounds, intervals = Bounds(survey), np.array([[0.01, 0.0101], [0.012, 0.0121]])
+    exponents = sorted(survey.halves, reverse=True)
+    each = [
+        [
+            float((halves.counts.astype(np.float64) @ interval_errors(k, one[None])[0]).min(axis=1) @ halves.number)
+            for k, halves in sorted(survey.halves.items(), reverse=True)
+        ]
+        for one in intervals
+    ]
+    asked: list[tuple[int, int]] = []
+
+    def errors(k: int, intervals: F64) -> F64:
+        asked.append((k, len(intervals)))
+        return interval_errors(k, intervals)
+
+    monkeypatch.setattr(bound, "interval_errors", errors)
+    before = np.cumsum([[0, *row] for row in each], axis=1)
+    for error in (0.5, 0.741, 0.75, 0.8198, 1.0):
+        asked.clear()
+        found = bounds.from_front(intervals, error / bound.CLOSE)
+        open_ = (before[:, :-1] < error).sum(axis=0).tolist()
+        assert asked == [(k, number) for k, number in zip(exponents, open_, strict=True) if number]
+        ends = [next((total for total in row if total >= error), row[-1]) for row in before]
+        assert found.tolist() == pytest.approx(ends, rel=1e-12)
+
+
+def test_many_intervals_at_once() -> None:
+    """Each has the bound that it has alone."""
+    survey = survey_of([read(random_source(np.random.default_rng(4), 24, (2, 64)), "q")])
+    edges, bounds = np.geomspace(0.002, 0.02, 301), Bounds(survey)
+    intervals = np.stack([edges[:-1], edges[1:]], axis=1)
+    alone = np.concatenate([bounds.from_front(one[None], np.inf) for one in intervals])
+    assert (alone > 0).all()
+    np.testing.assert_allclose(bounds.from_front(intervals, np.inf), alone, rtol=1e-12)
+
+
+@pytest.mark.parametrize(("low", "known"), [(2.0**-116, True), (np.nextafter(2.0**-116, 0), False)])
+def test_no_bound_where_products_may_be_subnormal(monkeypatch: pytest.MonkeyPatch, low: float, known: bool) -> None:
+    survey = survey_of([read(random_source(np.random.default_rng(4), 24, (2, 64)), "q")])
+    monkeypatch.setattr(bound, "largest_value", lambda survey: 2 * 2688 * low)
+    error = (2688 * low) ** 2
+    monkeypatch.setattr(Bounds, "from_front", lambda self, intervals, error: np.full(len(intervals), error))
+    assert prove(survey, hold(0.01, CONTRACT), error, CONTRACT).bound == (error * bound.CLOSE if known else 0)
+
+
+@pytest.mark.parametrize(
+    ("size", "each", "looks"), [(1 << 24, 1 << 24, 16), (1 << 18, 1 << 19, 8), (5, 1 << 19, 8), (5, (1 << 22) - 1, 2)]
+)
+def test_sixteen_full_looks_or_four_million_halves(
+    monkeypatch: pytest.MonkeyPatch, size: int, each: int, looks: int
+) -> None:
+    """That much work goes into a bound, whichever is more, into the intervals of the least front first.
+
+    The least front of the others is then the bound.
+    """
+    survey = survey_of([read(random_source(np.random.default_rng(4), 24, (8, 96)), "q")])
+    fronts, asked = np.random.default_rng(0).permutation(2048) / 2048 * 0.9, []
+
+    def every(self: Bounds, interval: F64, error: float) -> tuple[float, int]:
+        asked.append(interval[0])
+        return error, each
+
+    monkeypatch.setattr(Bounds, "size", size)
+    monkeypatch.setattr(Bounds, "from_front", lambda self, intervals, error: fronts)
+    monkeypatch.setattr(Bounds, "from_all", every)
+    found = prove(survey, hold(0.01, CONTRACT), 1.0, CONTRACT)
+    edges = np.geomspace((largest_value(survey) - 1) / (6 * 448), largest_value(survey) / 784, 2049)
+    assert asked == edges[np.argsort(fronts)[:looks]].tolist()
+    assert found.bound == np.sort(fronts)[looks]
+
+
+@pytest.mark.parametrize(("open_", "levels", "least"), [(512, [2048, 4096], 1.0), (513, [2048], 0.25)])
+def test_more_intervals_than_4096_are_given_up(
+    monkeypatch: pytest.MonkeyPatch, open_: int, levels: list[int], least: float
+) -> None:
+    """The least of their bounds stands. 512 are cut in 8 each."""
+    survey = survey_of([read(random_source(np.random.default_rng(4), 24, (8, 96)), "q")])
+    asked: list[int] = []
+    bounds = iter([*np.linspace(0.25, 0.5, open_), *np.ones(8192)])
+
+    def front(self: Bounds, intervals: F64, error: float) -> F64:
+        asked.append(len(intervals))
+        return np.zeros(len(intervals))
+
+    monkeypatch.setattr(Bounds, "from_front", front)
+    monkeypatch.setattr(Bounds, "from_all", lambda self, interval, error: (float(next(bounds)), 1))
+    monkeypatch.setattr(bound, "_better", lambda multiplier, survey, contract, scale, error: (scale, error))
+    found = prove(survey, hold(0.01, CONTRACT), 1.0, CONTRACT)
+    assert asked == levels
+    assert found.bound == least * (bound.CLOSE if least == 1 else 1)
+
+
+def test_another_scale_is_taken_only_if_it_is_clearly_better(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half a scale with doubled block scales decodes alike: the one that is known stays."""
     codes = np.zeros((1, 64), np.int64)
     codes[0, :16], codes[0, 32] = np.arange(16), 7
@@ -167,6 +271,11 @@ def test_another_scale_is_taken_only_if_it_is_clearly_better() -> None:
     assert bound._better(0.0065, survey, contract, good, error) == (good, error)
     assert bound._better(0.21, survey, contract, good, error) == (good, error)
     assert bound._better(0.013, survey, contract, bad, worse) == (good, error)
+    enough = worse * (1 - 1e-12)
+    for found, taken in ((enough, False), (np.nextafter(enough, 0), True)):
+        with monkeypatch.context() as patch:
+            patch.setattr(bound, "total_error", lambda *_, found=found: found)
+            assert bound._better(0.013, survey, contract, bad, worse) == ((good, found) if taken else (bad, worse))
     barely = error * (1 + 1e-13)
     assert bound._better(0.013, survey, contract, half, barely) == (half, barely)
     other = get_contract("compressed_tensors", hb.get_format("nvfp4"))
@@ -179,6 +288,8 @@ def test_faint_halves_cost_their_values_if_the_least_value_is_far_above_them() -
     assert Bounds(survey)._from_faint(1.01) == 11111.0
     assert Bounds(survey)._from_faint(2.02) == 111111.0
     assert Bounds(survey)._from_faint(2.0**-40) == 0
+    assert Bounds(survey)._from_faint(0.75 * (1 + 2.0**-21)) == 11111.0
+    assert Bounds(survey)._from_faint(0.75 * (1 + 2.0**-23)) == 1111.0, "decoding rounds"
     assert Bounds(survey).from_all(np.array([1.01, 2.02]), 1.0) == (11111.0, 0), "the lower end of an interval counts"
 
 
@@ -189,7 +300,9 @@ def test_no_more_scales_are_looked_at_than_are_worth_a_try(g: float) -> None:
     decoded, point = scale.decoded(), float(scale.multiplier)
     for k in range(-22, 14):
         table = make_table(k, scale, decoded)
-        assert interval_errors(k, np.array([[point, point]])).shape == (1, 8, table.errors.shape[1]), k
+        found = interval_errors(k, np.array([[point, point]]))
+        assert found.shape == (1, 8, table.errors.shape[1]), k
+        assert (found[0] <= table.errors).all(), "what decoding rounds to is within"
     for k, low, high in ((0, 0.98, 2.03), (3, 0.98, 1.01), (2, 0.03, 0.4)):
         near, far = (
             make_table(k, one, one.decoded()) for one in (hold(low, scale.contract), hold(high, scale.contract))

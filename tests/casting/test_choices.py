@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
 
 import halfbyte as hb
-from halfbyte.casting import closed_form, lossless, measure, window
+from halfbyte.casting import closed_form, lossless, measure, to_bfloat16, to_mxfp4, window
 from halfbyte.casting.hybrid import requantize_outside
 from halfbyte.casting.lossless import Lossless, find_lossless
 from halfbyte.casting.measure import decodes_kept, has_negative_zero, reads_zeros_alike, rows_of
@@ -138,6 +139,26 @@ def test_the_lossless_scale_that_keeps_most() -> None:
     assert seen > 3
 
 
+@pytest.mark.parametrize(
+    ("magnitudes", "spread", "found"),
+    [
+        ([3, 5, 7], 17, Lossless(1, -8)),
+        ([3, 5, 7], 18, Lossless(3, -9)),
+        ([3, 5, 7], 19, None),
+        ([7], 19, Lossless(1, -8)),
+        ([7], 20, Lossless(3, -9)),
+        ([1, 3, 5, 7], 18, None),
+    ],
+)
+def test_the_lossless_scale_of_two_blocks_of_the_same_numbers(
+    magnitudes: list[int], spread: int, found: Lossless | None
+) -> None:
+    """Multiples of three reach further under three times a power of two."""
+    codes = np.resize(magnitudes, 32)
+    survey = survey_of([read(source(np.array([[0, -spread]]), np.tile(codes, 2)[None]), "q")])
+    assert find_lossless(survey) == found
+
+
 @pytest.mark.parametrize("m", [-8, -3])
 def test_halves_outside_a_window_alone_are_coded_again(m: int) -> None:
     q = random_source(np.random.default_rng(5), 24, (3, 70))
@@ -231,3 +252,32 @@ def test_blocks_of_a_cut_row_count_as_kept() -> None:
     codes[1, 19] ^= 1
     codes[0, 0] ^= 0x10
     assert measure._kept_blocks(q, dataclasses.replace(q, codes=codes)).tolist() == [[False, True], [True, False]]
+
+
+@pytest.mark.parametrize(("module", "target"), [(measure, "nvfp4"), (to_bfloat16, "bfloat16"), (to_mxfp4, "mxfp4")])
+def test_values_are_decoded_a_few_rows_at_a_time(monkeypatch: pytest.MonkeyPatch, module: Any, target: str) -> None:
+    """As many as fit the chunk, one at least: memory is bounded. It changes no more than the last bits of sums."""
+    q = random_source(np.random.default_rng(3), 25, (6, 96) if target == "nvfp4" else (2, 3, 96))
+    if target == "mxfp4":
+        q = hb.cast(q, "nvfp4")[0]
+    algorithm = "hybrid" if target == "nvfp4" else None
+    whole, wanted = hb.cast(q, target, algorithm)
+    real, decoded = module.dequantize, []
+
+    def dequantize(part: hb.QuantizedTensor, *rest: Any) -> Any:
+        decoded.append(part.shape)
+        return real(part, *rest)
+
+    monkeypatch.setattr(module, "dequantize", dequantize)
+    for chunk, rows in ((1, [1] * 6), (95, [1] * 6), (2 * 96, [2] * 3), (5 * 96 - 1, [4, 2]), (1000, [6])):
+        monkeypatch.setattr(module, "CHUNK", chunk)
+        decoded.clear()
+        again, report = hb.cast(q, target, algorithm)
+        assert report.squared_error == pytest.approx(wanted.squared_error, rel=1e-14)
+        assert report.signal == pytest.approx(wanted.signal, rel=1e-14)
+        assert dataclasses.replace(report, squared_error=wanted.squared_error, signal=wanted.signal) == wanted
+        assert decoded == [(number, 96) for number in rows for _ in range(2)]
+        for name in ("codes", "scales") if target != "bfloat16" else ():
+            assert_same_bits(np.asarray(getattr(again, name)), np.asarray(getattr(whole, name)))
+        if target == "bfloat16":
+            assert_same_bits(np.asarray(again), np.asarray(whole))

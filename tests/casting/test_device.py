@@ -72,9 +72,16 @@ def test_zero_blocks_count_only_if_their_scale_is_outside(asked: Asked) -> None:
     assert (report.zero, len(asked)) == (2, 1)
     report = assert_same_as_on_the_host(source(np.array([[0, -25, -2, -9], [1, -4, -3, 0]]), codes))
     assert (report.zero, len(asked)) == (2, 1), "on the host"
+    report = assert_same_as_on_the_host(source(np.array([[0, 9, -2, -9], [1, -4, -3, 0]]), codes))
+    assert (report.zero, len(asked)) == (2, 1), "on the host too"
+    with pytest.raises(hb.InputError, match="row 0, block 1"):
+        hb.cast(on_torch(source(np.array([[0, 128, -2, -9], [1, -4, -3, 0]]), codes)), "nvfp4")
     report = assert_same_as_on_the_host(source(np.full((2, 4), 3), np.zeros((2, 128), np.int64)))
     assert report.zero == 8
     assert report.k_min is None
+    smallest = source(np.array([[-127, 0]]), np.append(np.full(32, 7), np.zeros(32, np.int64))[None])
+    report = assert_same_as_on_the_host(dataclasses.replace(smallest, scales=np.zeros((1, 2), np.uint8)))
+    assert (report.k_min, report.k_max, report.zero) == (-127, -127, 1)
 
 
 @pytest.mark.parametrize("contract", ["modelopt", "compressed_tensors", "torchao"])
@@ -101,6 +108,8 @@ def test_what_the_host_has_to_do(asked: Asked) -> None:
         (narrow, {"share": "expert"}),
         (random_source(rng, 5, (4, 48)), {}),
         (random_source(rng, 5, (4, 33)), {}),
+        (random_source(rng, 5, (4, 63)), {}),
+        (hb.quantize(rng.standard_normal((4, 64)).astype(np.float32), "mxfp4", block=16), {}),
     ):
         assert_same_as_on_the_host(q, **arguments)
     several = [on_torch(random_source(rng, 5)) for _ in range(2)]

@@ -54,6 +54,14 @@ def test_halves_of_any_width(width: int) -> None:
     assert rows.count_blocks(np.zeros((3, halves), np.bool_)) == 0
 
 
+@pytest.mark.parametrize("place", [0, 1, 30, 31])
+def test_the_largest_magnitude_of_a_block(place: int) -> None:
+    """One element is enough, with either sign; -0.0 is the smallest."""
+    codes = np.full((4, 64), 8)
+    codes[0, place], codes[1, 32 + place], codes[2, place], codes[2, 31 - place] = 7, 9, 5, 12
+    assert read(source(np.zeros((4, 2)), codes), "q").largest.tolist() == [[7, 0], [0, 1], [5, 0], [0, 0]]
+
+
 def test_the_half_byte_behind_an_odd_width_is_no_element() -> None:
     q = source(np.array([[3, 7]]), np.zeros((1, 33), np.int64))
     codes = np.asarray(q.codes).copy()

@@ -43,6 +43,7 @@ def test_every_multiset_has_a_number_of_its_own() -> None:
     assert table.shape == (MULTISETS, 8) == (245157, 8)
     assert (table.sum(axis=1) == 16).all()
     assert_same_bits(rank(table), np.arange(MULTISETS))
+    assert not table.flags.writeable, "kept for all surveys"
 
 
 @given(sources(widest=60))

@@ -46,7 +46,9 @@ def test_scales_that_are_worth_a_try(k: int, multiplier: float, first: int, last
     assert (table.first, table.first + table.errors.shape[1] - 1) == (first, last)
 
 
-@pytest.mark.parametrize(("k", "multiplier"), [(0, 2.0**-8), (-17, 2.0**-8), (-19, 1 / 300), (2, 0.01), (5, 2.0**-3)])
+@pytest.mark.parametrize(
+    ("k", "multiplier"), [(0, 2.0**-8), (-17, 2.0**-8), (-19, 1 / 300), (2, 0.01), (5, 2.0**-3), (125, 2.0**117)]
+)
 def test_each_entry_is_the_nearest_value(k: int, multiplier: float) -> None:
     """The smaller code of equals; 0 stays 0."""
     scale = hold(multiplier, TORCHAO)

@@ -9,10 +9,12 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import pytest
+from safetensors.numpy import load_file
 
 import halfbyte as hb
 from halfbyte.checkpoint import Options, Resources, make_plan, run
 from halfbyte.checkpoint.execute import solving
+from halfbyte.checkpoint.execute.engine import Engine
 from halfbyte.checkpoint.io.solved import SolvedWeight, write_solved
 from halfbyte.errors import CheckpointError, HalfbyteError
 from halfbyte.statistics import LinearStatistics, write_statistics
@@ -73,6 +75,18 @@ def parts(made: dict[str, Array], module: str, layout: str, format: str) -> tupl
     return codes, made[f"{module}.weight_scale"]
 
 
+def rows_of(group: list[str], tensors: dict[str, Array]) -> Array:
+    """The weights of modules that share a tensor scale as one matrix, in float32."""
+    return np.concatenate([tensors[f"{module}.weight"] for module in group]).astype(np.float32)
+
+
+def raised(x: Array) -> float:
+    """The amax of a matrix with the headroom that Optimal chooses for it."""
+    scales = [np.asarray(hb.quantize(x, "nvfp4", "modelopt", method).global_scale) for method in ("optimal", "amax")]
+    headroom = min((1.0, 1.75, 2.0), key=lambda one: abs(one - scales[0] / scales[1]))
+    return float(np.float32(headroom * np.float64(np.abs(x).max())))
+
+
 @pytest.mark.parametrize(
     ("format", "layout"),
     [("nvfp4", "modelopt"), ("nvfp4", "compressed-tensors"), ("mxfp4", "compressed-tensors")],
@@ -88,19 +102,73 @@ def test_gptq(tmp_path: Path, format: str, layout: str, dtype: npt.DTypeLike, cr
     assert plan.choices["method"] == str(method)
     run(plan, tmp_path / "d", SMALL)
     made = read_checkpoint(tmp_path / "d")
+    headrooms = set()
     for group in groups():
-        shared = float(amax(*(tensors[f"{module}.weight"] for module in group))) if format == "nvfp4" else None
+        whole = rows_of(group, tensors)
+        one = hb.gptq(
+            whole, known[group[0]].second_moment, format, CONTRACT[format], damping=0.02, descent=1,
+            cross_moment=known[group[0]].cross_moment,
+        )  # fmt: skip
+        headrooms.add(raised(whole) > float(amax(whole)))
+        start = 0
         for module in group:
-            q = hb.gptq(
-                tensors[f"{module}.weight"], known[module].second_moment, format, CONTRACT[format], damping=0.02,
-                descent=1, cross_moment=known[module].cross_moment, global_amax=shared,
-            )  # fmt: skip
+            q = one[start : start + len(tensors[f"{module}.weight"])]
+            start += len(q.codes)
             codes, scales = parts(made, module, layout, format)
             assert_same_bits(codes, q.codes)
             assert_same_bits(scales, q.scales)
             if layout == "modelopt":
                 assert q.global_scale is not None
                 assert_same_bits(made[f"{module}.weight_scale_2"], q.global_scale)
+    assert True in headrooms
+
+
+def test_the_headroom_is_chosen_for_float32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `hb.gptq` counts weights, whatever the file holds: some contracts have other scales for bfloat16."""
+    tensors = llama()
+    seen: set[np.dtype[Any]] = set()
+    statistics(tmp_path / "stats", tensors)
+    source = write_checkpoint(tmp_path / "s", tensors)
+
+    def recorded(name: str) -> None:
+        whole = getattr(Engine, name)
+
+        def call(self: Engine, *given: Any) -> Any:
+            seen.update(np.dtype(one.dtype) for one in given if isinstance(one, np.ndarray))
+            seen.update(one for one in given if isinstance(one, np.dtype))
+            return whole(self, *given)
+
+        monkeypatch.setattr(Engine, name, call)
+
+    for name in ("survey", "between", "take_in", "tensor_scales"):
+        recorded(name)
+    run(make_plan(source, Options(method="gptq", statistics=tmp_path / "stats")), tmp_path / "d", ONE)
+    assert seen == {np.dtype(np.float32)}
+
+
+@pytest.mark.parametrize("method", ["gptq:headroom=1", "hessian:headroom=1"])
+def test_headroom_1_is_the_amax(tmp_path: Path, method: str) -> None:
+    """Of modules without statistics too."""
+    tensors = llama()
+    known = statistics(tmp_path / "stats", tensors, without="down_proj")
+    source = write_checkpoint(tmp_path / "s", tensors)
+    plan = make_plan(source, Options(method=method, statistics=tmp_path / "stats"))
+    assert "headroom=(1.0,)" in str(plan.choices["method"])
+    run(plan, tmp_path / "d", SMALL)
+    made = read_checkpoint(tmp_path / "d")
+    for group in groups():
+        shared = float(amax(*(tensors[f"{module}.weight"] for module in group)))
+        for module in group:
+            x, q = tensors[f"{module}.weight"].astype(np.float32), None
+            if module not in known:
+                q = hb.quantize(x, "nvfp4", "modelopt", "optimal", global_amax=shared)
+            elif method.startswith("gptq"):
+                q = hb.gptq(x, known[module].second_moment, "nvfp4", "modelopt", global_amax=shared)
+            if q is not None:
+                assert_same_bits(made[f"{module}.weight"], q.codes)
+            wanted = hb.quantize(x, "nvfp4", "modelopt", "amax", global_amax=shared)
+            assert wanted.global_scale is not None
+            assert_same_bits(made[f"{module}.weight_scale_2"], wanted.global_scale)
 
 
 @pytest.mark.parametrize("method", ["gptq", "hessian"])
@@ -154,7 +222,7 @@ def test_hessian(tmp_path: Path, format: str, kept: str, codes_by: Literal["near
     else:
         method = hb.Optimal(found.diagonal)
     x = tensors[f"{module}.weight"].astype(np.float32)
-    shared = float(amax(x)) if format == "nvfp4" else None
+    shared = raised(x) if format == "nvfp4" else None
     q = hb.quantize(x, format, CONTRACT[format], method, global_amax=shared)
     codes, scales = parts(made, module, "compressed-tensors", format)
     assert_same_bits(codes, q.codes)
@@ -185,7 +253,7 @@ def test_a_module_without_statistics_is_optimal_and_listed(tmp_path: Path) -> No
     assert any("2 modules without usable statistics (it has no statistics)" in note for note in plan.notes)
     run(plan, tmp_path / "d", SMALL)
     x = tensors["model.layers.0.mlp.down_proj.weight"]
-    q = hb.quantize(x.astype(np.float32), "nvfp4", "modelopt", hb.Optimal(headroom=1))
+    q = hb.quantize(x.astype(np.float32), "nvfp4", "modelopt", "optimal")
     assert_same_bits(read_checkpoint(tmp_path / "d")["model.layers.0.mlp.down_proj.weight"], q.codes)
     with pytest.raises(CheckpointError, match=r"--strict-stats: 2 modules without usable statistics"):
         make_plan(source, Options(method="gptq", statistics=tmp_path / "stats", strict_statistics=True))
@@ -245,7 +313,7 @@ def test_experts_one_by_one_and_in_a_stack(tmp_path: Path) -> None:
     run(make_plan(source, Options(method="gptq", statistics=tmp_path / "stats")), tmp_path / "d", SMALL)
     made = read_checkpoint(tmp_path / "d")
     for e in range(3):
-        shared = float(amax(tensors[f"{at}.{e}.gate_proj.weight"], tensors[f"{at}.{e}.up_proj.weight"]))
+        shared = raised(rows_of([f"{at}.{e}.gate_proj", f"{at}.{e}.up_proj"], tensors))
         q = hb.gptq(
             tensors[f"{at}.{e}.up_proj.weight"], linear(e, 64).second_moment, "nvfp4", "modelopt", global_amax=shared
         )
@@ -258,11 +326,14 @@ def test_experts_one_by_one_and_in_a_stack(tmp_path: Path) -> None:
 # --- solved weights ---
 
 
-def solve(folder: Path, tensors: dict[str, Array], format: str, wrong: float = 1.0) -> dict[str, Any]:
-    """Codes that no quantizer would choose: those of the weights turned around."""
+def solve(
+    folder: Path, tensors: dict[str, Array], format: str, wrong: float = 1.0, headroom: tuple[float, ...] | None = None
+) -> dict[str, Any]:
+    """Codes that no quantizer would choose: those of the weights turned around. headroom: the first one is taken."""
     found = {}
     for group in groups():
         shared = amax(*(tensors[f"{module}.weight"] for module in group))
+        shared = np.float32(np.float64(shared) * (headroom or (1,))[0])
         for module in group:
             x = tensors[f"{module}.weight"].astype(np.float32)[::-1]
             q = hb.quantize(x, format, CONTRACT[format], global_amax=shared if format == "nvfp4" else None)
@@ -271,8 +342,9 @@ def solve(folder: Path, tensors: dict[str, Array], format: str, wrong: float = 1
                 np.asarray(q.codes), np.asarray(q.scales), np.float32(shared * wrong) if format == "nvfp4" else None
             )
             write_solved(
-                folder / f"{module}.safetensors", {f"{module}.weight": weight}, q.format, q.contract, hb.Gptq()
-            )
+                folder / f"{module}.safetensors", {f"{module}.weight": weight}, q.format, q.contract, hb.Gptq(),
+                headroom,
+            )  # fmt: skip
     return found
 
 
@@ -297,6 +369,39 @@ def test_solved_codes_are_written(tmp_path: Path, format: str, layout: str, reso
             assert_same_bits(made[f"{module}.weight_scale_2"], q.global_scale)
 
 
+@pytest.mark.parametrize("headroom", [(2.0,), (1.3,)])
+def test_solved_codes_keep_their_headroom(tmp_path: Path, headroom: tuple[float, ...]) -> None:
+    """One of the usual ones, which nobody has to name, or another that the folder names."""
+    tensors = llama()
+    solved = solve(tmp_path / "solved", tensors, "nvfp4", 1.0, headroom)
+    source = write_checkpoint(tmp_path / "s", tensors, shards=2)
+    run(make_plan(source, Options(solved=tmp_path / "solved")), tmp_path / "d", SMALL)
+    made = read_checkpoint(tmp_path / "d")
+    for module, q in solved.items():
+        assert_same_bits(made[f"{module}.weight"], q.codes)
+        assert_same_bits(made[f"{module}.weight_scale_2"], q.global_scale)
+
+
+def test_solved_weights_that_share_a_scale_have_one_headroom(tmp_path: Path) -> None:
+    tensors = llama()
+    solve(tmp_path / "a", tensors, "nvfp4")
+    solve(tmp_path / "b", tensors, "nvfp4", headroom=(2.0,))
+    name = "model.layers.0.mlp.up_proj.safetensors"
+    saved = load_file(tmp_path / "b" / name)
+    codes, scales, used = (saved[f"{name[:-11]}weight.{part}"] for part in ("codes", "scales", "global_amax"))
+    weight = SolvedWeight(codes, scales, np.float32(used[0]))
+    write_solved(
+        tmp_path / "a" / name,
+        {f"{name[:-11]}weight": weight},
+        hb.get_format("nvfp4"),
+        hb.contracts.modelopt(),
+        hb.Gptq(),
+    )
+    source = write_checkpoint(tmp_path / "s", tensors)
+    with pytest.raises(CheckpointError, match=r"mlp\..*_proj.weight was solved with the amax"):
+        run(make_plan(source, Options(solved=tmp_path / "a")), tmp_path / "d", SMALL)
+
+
 def test_solved_weights_that_do_not_fit(tmp_path: Path) -> None:
     tensors = llama()
     source = write_checkpoint(tmp_path / "s", tensors)
@@ -314,6 +419,9 @@ def test_solved_weights_that_do_not_fit(tmp_path: Path) -> None:
     solve(tmp_path / "b", tensors, "nvfp4", wrong=1.5)
     with pytest.raises(CheckpointError, match="was solved with the amax"):
         run(make_plan(source, Options(solved=tmp_path / "b")), tmp_path / "e", SMALL)
+    solve(tmp_path / "f", tensors, "nvfp4", wrong=2.0, headroom=(1.3,))  # then the usual ones are none
+    with pytest.raises(CheckpointError, match="and no headroom in common"):
+        run(make_plan(source, Options(solved=tmp_path / "f")), tmp_path / "g", SMALL)
     solve(tmp_path / "c", llama(inner=128), "nvfp4")
     with pytest.raises(CheckpointError, match="needs U8 of shape"):
         make_plan(source, Options(solved=tmp_path / "c"))
@@ -347,7 +455,7 @@ def test_a_block_of_dead_inputs_keeps_its_weights_with_a_diagonal(tmp_path: Path
     options = Options(to=format, layout="compressed-tensors", method="hessian", statistics=tmp_path / "stats")
     run(make_plan(source, options), tmp_path / "d", SMALL)
     codes, scales = parts(read_checkpoint(tmp_path / "d"), module, "compressed-tensors", format)
-    best = hb.quantize(tensors[f"{module}.weight"], format, CONTRACT[format], hb.Optimal(headroom=1))
+    best = hb.quantize(tensors[f"{module}.weight"].astype(np.float32), format, CONTRACT[format], "optimal")
     block = 16 if format == "nvfp4" else 32
     assert_same_bits(codes[:, 16:32], best.codes[:, 16:32])
     assert_same_bits(scales[:, 32 // block : 64 // block], best.scales[:, 32 // block : 64 // block])

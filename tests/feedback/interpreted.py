@@ -9,10 +9,12 @@ import numpy as np
 import torch
 
 import halfbyte as hb
-from halfbyte.backends.gpu import Held, solve_feedback, unserved_feedback
+from halfbyte.backends.gpu import Held, raised_on_device, solve_feedback, unserved_feedback
 from halfbyte.backends.gpu import feedback as on_gpu
+from halfbyte.backends.headroom import by_squared_error
 from halfbyte.feedback import prepare, request_for
 from halfbyte.testing import assert_same_bits
+from tests.backends.gpu.strict_interpreter import set_up
 from tests.feedback.problems import layer
 
 CASES = (("nvfp4", "modelopt", 48), ("mxfp4", "ocp", 64))
@@ -29,6 +31,9 @@ def main() -> None:
         reason = unserved_feedback(request)
         if reason is not None:
             raise SystemExit(f"{format} {contract}: {reason}")
+        if amax is not None:
+            amax = raised_on_device(torch.from_numpy(given.weight), by_squared_error(request, None), amax)
+            assert amax[0] > np.abs(given.weight).max()
         parts = solve_feedback(torch.from_numpy(given.weight), request, factor.feedback, amax)
         slow = hb.gptq(given.weight, factor, format, contract, backend="reference")
         assert_same_bits(parts.codes.numpy(), slow.codes)
@@ -42,4 +47,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    set_up()
     main()

@@ -50,6 +50,7 @@ def test_hessian_has_arrays_beside_it() -> None:
     made = method_from("hessian:descent", h=H)
     assert isinstance(made, hb.Hessian)
     assert (made.codes, made.spelling) == ("descent", "hessian:descent")
+    assert method_from("hessian:headroom=1,2", h=H).spelling == "hessian:headroom=1,2"
     with pytest.raises(hb.UnsupportedError, match="method 'hessian:descent' needs its matrices"):
         hb.quantize(X, "nvfp4", method="hessian:descent")
 

@@ -77,6 +77,13 @@ def test_optimal_has_its_headroom(sample: int) -> None:
     assert row.errors["optimal"] == pytest.approx(float(np.linalg.norm(lost) / np.linalg.norm(whole)), rel=1e-5)
 
 
+def test_hessian_has_the_headroom_of_optimal() -> None:
+    """On uniform weights, with inputs that all count alike, it would otherwise be far behind."""
+    x = np.random.default_rng(0).uniform(-1, 1, (128, 256)).astype(np.float32)
+    row = measure_tensor("x", x, np.repeat(np.eye(16, dtype=np.float32)[None], 16, 0), sample=64 * 256)
+    assert row.errors[HESSIAN] == pytest.approx(row.errors["optimal"], rel=1e-3)
+
+
 def test_hessian_joins_where_statistics_are_given() -> None:
     rng = np.random.default_rng(0)
     activations = (rng.standard_normal((128, 64)) * np.exp(rng.standard_normal(64))).astype(np.float32)

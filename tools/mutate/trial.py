@@ -116,14 +116,19 @@ def rounds(
     First those that call the function. A test that calls few functions is likely to be about this one, so these come
     first; a few of them are a group of their own. Last comes the rest of the folder that mirrors the file's: what
     another process calls, or a cache holds back, was not recorded. For a line outside functions, which nothing calls,
-    it is the other way round: first the folder, then what calls any function of the file.
+    it is the other way round: first the folder, and of that what calls any function of the file before all else; then
+    the others that call one.
     """
     file = f"{mutation.path.as_posix()}::"
+
+    def of_file(function: str) -> bool:
+        return function.startswith(file)
+
     folder = [test for test in tests if test.name.startswith((f"{mirror(mutation.path)}/", *STRUCTURE))]
     near = [test for test in tests if file + mutation.function in test.functions]
     if not mutation.function:
-        near, folder = folder, [test for test in tests if any(name.startswith(file) for name in test.functions)]
-    near.sort(key=lambda test: (len(test.functions), test.seconds))
+        near, folder = folder, [test for test in tests if any(map(of_file, test.functions))]
+    near.sort(key=lambda test: (not any(map(of_file, test.functions)), len(test.functions), test.seconds))
     known = {test.name for test in near}
     folder = [test for test in folder if test.name not in known]
     for part in (near[:FIRST_ROUND], sorted(near[FIRST_ROUND:], key=_seconds), sorted(folder, key=_seconds)):

@@ -50,7 +50,7 @@ headroom, and only if 448/256 is clearly better there is it a candidate for the 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -58,7 +58,7 @@ import numpy.typing as npt
 from halfbyte.codec.bits import F32, I32
 from halfbyte.contracts.arithmetic import stored_scale, tensor_scale
 from halfbyte.contracts.spec import NVFP4Rule, TensorScale
-from halfbyte.methods import FourSix, Optimal
+from halfbyte.methods import FourSix, Hessian, Optimal
 from halfbyte.request import Request
 
 ALONE = (1.0,)
@@ -78,6 +78,33 @@ ORDINARY = (2.0**-60, 2.0**59)
 
 Total = int | None
 """T_h of a candidate, up to a number that all candidates share, which changes no comparison; None: it is left out."""
+
+
+def chooser(request: Request) -> Request:
+    """The request whose search chooses the headroom for a request: its own, but for Hessian that of Optimal."""
+    method, rule = request.method, request.rule
+    if not isinstance(method, Hessian) or (isinstance(rule, NVFP4Rule) and rule.scale_search is not None):
+        return request
+    return by_squared_error(request, method.headroom)
+
+
+def by_squared_error(request: Request, headroom: float | tuple[float, ...] | None) -> Request:
+    """The request of Optimal in place of another exact search, which has the same tensor scales.
+
+    It is kept, because backends keep what they know of a request and of a method by their identity.
+    """
+    own = id(request.format), id(request.contract)  # the kept request holds these, so that their identities stay theirs
+    key = (*own, headroom, request.tile, request.scaling, request.dtype, request.threads, request.device)
+    found = _CHOOSERS.get(key)
+    if found is None:
+        if len(_CHOOSERS) >= MOST_CHOOSERS:
+            _CHOOSERS.clear()
+        found = _CHOOSERS[key] = replace(request, method=Optimal(headroom=headroom))
+    return found
+
+
+_CHOOSERS: dict[tuple[object, ...], Request] = {}
+MOST_CHOOSERS = 64
 
 
 def headrooms(request: Request, size: int) -> tuple[float, ...]:

@@ -6,13 +6,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from halfbyte.backends.cpu.headroom import edge_of, ends_listed, survey
-from halfbyte.backends.headroom import DEFAULT, EVERY, Sample, Total, Trial, merged
+from halfbyte.backends.headroom import (
+    ALONE,
+    DEFAULT,
+    EVERY,
+    Sample,
+    Total,
+    Trial,
+    best,
+    headrooms,
+    merged,
+    probe,
+    widened,
+)
 from halfbyte.errors import UnsupportedError
 from halfbyte.request import Request
 
@@ -29,6 +42,33 @@ def survey_part(
     columns = whole.shape[1] // request.format.block
     sample = EVERY if trial.step == 1 else Sample(0, trial.step).behind(before * columns)
     return survey(whole, np.array([amax], np.float32), request, trial.candidates, sample=sample)[0]
+
+
+def raised_together(
+    parts: Sequence[npt.NDArray[Any]], amax: np.float32, request_of: Callable[[np.dtype[Any]], Request]
+) -> np.float32:
+    """The amax of matrices that share it, raised by the headroom that costs least over all of them.
+
+    request_of: what is asked for of matrices of a dtype; its method chooses.
+    """
+    first, size = request_of(parts[0].dtype), sum(x.size for x in parts)
+    candidates = headrooms(first, size)
+    if candidates == ALONE or not np.isfinite(amax) or amax == 0:
+        return amax
+
+    def totals(trial: Trial) -> tuple[Total, ...]:
+        return merged(survey_part(x, request_of(x.dtype), amax, trial) for x in parts)
+
+    looked = probe(first, size)
+    if looked is not None and looked.finds(totals(looked)):
+        candidates = looked.candidates
+    chosen = None
+    if candidates == DEFAULT:
+        between = Between(first, amax)
+        for x in parts:
+            between.add(x, request_of(x.dtype))
+        chosen = between.headroom()
+    return np.float32(widened(amax, best(candidates, totals(Trial(candidates))) if chosen is None else chosen))
 
 
 def _whole(x: npt.NDArray[Any], request: Request) -> npt.NDArray[Any]:

@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from halfbyte.backends.headroom import by_squared_error
+from halfbyte.backends.survey import raised_together
 from halfbyte.calibration.collect import FEW
 from halfbyte.calibration.layered import Layer
 from halfbyte.calibration.moments import Moments, Products, products_of
@@ -22,7 +24,7 @@ from halfbyte.calibration.passage import Passage
 from halfbyte.calibration.states import MEMORY, States
 from halfbyte.calibration.watch import Watch
 from halfbyte.contracts import Contract
-from halfbyte.feedback import Factor, gptq, prepare
+from halfbyte.feedback import Factor, gptq, prepare, request_for
 from halfbyte.formats import BlockFormat
 from halfbyte.methods import Gptq, Optimal
 from halfbyte.quantize import dequantize, quantize
@@ -68,12 +70,24 @@ class LayerWork:
         self.layer, self.copy, self.aim, self.options, self.workers = layer, layer.copy(), aim, options, workers
         self.real, self.rounded = real, rounded
         self.wanted = [name for name in layer.parts if name in aim.groups]
-        own = {name: float(layer.weight(name).abs().max()) for name in self.wanted}
-        self.amaxes = {name: max(own.get(other, 0.0) for other in aim.groups[name]) for name in own}
+        self.amaxes = self._amaxes()
         """Module → the amax that its tensor scale comes from."""
         self.solved: dict[str, QuantizedTensor] = {}
         self.few: dict[str, int] = {}
         """Experts with too few tokens for second moments → how many they saw."""
+
+    def _amaxes(self) -> dict[str, np.float32]:
+        """The largest magnitudes of weights that share a tensor scale, raised by the headroom that Optimal chooses."""
+        own = {name: np.float32(float(self.layer.weight(name).abs().max())) for name in self.wanted}
+        request = by_squared_error(request_for(self.aim.format, self.aim.contract), self.options.method.headroom)
+        found: dict[str, np.float32] = {}
+        for name in own:
+            if name not in found:
+                members = [other for other in self.aim.groups[name] if other in own]
+                parts = [self.layer.weight(other).float().cpu().contiguous().numpy() for other in members]
+                amax = np.float32(max(own[other] for other in members))
+                found |= dict.fromkeys(members, raised_together(parts, amax, lambda dtype: request))
+        return found
 
     def solve(self) -> dict[str, QuantizedTensor]:
         """Every weight of the layer, by its name."""
@@ -210,7 +224,7 @@ class LayerWork:
         return quantize(array, self.aim.format, self.aim.contract, method=method, global_amax=self._amax(name))
 
     def _amax(self, name: str) -> np.float32 | None:
-        return np.float32(self.amaxes[name]) if self.aim.format.has_global else None
+        return self.amaxes[name] if self.aim.format.has_global else None
 
 
 def schedule(layer: Layer, states: torch.Tensor) -> list[list[str]]:

@@ -23,6 +23,7 @@ from halfbyte.checkpoint import Plan
 from halfbyte.checkpoint.io.solved import HEADER, SolvedFolder, SolvedWeight, write_solved
 from halfbyte.contracts import get_contract
 from halfbyte.errors import CheckpointError, InputError
+from halfbyte.methods.optimal import checked_headroom
 from halfbyte.quantize import dequantize, quantize
 from halfbyte.subnormals import subnormals_kept
 from halfbyte.types import QuantizedTensor
@@ -88,7 +89,8 @@ def solve_sequentially(
                         for module in solved:
                             visit(module, work.copy.weight(module))
                     _write_json(target / FEW_FILE, few)
-                    write_solved(file, _written(solved, work.amaxes, aim), aim.format, aim.contract, options.method)
+                    weights, headroom = _written(solved, work.amaxes, aim), checked_headroom(options.method.headroom)
+                    write_solved(file, weights, aim.format, aim.contract, options.method, headroom)
             if progress is not None:
                 progress(number + 1, len(files))
     return few
@@ -106,11 +108,11 @@ def _check_reached(model: LayeredModel, modules: Iterable[str]) -> None:
 
 
 def _written(
-    solved: Mapping[str, QuantizedTensor], amaxes: Mapping[str, float], aim: Target
+    solved: Mapping[str, QuantizedTensor], amaxes: Mapping[str, np.float32], aim: Target
 ) -> dict[str, SolvedWeight]:
     return {
         f"{name}.weight": SolvedWeight(
-            to_numpy(found.codes), to_numpy(found.scales), np.float32(amaxes[name]) if aim.format.has_global else None
+            to_numpy(found.codes), to_numpy(found.scales), amaxes[name] if aim.format.has_global else None
         )
         for name, found in solved.items()
     }

@@ -87,7 +87,7 @@ def prove(survey: Survey, scale: GlobalScale, error: float, contract: Contract) 
         if level == LEVELS - 1 or len(left) * NEXT_CUT > WIDEST:
             given_up = min([given_up, *(bound for bound, _, _ in left)])
             break
-        intervals = np.concatenate([_cut(a, b) for _, a, b in left]) if left else np.empty((0, 2))
+        intervals = np.array([_cut(a, b) for _, a, b in left]).reshape(-1, 2)
     return Bounded(scale, error, min(given_up, error * CLOSE) if low >= NORMAL else 0.0)
 
 
@@ -161,11 +161,9 @@ def interval_errors(k: int, intervals: F64) -> F64:
     low, high = intervals[:, 0] * (1 - ROUNDING), intervals[:, 1] * (1 + ROUNDING)
     scales = E4M3.magnitudes.astype(np.float64)
     ratio = np.ldexp(1.0, k) / np.array([high.max(), low.min()])
-    first = int(np.searchsorted(scales, ratio[0] / 16)) if ratio[0] >= E4M3.smallest_normal else 1
-    if ratio[1] > E4M3.max:
-        first = 1
+    first = 1 if ratio[1] > E4M3.max else int(np.searchsorted(scales, ratio[0] / 16))
     last = max(int(np.searchsorted(scales, 12 / 7 * ratio[1])), FIRST_NORMAL)
-    offered = scales[max(first, 1) : last + 1][:, None] * MAGNITUDES[None, :]
+    offered = scales[first : last + 1][:, None] * MAGNITUDES[None, :]
     values = values_of(k).astype(np.float64)
     least = np.full((len(intervals), 8, len(offered)), np.inf)
     for code in range(8):

@@ -82,5 +82,4 @@ def _most_kept(survey: Survey, least: int, most: int) -> int:
     def kept(m: int) -> int:
         return sum(size for k, size in sizes.items() if LOWEST <= k - m <= HIGHEST)
 
-    candidates = range(least, min(most, least + 64) + 1)
-    return max(candidates, key=lambda m: (kept(m), m == closed_form, -m))
+    return max(range(least, most + 1), key=lambda m: (kept(m), m == closed_form, -m))

@@ -139,7 +139,6 @@ class TablesByExponent(dict[int, Table]):
     """The table of each exponent under one global scale, made when it is first asked for."""
 
     def __init__(self, scale: GlobalScale) -> None:
-        super().__init__()
         self._scale, self._decoded = scale, scale.decoded()
 
     def __missing__(self, k: int) -> Table:

@@ -98,6 +98,11 @@ class Rows:
         """How many blocks are zero."""
         return int(zero_blocks(self.whole.reshape(self.scales.size, -1)).sum())
 
+    @property
+    def largest(self) -> U8:
+        """(rows, blocks): the index of the largest magnitude of each block."""
+        return np.asarray(np.maximum(self.whole & 7, (self.whole >> 4) & 7).max(axis=-1))
+
     @functools.cached_property
     def half_exponents(self) -> I16:
         """(rows, halves): k of each NVFP4 block, the scale being 2**k."""

@@ -61,9 +61,8 @@ def _check_finite(rows: Rows, shape: tuple[int, ...], name: str) -> None:
     """Refuse a tensor with an Inf: quantized again, it would be NaN everywhere."""
     if (rows.exponents or NO_BLOCKS).high < FIRST_WITH_INF:
         return
-    largest = np.maximum(rows.whole & 7, (rows.whole >> 4) & 7).max(axis=-1)
     with np.errstate(over="ignore"):
-        values = E2M1.magnitudes[largest] * power_of_two(rows.scales.astype(np.int32) - BIAS)
+        values = E2M1.magnitudes[rows.largest] * power_of_two(rows.scales.astype(np.int32) - BIAS)
     blocks = np.argwhere(np.isinf(values))
     if len(blocks):
         raise InputError(

@@ -157,7 +157,7 @@ def multisets() -> U8:
     """(MULTISETS, 8): the counts of every multiset, in the order of `rank`."""
     flat = itertools.chain.from_iterable(itertools.combinations(range(HALF + 7), 7))
     bars = np.fromiter(flat, np.int64, 7 * MULTISETS).reshape(-1, 7)
-    edges = np.pad(bars, [(0, 0), (1, 1)], constant_values=[(0, 0), (-1, HALF + 7)])
+    edges = np.pad(bars, [(0, 0), (1, 1)], constant_values=(-1, HALF + 7))
     counts = (np.diff(edges, axis=1) - 1).astype(np.uint8)
     table = np.empty_like(counts)
     table[rank(counts)] = counts

@@ -67,15 +67,14 @@ def _worth_a_try(k: int, multiplier: float) -> tuple[int, int]:
     """The range of E4M3 bytes among which the best scale of any half with exponent k lies (docs/cast.md).
 
     With r = S·g/2^k: r ≥ 12/7 is never better than its half, where E4M3 has it. r < 1/16 clips more than keeping the
-    codes under the scale nearest to r = 1 costs, where that one is within a sixteenth of it.
+    codes under the scale nearest to r = 1 costs, where that one is within a sixteenth of it. It need not be under
+    E4M3's normal numbers, but r = 1/16 is no scale there.
     """
     ratio = np.ldexp(1.0, k) / multiplier
     magnitudes = E4M3.magnitudes.astype(np.float64)
-    last = max(int(np.searchsorted(magnitudes, 12 / 7 * ratio)), FIRST_NORMAL)
-    first = 1
-    if E4M3.smallest_normal <= ratio <= E4M3.max:
-        first = int(np.searchsorted(magnitudes, ratio / 16))
-    return max(first, 1), min(last, magnitudes.size - 1)
+    first = int(np.searchsorted(magnitudes, ratio / 16)) if ratio <= E4M3.max else 1
+    last = int(np.searchsorted(magnitudes[:-1], 12 / 7 * ratio))  # the largest where all are below
+    return first, max(last, FIRST_NORMAL)
 
 
 def half_errors(counts: F64, table: Table) -> F64:

@@ -72,7 +72,7 @@ def _best(values: F32, contract: Contract) -> QuantizedTensor:
     blocks = split(values, MXFP4.block).astype(np.float64)
     amax = np.abs(blocks).max(axis=-1, keepdims=True)
     # The largest power of two below 2/7 of the amax: from there on a scale is never better than its half.
-    mantissa, exponent = np.frexp(np.where(amax > 0, amax, 1.0) * 2 / 7)
+    mantissa, exponent = np.frexp(amax * 2 / 7)
     top = exponent - 1 - (mantissa == 0.5)
     byte = np.zeros(amax.shape, np.int64)
     best, codes = np.full(amax.shape, np.inf), np.zeros(blocks.shape, np.uint8)

@@ -30,8 +30,8 @@ def search(survey: Survey) -> int:
     found, middle = survey.exponents, midpoint(survey.exponents)
     if found is None or found.fit:
         return middle  # no block is snapped there, and none is nearer
-    # Below k_min - 8 and above k_max + 9 every block is snapped, further the farther away m is.
-    candidates = range(max(found.low - HIGHEST, -140), min(found.high - LOWEST, 127) + 1)
+    # A step outwards from these snaps some blocks further, and none less.
+    candidates = range(found.low - LOWEST, found.high - HIGHEST + 1)
     return min(candidates, key=lambda m: (snapping_error(survey, m), abs(m - middle), m))
 
 

@@ -51,7 +51,7 @@ def convert(
         typer.Option(
             metavar="NAME",
             help="How scales are chosen: amax, four_six, sweep, optimal; with --stats also hessian and gptq; "
-            "with options: four_six:mse:256, sweep:fused. `halfbyte contracts` lists what each contract takes. "
+            "with options: four_six:mse:256, sweep:fused, gptq:headroom=1. `halfbyte contracts` lists what each takes. "
             "Default: optimal for NVFP4; with --contract, the contract's own.",
         ),
     ] = None,

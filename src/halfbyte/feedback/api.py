@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from halfbyte.arrays import Array, device_of, is_torch, like, to_numpy
 from halfbyte.backends.amax import largest_magnitude
-from halfbyte.backends.feedback import Feedback, solve, solve_on_device
+from halfbyte.backends.feedback import Feedback, raised, solve, solve_on_device
 from halfbyte.backends.protocol import Parts
 from halfbyte.backends.threads import check_threads
 from halfbyte.codec.bits import F32, dtype_name, widen
@@ -38,6 +38,7 @@ def gptq(
     order: Literal["falling", "given"] = "falling",
     global_amax: object = None,
     descent: int = 0,
+    headroom: float | tuple[float, ...] | None = None,
     backend: str = "auto",
     threads: int | None = None,
     device: str | None = None,
@@ -46,16 +47,16 @@ def gptq(
     """Quantize a weight so that the output of its layer changes little: later columns make good each rounding error.
 
     The result is a QuantizedTensor like any other: same format, same contract, other codes and block scales. The tensor
-    scale is that of the weight itself, or of `global_amax`.
+    scale is that of the weight itself, times the headroom that `hb.Optimal` would choose for it, or of `global_amax`.
 
     weight: (rows, K), or any leading axes; numpy, torch, or what else `quantize` takes. It may not hold NaN or Inf.
     second_moment: (K, K), the mean of x·xᵀ over the inputs x of the layer; or a `Factor` from `feedback.prepare`, which
         several weights with the same input share. A Factor has its own options: leave asymmetry, damping, order,
-        descent and cross_moment out.
+        descent, headroom and cross_moment out.
     format, contract: as in `quantize`; NVFP4 or MXFP4, with blocks of one row.
     cross_moment: (K, K), the mean of (x_float − x)·xᵀ, if x comes from layers that are already quantized and x_float
         from the unquantized model. The target moves by `asymmetry` times what would restore the unquantized outputs.
-    damping, order, descent: see `hb.Gptq`.
+    damping, order, descent, headroom: see `hb.Gptq`.
     global_amax, threads: as in `quantize`.
     backend: "auto", "cpu" (compiled) or "reference" (numpy); these two give the same bits. A CUDA tensor is solved on
         its GPU by "auto" or "gpu", with the same bits if the Factor was made on the CPU.
@@ -64,7 +65,14 @@ def gptq(
     """
     if are_flushed():
         again: dict[str, Any] = {"damping": damping, "order": order, "asymmetry": asymmetry, "descent": descent}
-        again |= {"global_amax": global_amax, "backend": backend, "threads": threads, "device": device, "name": name}
+        again |= {
+            "headroom": headroom,
+            "global_amax": global_amax,
+            "backend": backend,
+            "threads": threads,
+            "device": device,
+            "name": name,
+        }
         with subnormals_kept():
             return gptq(weight, second_moment, format, contract, cross_moment=cross_moment, **again)
     request = request_for(format, contract, threads)
@@ -78,7 +86,7 @@ def gptq(
         if cross_moment is not None:
             raise InputError(f"{name}: a Factor holds its cross moments already; give them to feedback.prepare")
     else:
-        options = Gptq(damping=damping, order=order, asymmetry=asymmetry, descent=descent)
+        options = Gptq(damping=damping, order=order, asymmetry=asymmetry, descent=descent, headroom=headroom)
         factor = prepare(
             second_moment,
             request.format.block,
@@ -136,8 +144,10 @@ def solve_weight(
     largest = float(largest_magnitude(matrix, threads=request.threads))
     if not np.isfinite(largest):
         raise InputError(f"{name} of shape {shape} holds NaN or Inf, which no feedback can make good; replace them")
-    amax = _amax(matrix, request, global_amax, shape, largest)
     solving = replace(request, method=factor.feedback.objective)
+    amax, own = _amax(matrix, request, global_amax, shape, largest)
+    if amax is not None and own:
+        amax = raised(matrix, solving, factor.method.headroom, amax, backend)
     return _result(weight, solve(matrix, solving, factor.feedback, amax, backend), factor, request)
 
 
@@ -151,7 +161,8 @@ def _on_card(weight: Any, factor: Factor, request: Request, global_amax: object,
     needs = isinstance(request.rule, NVFP4Rule)
     amax = np.array([largest], np.float32) if given is None and needs else given
     solving = replace(request, method=factor.feedback.objective)
-    return _result(weight, solve_on_device(matrix, solving, factor.feedback, amax), factor, request)
+    parts = solve_on_device(matrix, solving, factor.feedback, amax, given is None, factor.method.headroom)
+    return _result(weight, parts, factor, request)
 
 
 def _result(weight: Array, parts: Parts[Any], factor: Factor, request: Request) -> QuantizedTensor:
@@ -199,11 +210,11 @@ def request_for(
 
 def _amax(
     matrix: npt.NDArray[Any], request: Request, global_amax: object, shape: tuple[int, ...], largest: float
-) -> F32 | None:
-    """The amax that tensor scales come from: the given one, or the weight's own."""
+) -> tuple[F32 | None, bool]:
+    """The amax that tensor scales come from: the given one, or the weight's own, and whether it is that."""
     given = check_global_amax(global_amax, request, shape)
     if given is not None or not isinstance(request.rule, NVFP4Rule):
-        return given
+        return given, False
     if request.scaling == "row":
-        return np.asarray(np.abs(matrix).max(axis=1), np.float32)
-    return np.array([largest], np.float32)
+        return np.asarray(np.abs(matrix).max(axis=1), np.float32), True
+    return np.array([largest], np.float32), True

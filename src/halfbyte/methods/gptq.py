@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from halfbyte.errors import InputError, unknown_name
+from halfbyte.methods.optimal import checked_headroom
 from halfbyte.methods.spec import Method, refuse_arrays
 
 ORDERS = ("falling", "given")
@@ -23,12 +24,15 @@ class Gptq(Method):
     `damping`: share of the mean second moment that is added to the diagonal. `order`: "falling" decides the blocks with
     the largest second moments first; "given" goes from left to right. `asymmetry`: how far the target moves towards the
     outputs of the unquantized model, if there are cross moments. `descent`: sweeps of single steps after the feedback.
+    `headroom`: by how much the amax is multiplied that NVFP4's tensor scale comes from, as in `Optimal`; None, or
+    several: what `Optimal` would choose for the weight.
     """
 
     damping: float = 0.05
     order: Literal["falling", "given"] = "falling"
     asymmetry: float = 0.5
     descent: int = 0
+    headroom: float | tuple[float, ...] | None = None
     name: ClassVar[str] = "gptq"
     needs: ClassVar[str] = "second moments of the inputs: hb.gptq(weight, second_moment, …) takes them"
 
@@ -45,3 +49,4 @@ class Gptq(Method):
         whole = isinstance(self.descent, int) and not isinstance(self.descent, bool)
         if not whole or not 0 <= self.descent <= MOST_SWEEPS:
             raise InputError(f"descent is a number of sweeps, from 0 to {MOST_SWEEPS:,}, not {self.descent!r}")
+        object.__setattr__(self, "headroom", checked_headroom(self.headroom, "Gptq"))

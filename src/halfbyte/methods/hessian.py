@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from halfbyte.errors import InputError, unknown_name
+from halfbyte.methods.optimal import checked_headroom
 from halfbyte.methods.spec import Method, frozen_copy, is_tensor, numbers, refuse_arrays
 
 if TYPE_CHECKING:
@@ -29,12 +30,16 @@ class Hessian(Method):
     "descent" then moves single codes by one step while rᵀHr falls, so it is never worse in the float32 arithmetic of
     the objective. All-zero blocks, and blocks with NaN or Inf, keep the scale of `amax`.
 
+    `headroom`: as in `Optimal`. Which of several is the best, or the best of the default, is the choice that `Optimal`
+    makes for the tensor, by squared error.
+
     The array is copied. Backends derive numbers from it and keep them with this object, so use one object for many
     tensors.
     """
 
     h: object
     codes: Literal["nearest", "descent"] = "nearest"
+    headroom: float | tuple[float, ...] | None = None
     name: ClassVar[str] = "hessian"
     everywhere: ClassVar[bool] = True
     one_row: ClassVar[bool] = True
@@ -53,6 +58,7 @@ class Hessian(Method):
         refuse_arrays(self)
         if self.codes not in CODES:
             raise unknown_name("codes of Hessian", self.codes, CODES)
+        object.__setattr__(self, "headroom", checked_headroom(self.headroom, "Hessian"))
         object.__setattr__(self, "h", frozen_copy(matrices))
 
     def check_width(self, width: int, block: int) -> None:

@@ -20,14 +20,14 @@ def checked_weights(weights: object, what: str) -> npt.NDArray[np.float32]:
     return array
 
 
-def checked_headroom(headroom: object) -> tuple[float, ...] | None:
+def checked_headroom(headroom: object, of: str = "Optimal") -> tuple[float, ...] | None:
     """Headrooms in ascending order, without repeats: finite numbers of at least 1."""
     if headroom is None:
         return None
     given = tuple(headroom) if isinstance(headroom, tuple | list) else (headroom,)
     if not given or not all(isinstance(h, int | float | np.floating) and LEAST <= h <= MOST for h in given):
         raise InputError(
-            f"headroom of Optimal is a number from {LEAST} to {MOST}, several of them, or None, not {headroom!r}"
+            f"headroom of {of} is a number from {LEAST} to {MOST}, several of them, or None, not {headroom!r}"
         )
     return tuple(sorted({float(h) for h in given}))
 

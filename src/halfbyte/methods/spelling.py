@@ -12,6 +12,7 @@ contract's own options, and options that are not named are the contract's own.
 | `optimal` | `Optimal()` |
 | `optimal:headroom=1`, `optimal:headroom=1,1.5` | `Optimal(headroom=1)`, `Optimal(headroom=(1, 1.5))` |
 | `hessian:descent` | `Hessian(h, "descent")`, where the matrices are given beside it |
+| `gptq:damping=0.01:headroom=1` | `Gptq(damping=0.01, headroom=1)` |
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ def measure_tensor(
     methods: dict[str, Method] = dict(METHODS) if h is None else METHODS | {HESSIAN: Hessian(h, codes="descent")}
     errors, output_errors = {}, {}
     for label, method in methods.items():
-        given = _with_headroom(place(matrix)) if isinstance(method, Optimal) else amax
+        given = _with_headroom(place(matrix)) if isinstance(method, Optimal | Hessian) else amax
         q = quantize(place(np.ascontiguousarray(part)), "nvfp4", CONTRACT, method, global_amax=given)
         residual = to_numpy(dequantize(q)).astype(np.float64) - values
         errors[label] = float(np.sqrt((residual**2).sum() / signal)) if signal else 0.0
@@ -99,7 +99,7 @@ def measure_tensor(
 
 
 def _with_headroom(matrix: Array) -> float:
-    """The amax that optimal stores for the whole tensor: it chooses the headroom, and a given amax would fix it."""
+    """The amax that optimal and hessian store for the whole tensor: a headroom is chosen, which a given amax fixes."""
     stored = quantize(matrix, "nvfp4", CONTRACT, Optimal()).stored_scale
     return float(to_numpy(stored))  # type: ignore[arg-type]
 

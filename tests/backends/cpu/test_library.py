@@ -245,6 +245,19 @@ def test_the_build_gives_these_flags_to_every_file() -> None:
         assert re.search(rf"target_compile_options\({re.escape(target)} PRIVATE \${{HB_FLAGS}}", code), target
 
 
+def test_the_library_runs_where_manylinux_2_17_does() -> None:
+    """The tag that CONTRIBUTING.md promises for wheels: symbols of the system's libraries no newer than these."""
+    newest = {"GLIBC": (2, 17), "GLIBCXX": (3, 4, 19), "CXXABI": (1, 3, 7)}
+    path = cpu_library.library_path()
+    assert path is not None
+    needed = {
+        (kind.decode(), tuple(map(int, version.split(b"."))))
+        for kind, version in re.findall(rb"\0(GLIBC|GLIBCXX|CXXABI)_([\d.]+)(?=\0)", path.read_bytes())
+    }
+    assert ("GLIBC", (2, 14)) in needed or ("GLIBC", (2, 17)) in needed, "the symbols' versions were not found"
+    assert {(kind, version) for kind, version in needed if version > newest[kind]} == set()
+
+
 def test_products_are_rounded_before_they_are_added() -> None:
     a, c = np.float32(1 + 2.0**-12), np.float32(-1)
     fused = np.float32(np.float64(a) * np.float64(a) + np.float64(c))  # exact before the only rounding

@@ -6,6 +6,7 @@ margin of the screening, about one in a hundred of these blocks would get anothe
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import numpy as np
@@ -30,15 +31,20 @@ NEAR_TIES: dict[str, Callable[[], Matrix]] = {
 DATA = {name: make() for name, make in NEAR_TIES.items()}
 
 
+@functools.cache
+def near_ties(name: str, method: str, dtype: str) -> tuple[Matrix, hb.QuantizedTensor]:
+    """The operand, and what the reference makes of it: once for all instruction sets."""
+    x = DATA[name].astype(DTYPES[dtype])[: 16 if method == "hessian" else None]
+    return x, hb.quantize(x, "nvfp4", method=METHODS[method](SHAPE[1]), backend="reference")
+
+
 @each_isa
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("method", ["mae 448", "mse 256", "optimal", "weighted", "hessian"])
 @pytest.mark.parametrize("name", DATA)
 def test_near_ties_are_decided_as_the_reference_decides(name: str, method: str, dtype: str, isa: str) -> None:
-    x = DATA[name].astype(DTYPES[dtype])[: 16 if method == "hessian" else None]
-    chosen = METHODS[method](SHAPE[1])
-    got = hb.quantize(x, "nvfp4", method=chosen, backend="cpu")
-    wanted = hb.quantize(x, "nvfp4", method=chosen, backend="reference")
+    x, wanted = near_ties(name, method, dtype)
+    got = hb.quantize(x, "nvfp4", method=METHODS[method](SHAPE[1]), backend="cpu")
     assert_same_bits(got.scales, wanted.scales, inputs=x)
     assert_same_bits(got.codes, wanted.codes, inputs=x)
 
@@ -47,11 +53,9 @@ AMAXES = {"its own": 1.0, "smaller": 0.2, "larger": 40.0, "so large that scales 
 """Multiples of the tensor's amax: block scales reach the largest one, exceed it, or are far below it."""
 
 
-@each_isa
-@pytest.mark.parametrize("amax", AMAXES)
-@pytest.mark.parametrize("name", ["transformer_engine", "modelopt", "compressed_tensors", "torchao"])
-def test_squared_errors_by_look_up_lead_to_the_scales_of_the_reference(name: str, amax: str, isa: str) -> None:
-    """Every octave of amaxes and magnitudes, and numbers without a row in the table: zeros and subnormals."""
+@functools.cache
+def many_octaves(name: str, amax: str) -> tuple[Matrix, float, hb.QuantizedTensor]:
+    """The operand, an amax, and what the reference makes of them: once for all instruction sets."""
     generator = np.random.default_rng(5)
     scale = 2.0 ** generator.uniform(-9, 0, (SHAPE[0], SHAPE[1] // 16, 1))
     x = (generator.standard_t(4, (SHAPE[0], SHAPE[1] // 16, 16)) * scale).reshape(SHAPE).astype(DTYPES["bf16"])
@@ -59,8 +63,16 @@ def test_squared_errors_by_look_up_lead_to_the_scales_of_the_reference(name: str
     x[5, :16] = 0
     x[6, 3] = 1e-39
     given = float(np.abs(x.astype(np.float32)).max()) * AMAXES[amax]
+    return x, given, hb.quantize(x, "nvfp4", name, "optimal", global_amax=given, backend="reference")
+
+
+@each_isa
+@pytest.mark.parametrize("amax", AMAXES)
+@pytest.mark.parametrize("name", ["transformer_engine", "modelopt", "compressed_tensors", "torchao"])
+def test_squared_errors_by_look_up_lead_to_the_scales_of_the_reference(name: str, amax: str, isa: str) -> None:
+    """Every octave of amaxes and magnitudes, and numbers without a row in the table: zeros and subnormals."""
+    x, given, wanted = many_octaves(name, amax)
     got = hb.quantize(x, "nvfp4", name, "optimal", global_amax=given, backend="cpu")
-    wanted = hb.quantize(x, "nvfp4", name, "optimal", global_amax=given, backend="reference")
     assert_same_bits(got.scales, wanted.scales, inputs=x)
     assert_same_bits(got.codes, wanted.codes, inputs=x)
 

@@ -29,7 +29,7 @@ from halfbyte.online_batch import Batches
 from halfbyte.online_plan import decided
 from halfbyte.testing import assert_same_bits
 from tests.backends.cases import Matrix, hessian, make_input, weights
-from tests.backends.gpu.strict_interpreter import refuse_unknown_constants
+from tests.backends.gpu.strict_interpreter import set_up
 
 HERE = torch.empty(0)
 PLAIN = [
@@ -213,6 +213,6 @@ def synced_partners_of_other_shapes() -> Iterator[int]:
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    refuse_unknown_constants()
+    set_up()
     print(sum(comparisons()), "comparisons")
     sys.exit(0)

@@ -26,10 +26,11 @@ from halfbyte.backends.survey import survey_part
 from halfbyte.codec.bits import widen
 from halfbyte.codec.blocks import split
 from halfbyte.layouts.swizzle import swizzle
+from halfbyte.methods import Method
 from halfbyte.request import resolve
 from halfbyte.testing import assert_same_bits
 from tests.backends.gpu.headroom_cases import CONTRACTS, KINDS, operand
-from tests.backends.gpu.strict_interpreter import refuse_unknown_constants
+from tests.backends.gpu.strict_interpreter import set_up
 
 EVERY = "--every" in sys.argv
 HERE = torch.empty(0)
@@ -48,9 +49,13 @@ def tensor(x: npt.NDArray[Any]) -> torch.Tensor:
     return torch.as_tensor(like(x, HERE))
 
 
-def compare(x: npt.NDArray[Any], contract: contracts.Contract, method: hb.Optimal, **more: Any) -> int:
+def compare(x: npt.NDArray[Any], contract: contracts.Contract, method: Method, **more: Any) -> int:
     got = hb.quantize(like(x, HERE), "nvfp4", contract, method, backend="gpu", **more)
     return same(got, hb.quantize(x, "nvfp4", contract, method, backend="reference", **more))
+
+
+def squares(width: int) -> npt.NDArray[np.float32]:
+    return hb.hessian_from_activations(np.random.default_rng(2).standard_normal((40, width)).astype(np.float32))
 
 
 def kinds() -> Iterator[int]:
@@ -72,6 +77,7 @@ def forms() -> Iterator[int]:
         yield compare(x, ROWS, hb.Optimal(headroom=chosen))
         yield compare(operand("nan", "fp32", 4, 64), ROWS, hb.Optimal(headroom=chosen))
         yield compare(x, TE, hb.Optimal(weights, headroom=chosen))
+        yield compare(x, TE, hb.Hessian(squares(64), "descent", headroom=chosen))
     for fixed in (2, (1.25, 1.5), 64):
         yield compare(x, TE, hb.Optimal(headroom=fixed))
     yield compare(operand("huge", "fp32", 2, 32), TE, hb.Optimal(headroom=2))  # which float32 cannot hold
@@ -165,6 +171,6 @@ def comparisons() -> Iterator[int]:
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    refuse_unknown_constants()
+    set_up()
     print(sum(comparisons()), "comparisons")
     sys.exit(0)

@@ -30,7 +30,7 @@ from halfbyte.contracts.spec import Rounding, ScaleByte
 from halfbyte.methods import Method
 from halfbyte.testing import find_difference
 from tests.backends.cases import Matrix, make_input
-from tests.backends.gpu.strict_interpreter import refuse_unknown_constants
+from tests.backends.gpu.strict_interpreter import set_up
 from tests.invented import Invented, draw
 
 HERE = torch.empty(0)
@@ -165,6 +165,6 @@ def request_of(case: Invented) -> Request:
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    refuse_unknown_constants()
+    set_up()
     first, last, searches = [int(argument) for argument in sys.argv[1:4]] or (0, SAMPLE, SEARCHES)
     sys.exit(1 if compare(first, last, searches) else 0)

@@ -21,7 +21,7 @@ from halfbyte.arrays import like, to_numpy
 from halfbyte.testing import assert_same_bits
 from tests.backends.cases import Matrix, make_input, weights
 from tests.backends.gpu.search_cases import SearchCase, full_rank, hessian, low_rank, own
-from tests.backends.gpu.strict_interpreter import refuse_unknown_constants
+from tests.backends.gpu.strict_interpreter import set_up
 
 HERE = torch.empty(0)
 EVERY = "--every" in sys.argv
@@ -129,6 +129,6 @@ def casts_that_keep() -> Iterator[int]:
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    refuse_unknown_constants()
+    set_up()
     print(sum(comparisons()), "comparisons")
     sys.exit(0)

@@ -45,6 +45,24 @@ BAD = {
 }
 
 
+@pytest.mark.parametrize(("count", "place"), [(1, "row 1, "), (2, "expert 1, row 1, "), (3, "expert 2, row 1, ")])
+def test_the_matrix_of_several_is_named(count: int, place: str) -> None:
+    """Values and scales; a single matrix has no number."""
+    unit: Any = SimpleNamespace(module="m", sources=[SimpleNamespace(rows=2, columns=4)] * count)
+    for text in ("values", "scales"):
+        found = BadModules()
+        if text == "values":
+            values = np.zeros((2, 4), np.float32)
+            values[1, 3] = np.nan
+            found.add_values(unit, count - 1, 0, values)
+        else:
+            found.add_scales(unit, count - 1, 0, np.array([[1, 2], [3, 255]], np.uint8))
+        said = str(found.modules["m"])
+        last = f"holds NaN (1 of {8 * count} values, the first at {place}column 3)"
+        other = f"has E8M0 scales of 255, which is NaN (1 of {4 * count}, the first at {place}block 1)"
+        assert said == (last if text == "values" else other)
+
+
 def refusal(source: Path, destination: Path, options: Options, resources: Resources = ONE) -> str:
     with pytest.raises(CheckpointError) as caught:
         run(make_plan(source, options), destination, resources)

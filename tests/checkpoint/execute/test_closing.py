@@ -13,7 +13,9 @@ from halfbyte.checkpoint.execute.closing import close, remove_begun, take_back
 from halfbyte.checkpoint.execute.disk import Disk
 from halfbyte.checkpoint.execute.journal import Finished, Journal
 from halfbyte.errors import CheckpointError
-from tests.checkpoint.execute.scenes import ONE, plan_of, small_source
+from tests.checkpoint.execute.recorder import Operation, Recorder
+from tests.checkpoint.execute.scenes import ONE, on_disk, plan_of, small_source
+from tests.checkpoint.toy import llama, write_checkpoint
 
 QUICK = Disk(sync=False)
 
@@ -141,3 +143,88 @@ def test_a_shard_that_is_gone(tmp_path: Path) -> None:
         close(plan, into, journal)
     gone = into / plan.shards[0].name
     assert str(caught.value) == f"{gone} was removed; the same command makes it again"
+
+
+def test_how_json_is_written(tmp_path: Path) -> None:
+    """Text as it is, a line at the end; two spaces, but one in the manifest, which is long."""
+    source = write_checkpoint(tmp_path / "s", llama(layers=1), {"num_hidden_layers": 1, "author": "Ängström"})
+    run(plan_of(source), tmp_path / "d", ONE)
+    config = (tmp_path / "d" / "config.json").read_text(encoding="utf-8")
+    assert config.startswith('{\n  "model_type": "llama",\n  "num_hidden_layers": 1,\n  "author": "Ängström",\n  "')
+    manifest = (tmp_path / "d" / "halfbyte.json").read_text(encoding="utf-8")
+    assert manifest.startswith('{\n "halfbyte": 1,\n "fingerprint": "')
+    for text in (config, manifest):
+        assert text.endswith("\n}\n")
+
+
+def names_of(operations: list[Operation]) -> list[str]:
+    """Each operation in a few words, without those that write to a file."""
+    within = ("write", "resize", "flush", "set mode", "create", "reopen")
+    short = [f"{one.kind} {one.path.removeprefix('d/')} {one.target.removeprefix('d/')}".strip() for one in operations]
+    return [text for text, one in zip(short, operations, strict=True) if one.kind not in within]
+
+
+NAMED = [f"rename .halfbyte/{name} {name}" for name in ("config.json", "halfbyte.json")]
+
+
+def test_the_names_of_a_small_conversion(tmp_path: Path) -> None:
+    """Every name that is given or taken, in order, and what is flushed between: all that a power cut may show."""
+    source = write_checkpoint(tmp_path / "s", llama(layers=1), {"num_hidden_layers": 1})
+    plan, disk = plan_of(source, layout="compressed-tensors"), Recorder(tmp_path)
+    shard = "model.safetensors"
+    with on_disk(disk):
+        run(plan, tmp_path / "d", ONE)
+    assert names_of(disk.operations) == [
+        "make folder d", "flush folder .", "make folder .halfbyte", "flush folder d",
+        "rename .halfbyte/journal.new .halfbyte/journal.jsonl", "flush folder .halfbyte",
+        f"rename .halfbyte/{shard}.part .halfbyte/{shard}", "flush folder .halfbyte",
+        f"rename .halfbyte/{shard} {shard}", "flush folder d", "flush folder .halfbyte",
+        "rename .halfbyte/side file tokenizer.json", "flush folder d",
+        NAMED[0], "flush folder d", NAMED[1], "flush folder d",
+        "remove .halfbyte/journal.jsonl", "remove folder .halfbyte", "flush folder d",
+    ]  # fmt: skip
+    again, disk = plan_of(source, keep=("down_proj",), layout="compressed-tensors"), Recorder(tmp_path)
+    with on_disk(disk):
+        run(again, tmp_path / "d", ONE, overwrite=True)
+    assert names_of(disk.operations) == [
+        "make folder .halfbyte", "flush folder d",
+        "rename .halfbyte/journal.new .halfbyte/journal.jsonl", "flush folder .halfbyte",
+        f"rename .halfbyte/{shard}.part .halfbyte/{shard}", "flush folder .halfbyte",
+        "make folder .halfbyte/replaced", "flush folder .halfbyte",
+        "rename halfbyte.json .halfbyte/replaced/halfbyte.json", "flush folder d",
+        "remove config.json", "flush folder d",
+        f"remove {shard}", "remove tokenizer.json", "flush folder d",
+        "remove .halfbyte/replaced/halfbyte.json", "remove folder .halfbyte/replaced", "flush folder .halfbyte",
+        f"rename .halfbyte/{shard} {shard}", "flush folder d", "flush folder .halfbyte",
+        "rename .halfbyte/side file tokenizer.json", "flush folder d",
+        NAMED[0], "flush folder d", NAMED[1], "flush folder d",
+        "remove .halfbyte/journal.jsonl", "remove folder .halfbyte", "flush folder d",
+    ]  # fmt: skip
+
+
+def test_the_names_that_are_taken_back(tmp_path: Path) -> None:
+    """By a plan that keeps more: config.json goes first, and is gone from the disk before anything else."""
+    journal, into = begun(tmp_path)
+    plan = plan_of(tmp_path / "s", keep=("mlp.down_proj",))
+    first, second, third = (shard.name for shard in plan.shards)
+    (into / ".halfbyte" / "old").write_text("")
+    disk = Recorder(tmp_path)
+    take_back(plan, into, Journal.load(journal.path, disk), {first: Finished(first, 5)})
+    assert names_of(disk.operations) == [
+        "remove config.json", "flush folder d", f"rename {first} .halfbyte/{first}",
+        "remove a/b/notes.json", "remove folder a/b", "remove folder a", "remove hf_quant_config.json",
+        f"remove {second}", f"remove {third}", "remove model.safetensors.index.json", "remove tokenizer.json",
+        "flush folder d", "rename .halfbyte/journal.new .halfbyte/journal.jsonl", "flush folder .halfbyte",
+        "remove .halfbyte/old",
+    ]  # fmt: skip
+
+
+def test_a_work_folder_that_was_left_goes_for_good(tmp_path: Path) -> None:
+    source = write_checkpoint(tmp_path / "s", llama(layers=1), {"num_hidden_layers": 1})
+    plan = plan_of(source)
+    run(plan, tmp_path / "d", ONE)
+    (tmp_path / "d" / ".halfbyte").mkdir()
+    disk = Recorder(tmp_path)
+    with on_disk(disk):
+        run(plan, tmp_path / "d", ONE)
+    assert names_of(disk.operations) == ["remove folder .halfbyte", "flush folder d"]

@@ -12,7 +12,7 @@ import pytest
 
 from halfbyte.checkpoint import Event, Outcome, Resources, run
 from halfbyte.checkpoint.execute import conversion
-from halfbyte.checkpoint.execute.conversion import prepare, sizes_for
+from halfbyte.checkpoint.execute.conversion import cards_of, prepare, sizes_for, staged_memory
 from halfbyte.checkpoint.execute.device.sizes import Limits
 from halfbyte.checkpoint.execute.pieces import SLACK, largest_piece
 from halfbyte.errors import CheckpointError, InputError
@@ -60,6 +60,33 @@ def test_work_is_cut_so_that_it_fits(tmp_path: Path) -> None:
         told = int(str(caught.value).split("; ")[1].split(" ")[0].replace(",", ""))
         assert least - (1 << 8) < told < 4 * least
         assert cut(told)[2] == 1, "what is said to be enough is"
+
+
+@pytest.mark.parametrize("limit", [10_000_000, None])
+def test_what_is_said_to_be_enough_may_be_just_enough(monkeypatch: pytest.MonkeyPatch, limit: int | None) -> None:
+    """One byte is lacking of nine million: two more of the limit make one, and the rest goes to objects."""
+    given = limit or conversion.DEFAULT_MEMORY
+    monkeypatch.setattr(conversion, "largest_piece", lambda unit, chunk: given * 9 // 10 + 1 - SLACK)
+    plan: Any = SimpleNamespace(units=["one"], calibrated=None)
+    with pytest.raises(InputError) as caught:
+        sizes_for(plan, Resources(workers=3, max_memory=limit))
+    enough = given + 2
+    assert str(caught.value) == (
+        f"--max-memory {given:,} is too little: a piece of the largest tensor needs {given * 9 // 10 + 1:,} bytes; "
+        f"{enough:,} are enough"
+    )
+    sizes, workers = sizes_for(plan, Resources(workers=3, max_memory=enough))
+    assert (sizes.arena, workers) == (enough * 9 // 10, 1)
+
+
+@pytest.mark.parametrize(
+    ("device", "workers", "cards", "lanes"),
+    [("cpu", 8, 0, 0), ("cuda", 3, 1, 3), ("cuda:2", 3, 1, 3), ("cuda:0,1", 3, 2, 4), ("cuda:1,1", 3, 1, 3)],
+)
+def test_cards_that_are_asked_for(device: str, workers: int, cards: int, lanes: int) -> None:
+    resources = Resources(device=device)
+    assert cards_of(resources) == cards
+    assert staged_memory(resources, workers) == lanes * (4 << 20)
 
 
 def _fits(plan: Any, memory: int) -> bool:
@@ -156,3 +183,10 @@ def test_what_statistics_need_of_a_piece_decides_its_part_too(monkeypatch: pytes
     plan: Any = SimpleNamespace(units=["one"], calibrated="statistics")
     sizes, _ = sizes_for(plan, Resources(workers=1, chunk=1 << 40))
     assert sizes.chunk == (1 << 30) * 9 // 10 // 8
+
+
+def test_a_run_into_the_source_makes_nothing(tmp_path: Path) -> None:
+    plan = plan_of(small_source(tmp_path / "s"))
+    with pytest.raises(CheckpointError, match=r"d lies inside the source .*; give a directory outside$"):
+        run(plan, tmp_path / "s" / "d", Resources(workers=1, max_memory=1 << 28, sync=False))
+    assert not (tmp_path / "s" / "d").exists()

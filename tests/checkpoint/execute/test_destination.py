@@ -18,6 +18,7 @@ import pytest
 
 from halfbyte.checkpoint import run
 from halfbyte.checkpoint.execute.destination import (
+    _room_of,
     check_destination,
     check_refusal,
     examine,
@@ -353,3 +354,34 @@ def test_shards_that_were_lost(tmp_path: Path) -> None:
         journal.finished = {name: Finished(name, 5) for name in "abcde"}
         forget_lost(journal, tmp_path, finals)
         assert "".join(journal.finished) == left
+
+
+def test_the_room_of_a_name(tmp_path: Path) -> None:
+    """None of a folder, of what is gone, and of a file without bytes."""
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "empty").write_bytes(b"")
+    (tmp_path / "full").write_bytes(bytes(5000))
+    assert [_room_of(tmp_path / name) for name in ("folder", "gone", "empty")] == [0, 0, 0]
+    assert _room_of(tmp_path / "full") == (tmp_path / "full").stat().st_blocks * 512 >= 5000
+
+
+def test_a_dry_run_hears_of_ranks(tmp_path: Path) -> None:
+    plan, into = plan_of(small_source(tmp_path / "s")), tmp_path / "d"
+    (into / ".halfbyte").mkdir(parents=True)
+    (into / ".halfbyte" / GUARD).write_text("")
+    with FileLock(into / ".halfbyte" / f"{Rank(1, 2).name}.lock"):
+        assert said(lambda: check_refusal(plan, into, False)) == (
+            f"another conversion into {into} is running (rank 1 of 2); wait for it or stop it"
+        )
+    assert check_refusal(plan, into, False).journal.first == {}
+
+
+def test_a_dry_run_where_something_is_begun_changes_nothing(tmp_path: Path) -> None:
+    scene = fresh(tmp_path)
+    left = scene.left_by(last_write("00002"))
+    with scene.disk(left) as root:
+        found = check_refusal(scene.plan, root / INTO, False)
+        assert (found.continued, len(found.usable)) == (True, 1)
+        assert read_tree(root) == left
+        with locked(root / INTO):
+            assert "is running; wait for it" in said(lambda: check_refusal(scene.plan, root / INTO, False))

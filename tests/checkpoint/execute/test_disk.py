@@ -174,12 +174,15 @@ def test_no_other_module_changes_the_disk() -> None:
     assert found == []
 
 
-def test_no_file_stays_open(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sync", [False, True])
+def test_no_file_stays_open(tmp_path: Path, sync: bool) -> None:
+    """Nor a folder that was flushed."""
     (tmp_path / "source").write_bytes(b"some")
-    disk = Disk(sync=False)
+    disk = Disk(sync)
     before = len(os.listdir("/proc/self/fd"))
     disk.copy(tmp_path / "source", tmp_path / "copy", through=tmp_path / "begun")
     disk.write(tmp_path / "written", b"more", through=tmp_path / "begun")
+    disk.flush_folder(tmp_path)
     assert len(os.listdir("/proc/self/fd")) == before
 
 

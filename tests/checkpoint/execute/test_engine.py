@@ -50,7 +50,7 @@ def test_strided_chunks_have_an_amax_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("amax", "usable"), [(0.0, 2688.0), (1e-40, 2688 * 2.0**-126), (3.0, 3.0), (3e38, 3e38), (1e-30, 1e-30)]
+    ("amax", "usable"), [(0.0, 2688.0), (1e-40, 2688 * 2.0**-126), (3.0, 3.0), (3e38, 3e38), (1e-30, 1e-30), (1.0, 1.0)]
 )
 def test_amaxes_that_give_no_usable_scale_are_raised(amax: float, usable: float) -> None:
     assert make().usable_amax(np.float32(amax), "m") == np.float32(usable)

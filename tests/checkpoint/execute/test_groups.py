@@ -89,6 +89,12 @@ def test_any_shards_may_be_done_already(tmp_path: Path, source: Path, chunk: int
         shutil.rmtree(tmp_path / "d")
 
 
+def test_a_group_begins_with_nothing() -> None:
+    found = Group(("a", "b"))
+    assert (found.claimed, found.pending, float(found.amax), found.bad) == (False, 0, 0.0, False)
+    assert (found.exponents, found.choice, found.scales, found.ready.is_set()) == (None, None, None, False)
+
+
 def test_what_two_workers_find_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is lost if one adds while another does."""
     found, others = Group(("a", "b")), list[threading.Thread]()

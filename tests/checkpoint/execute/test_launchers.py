@@ -117,6 +117,10 @@ NONE = (
         ),
         ("-1", 3, {}, "--rank '-1' is neither a number nor auto"),
         ("1", None, TORCHRUN, "--rank 1 needs --world-size N, the number of processes"),
+        ("auto", 0, KUBERNETES, "--world-size 0: it counts the processes, so it is 1 or more"),
+        ("auto", 0, ARRAY, "--world-size 0: it counts the processes, so it is 1 or more"),
+        ("auto", 0, TORCHRUN, "--world-size 0, but WORLD_SIZE says 8; leave --world-size out"),
+        ("auto", None, {"RANK": "0", "WORLD_SIZE": "0"}, "--world-size 0: it counts the processes, so it is 1 or more"),
     ],
 )  # fmt: skip
 def test_whole_refusals(rank: str, world: int | None, environment: dict[str, str], message: str) -> None:

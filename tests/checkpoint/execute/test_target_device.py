@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import platform
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,21 @@ from halfbyte.backends import BACKENDS
 from halfbyte.checkpoint import Options, Plan, make_plan
 from halfbyte.checkpoint.execute import target_device
 from halfbyte.checkpoint.execute.engine import Engine
-from halfbyte.checkpoint.execute.target_device import open_devices, resolve_device
+from halfbyte.checkpoint.execute.target_device import (
+    driver_present,
+    kernel_reason,
+    kind_of,
+    numbers_of,
+    open_cards,
+    open_devices,
+    placed,
+    resolve_device,
+)
+from halfbyte.checkpoint.plan.types import Solved
 from halfbyte.errors import InputError, UnsupportedError
+from halfbyte.smoothing import Smoothing
 from tests.backends.gpu.card import convert_checks
+from tests.checkpoint.test_calibrated import statistics
 from tests.checkpoint.toy import llama, write_checkpoint
 
 
@@ -103,3 +117,74 @@ def test_devices_that_cannot_help_are_refused(plan: Plan, monkeypatch: pytest.Mo
     monkeypatch.setattr(type(BACKENDS["gpu"]), "supports", lambda self, request: f"none for {request.dtype}")
     with pytest.raises(UnsupportedError, match="device cuda cannot do this: none for bf16; use --device cpu"):
         open_devices("cuda", plan, engine_of(plan))
+
+
+def statistics_plan(folder: Path, **options: Any) -> Plan:
+    tensors = llama()
+    statistics(folder / "stats", tensors)
+    return make_plan(write_checkpoint(folder / "s", tensors), Options(statistics=folder / "stats", **options))
+
+
+def test_what_gpus_have_no_kernel_for(tmp_path: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is asked of what decodes, of solved weights and of smoothed ones; else every dtype of the values."""
+    asked: list[str] = []
+
+    def supports(self: object, request: Any) -> str | None:
+        asked.append(request.dtype)
+        return f"none for {request.dtype}" if request.dtype == "fp32" else None
+
+    monkeypatch.setattr(type(BACKENDS["gpu"]), "supports", supports)
+    assert kernel_reason(replace(plan, format=None)) is None
+    solved = Solved(tmp_path, "gptq", "digest", {})
+    assert kernel_reason(replace(plan, solved=solved)) == "weights that are solved already are written by the CPU"
+    smoothed = kernel_reason(replace(plan, smoothing=Smoothing(())))
+    assert smoothed == "smoothed weights are computed on the CPU"
+    assert asked == []
+    assert kernel_reason(plan) is None
+    assert asked == ["bf16"]
+    decoded = make_plan(tmp_path / "s", Options())
+    both = [replace(unit, sources=(replace(unit.sources[0], kind="fp8"),)) for unit in decoded.units[:1]]
+    mixed = replace(plan, shards=(replace(plan.shards[0], units=(*plan.shards[0].units, *both)),))
+    asked.clear()
+    assert kernel_reason(mixed) == "none for fp32"
+    assert asked == ["bf16", "fp32"]
+    moved = replace(plan.shards[0], units=tuple(replace(unit, action="relayout") for unit in both))
+    assert kernel_reason(replace(plan, shards=(moved,))) is None
+
+
+@pytest.mark.usefixtures("two_devices")
+def test_cards_are_opened_for_statistics(tmp_path: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(target_device, "capability_of", lambda number: (9, 0))
+    known = statistics_plan(tmp_path / "known", method="gptq")
+    engine = engine_of(known)
+    monkeypatch.setattr(target_device, "solving_reason", lambda *given: None)
+    assert [card.name for card in open_cards("cuda", known, engine)] == ["cuda:0", "cuda:1"]
+    assert open_cards("cpu", known, engine) == open_cards("cuda", plan, engine) == ()
+    assert open_devices("cuda", known, engine) == ()
+    monkeypatch.setattr(target_device, "solving_reason", lambda *given: "no kernel")
+    with pytest.raises(UnsupportedError, match=r"^device cuda cannot do this: no kernel; use --device cpu$"):
+        open_cards("cuda", known, engine)
+    monkeypatch.setattr(target_device, "solving_reason", lambda *given: None)
+    monkeypatch.setattr(target_device, "capability_of", lambda number: (8, 8))
+    with pytest.raises(UnsupportedError, match=r"^device cuda:0 has compute capability 8.8, and the kernels need 8.9"):
+        open_cards("cuda", known, engine)
+
+
+def test_what_makes_factors_is_named_once(tmp_path: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only where last bits depend on it."""
+    monkeypatch.setattr(target_device, "kind_of", lambda device: f"kind of {device}")
+    assert placed(plan, "cpu") is plan
+    gptq, hessian = (statistics_plan(tmp_path / method, method=method) for method in ("gptq", "hessian"))
+    assert placed(hessian, "cpu") is hessian
+    found = placed(gptq, "cuda:1")
+    assert found.calibrated is not None
+    assert found.calibrated.device == "kind of cuda:1"
+    assert placed(found, "cpu") is found
+
+
+def test_numbers_and_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [numbers_of(name) for name in ("cpu", "cuda", "cuda:3", "cuda:10,2,10")] == [(), (), (3,), (2, 10)]
+    assert kind_of("cpu") == f"cpu {platform.machine()}"
+    for there in ("/dev/nvidiactl", "/dev/dxg", "/dev/nvidia0", "/dev/null"):
+        monkeypatch.setattr(Path, "exists", lambda path, there=there: str(path) == there)
+        assert driver_present() is (there != "/dev/null")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 
 from halfbyte.checkpoint import Options, Plan, Resources, make_plan, run
-from halfbyte.checkpoint.execute import conversion, unit
+from halfbyte.checkpoint.execute import conversion
 from halfbyte.checkpoint.execute.engine import Engine
 from halfbyte.checkpoint.execute.group import Group
 from halfbyte.checkpoint.execute.pieces import SLACK, Piece, Sizes, largest_piece, pieces_of
@@ -22,9 +21,9 @@ from halfbyte.checkpoint.io.buffers import Arena
 from halfbyte.checkpoint.io.files import Files
 from halfbyte.checkpoint.plan.types import Unit
 from halfbyte.errors import CheckpointError
-from tests.checkpoint.execute.test_memory_plan import AT, CASES
+from tests.checkpoint.execute.test_memory_plan import AT, CASES, Source, bytes_of, mxfp4
 from tests.checkpoint.execute.test_pieces import stand_in
-from tests.checkpoint.toy import llama, random, write_checkpoint
+from tests.checkpoint.toy import random, write_checkpoint
 
 
 def named(module: str, rows: int = 10) -> Any:
@@ -215,11 +214,21 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[UnitWork]:
     return made
 
 
-@pytest.mark.parametrize("case", CASES)
+def far_apart(rows: int, columns: int) -> Source:
+    """MXFP4 whose exponents no window holds: they are surveyed."""
+    tensors, config = mxfp4(rows, columns)
+    tensors[f"{AT}.weight_scale"] = 90 + bytes_of(rows, columns // 32) % 40
+    return tensors, config
+
+
+WATCHED = CASES | {"mxfp4 far apart": (far_apart, Options())}
+
+
+@pytest.mark.parametrize("case", WATCHED)
 @pytest.mark.parametrize("chunk", [600, 1 << 20])
 def test_nothing_is_kept_between_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str, chunk: int) -> None:
     """Neither of an arena, but what is held on purpose, nor the small scales of a source that is done."""
-    make, options = CASES[case]
+    make, options = WATCHED[case]
     tensors, config = make(32, 128)
     plan = make_plan(write_checkpoint(tmp_path / "s", tensors, {"num_hidden_layers": 1, **config}), options)
     made = watched(monkeypatch)
@@ -250,21 +259,6 @@ def test_a_limit_that_is_just_enough_is_enough_for_bad_values(tmp_path: Path) ->
     limit = Resources(workers=1, max_memory=-(-piece * 10 // 9), sync=False, chunk=1)
     with pytest.raises(CheckpointError, match=r"down_proj holds .*Inf .*, the first at row 1, column 224\)"):
         run(plan, tmp_path / "d", limit)
-
-
-def test_workers_do_not_keep_a_program_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second Ctrl-C ends it, whatever they wait for."""
-    seen: set[bool] = set()
-    usual = unit.UnitWork.write
-
-    def write(self: UnitWork, *given: Any) -> None:
-        seen.add(threading.current_thread().daemon)
-        usual(self, *given)
-
-    monkeypatch.setattr(UnitWork, "write", write)
-    plan = make_plan(write_checkpoint(tmp_path / "s", llama(layers=1)), Options(method="amax"))
-    run(plan, tmp_path / "d", Resources(workers=2, max_memory=1 << 24, sync=False))
-    assert seen == {True}
 
 
 def test_an_amax_of_zero_has_no_headroom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -11,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from halfbyte.checkpoint.execute.scalars import scalar_of
 from halfbyte.checkpoint.io import decode as module
 from halfbyte.checkpoint.io.buffers import Arena
 from halfbyte.checkpoint.io.decode import (
@@ -106,6 +108,40 @@ def test_fp8(made: Made, monkeypatch: pytest.MonkeyPatch, name: str, slab: int) 
         rows = made.scales(source, start, stop)
         assert (rows.tall, rows.wide, rows.first, rows.stored) == (tall, wide, start % tall, None)
         assert rows.array.tolist() == grid[start // tall : (stop - 1) // tall + 1].tolist()
+
+
+@pytest.mark.parametrize("grid", [[[2, 3]], [[2], [5]], [[2, 3], [5, 7]], [[2]]])
+def test_fp8_of_two_columns(made: Made, grid: list[list[int]]) -> None:
+    """The amax too: the largest code has not the largest scale."""
+    codes = np.array([[0x38, 0x30], [0x28, 0x20]], np.uint8)  # 1, a half, a quarter, an eighth
+    scales = np.array(grid, np.float32)
+    source = SourceMatrix("fp8", 2, 2, made.view(codes, "F8_E4M3"), made.view(scales, "F32"))
+    wanted = np.array([[1, 0.5], [0.25, 0.125]]) * np.broadcast_to(scales, (2, 2))
+    assert made.decode(source, 0, 2).tolist() == wanted.tolist()
+    for start, stop in ((0, 2), (0, 1), (1, 2)):
+        amax = fp8_amax(source, codes[start:stop], start, read_scales(made.files, source))
+        assert amax == wanted[start:stop].max()
+
+
+def test_a_scale_at_the_end_of_a_file(made: Made) -> None:
+    """Nothing is read behind it."""
+    scales = made.view(np.full((3, 2), 0x38, np.uint8), "F8_E4M3")
+    codes, word = made.view(np.full((3, 16), 0x72, np.uint8), "U8"), made.view(np.array([[0.25]], np.float32), "F32")
+    source = SourceMatrix("nvfp4", 3, 32, codes, scales, global_scale=word, input_scale=word)
+    assert read_scales(made.files, source).stored == 0.25
+    unit: Any = SimpleNamespace(input_scale=None, module="m")
+    for role, wanted in (("multiplier", 0.25), ("divisor", 4), ("input_multiplier", 0.25), ("input_divisor", 4)):
+        output: Any = SimpleNamespace(part=SimpleNamespace(role=role))
+        assert scalar_of(made.files, unit, output, source, None).tolist() == [wanted]
+
+
+def test_a_scale_that_is_not_stored(made: Made) -> None:
+    source = SourceMatrix("nvfp4", 3, 32, made.view(np.ones((3, 16), np.uint8), "U8"))
+    unit: Any = SimpleNamespace(input_scale=None, module="a.b")
+    for role in ("multiplier", "input_divisor"):
+        output: Any = SimpleNamespace(part=SimpleNamespace(role=role))
+        with pytest.raises(CheckpointError, match=r"^a\.b has no stored scale where one is needed$"):
+            scalar_of(made.files, unit, output, source, None)
 
 
 def test_fp8_of_tall_blocks(made: Made) -> None:

@@ -26,8 +26,8 @@ SAID = {"version": "1", "format": "nvfp4", "contract": repr(CONTRACT), "method":
 
 
 def folder(path: Path) -> SolvedFolder:
-    write_solved(path / "deep" / "a.safetensors", {"q.weight": WEIGHT}, NVFP4, CONTRACT, "gptq")
-    return SolvedFolder(path / "deep")
+    write_solved(path / "deep" / "er" / "a.safetensors", {"q.weight": WEIGHT}, NVFP4, CONTRACT, "gptq")
+    return SolvedFolder(path / "deep" / "er")
 
 
 def refused(path: Path) -> str:
@@ -46,8 +46,8 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert (codes.shape, scales.shape) == ((0, 16), (0, 2))
     assert solved.amax("q.weight") == np.float32(2.5)
     solved.check(NVFP4, CONTRACT)
-    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["a.safetensors"], "no temporary file stays"
-    with safe_open(tmp_path / "deep" / "a.safetensors", "np") as opened:
+    assert [path.name for path in (tmp_path / "deep" / "er").iterdir()] == ["a.safetensors"], "no temporary file stays"
+    with safe_open(tmp_path / "deep" / "er" / "a.safetensors", "np") as opened:
         assert json.loads(opened.metadata()["halfbyte_solved"]) == SAID
 
 
@@ -77,7 +77,7 @@ def test_another_shape(tmp_path: Path, shape: tuple[int, int]) -> None:
     with pytest.raises(CheckpointError) as caught:
         folder(tmp_path).rows("q.weight", shape, 0, 0, NVFP4)
     assert str(caught.value) == (
-        f"{tmp_path}/deep: q.weight.codes is U8 of shape (3, 16); a weight of shape {shape} needs U8 of shape "
+        f"{tmp_path}/deep/er: q.weight.codes is U8 of shape (3, 16); a weight of shape {shape} needs U8 of shape "
         f"{(shape[0], shape[1] // 2)}"
     )
 
@@ -96,11 +96,13 @@ def test_another_format_or_contract(tmp_path: Path) -> None:
     solved = folder(tmp_path)
     with pytest.raises(CheckpointError) as caught:
         solved.check(MXFP4, CONTRACT)
-    assert str(caught.value) == f"{tmp_path}/deep: solved for format nvfp4, but this conversion has mxfp4"
+    assert str(caught.value) == f"{tmp_path}/deep/er: solved for format nvfp4, but this conversion has mxfp4"
     other = replace(CONTRACT, name="other")
     with pytest.raises(CheckpointError) as caught:
         solved.check(NVFP4, other)
-    assert str(caught.value) == f"{tmp_path}/deep: solved for contract {CONTRACT!r}, but this conversion has {other!r}"
+    assert (
+        str(caught.value) == f"{tmp_path}/deep/er: solved for contract {CONTRACT!r}, but this conversion has {other!r}"
+    )
 
 
 def test_folders_that_are_none(tmp_path: Path) -> None:

@@ -202,6 +202,20 @@ def test_stacked_experts_are_decoded_whole_and_transposed(tmp_path: Path) -> Non
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(("to", "layout", "act"), [("mxfp4", "gpt-oss", "relayout"), ("nvfp4", "modelopt", "cast")])
+def test_stacked_experts_that_stay_stacked_keep_their_biases(tmp_path: Path, to: str, layout: str, act: str) -> None:
+    """As they are, in one tensor each."""
+    plan = make_plan(write_checkpoint(tmp_path / "s", gpt_oss(), OSS), Options(to=to, layout=layout))
+    assert [(unit.module, unit.action) for unit in plan.units] == [
+        (f"{EXPERTS}.gate_up_proj", act), (f"{EXPERTS}.down_proj", act)
+    ]  # fmt: skip
+    biases = {name: entry for name, entry in written(plan).items() if "bias" in name}
+    assert biases == {
+        f"{EXPERTS}.gate_up_proj_bias": ("BF16", (2, 64), "copy"),
+        f"{EXPERTS}.down_proj_bias": ("BF16", (2, 64), "copy"),
+    }
+
+
 def test_stacked_experts_that_are_kept_stay_stacked(tmp_path: Path) -> None:
     """As their biases do; where all experts are taken apart, the biases are too."""
     tensors = gpt_oss() | {f"{AT}.mlp.other.weight": random(2, 64, 64)}

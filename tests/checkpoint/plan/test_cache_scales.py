@@ -70,7 +70,10 @@ def test_scales_get_the_names_of_the_layout(tmp_path: Path, before: str, after: 
     assert set(cache) == set(scales(after))
     for name, wanted in scales(after).items():
         assert_same_bits(cache[name], wanted)
-    assert any("scales of the FP8 cache" in note for note in plan.notes) is (before != after)
+    first = "model.layers.0.self_attn."
+    old, new = (first + NAMES[layout].format("v") for layout in (before, after))
+    moved = f"4 scales of the FP8 cache get the names that readers of {after} want: {old} becomes {new}"
+    assert [note for note in plan.notes if "cache" in note] == ([] if before == after else [moved])
     config = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
     assert (config["kv_cache_scheme"]["num_bits"], config["kv_cache_scheme"]["type"]) == (8, "float")
     if after == "modelopt":

@@ -11,10 +11,13 @@ import pytest
 
 import halfbyte as hb
 from halfbyte.checkpoint import Options, Plan, make_plan
+from halfbyte.checkpoint.io.index import open_checkpoint
+from halfbyte.checkpoint.io.likeness import fingerprint_of
 from halfbyte.checkpoint.io.solved import SolvedWeight, write_solved
 from halfbyte.errors import CheckpointError, HalfbyteError
 from halfbyte.statistics import LinearStatistics, write_header, write_statistics
 from tests.checkpoint.toy import Array, random, write_checkpoint
+from tests.statistics.test_imatrix import old_file
 
 AT = "model.layers.0"
 EXPERTS = f"{AT}.mlp.experts"
@@ -247,6 +250,13 @@ def test_input_scales_from_statistics(tmp_path: Path) -> None:
     assert scales_of(plan) == {shared: 7.0, **dict.fromkeys(experts, 2.0)}
 
 
+def test_inputs_of_any_magnitude_have_a_scale(tmp_path: Path) -> None:
+    tensors = dense("mlp.fc1", "mlp.fc2", "mlp.fc3")
+    tops = {f"{AT}.mlp.fc1": 0.25, f"{AT}.mlp.fc2": 1.0, f"{AT}.mlp.fc3": 300.0}
+    stats = {module: known(top=top) for module, top in tops.items()}
+    assert scales_of(plan_of(tmp_path, tensors, stats, method="amax", activations="stats")) == tops
+
+
 def test_statistics_without_magnitudes_give_no_input_scale(tmp_path: Path) -> None:
     wanted = f"--activations stats: {tmp_path}/stats: no amax for {AT}.mlp.fc1, which is quantized; --keep it, or "
     tensors = dense("mlp.fc1")
@@ -256,3 +266,72 @@ def test_statistics_without_magnitudes_give_no_input_scale(tmp_path: Path) -> No
     other = refused(tmp_path, tensors, {f"{AT}.mlp.fc1": known(64, top=3)}, method="amax", activations="stats")
     assert other.startswith("--activations stats: ")
     assert "64" in other
+
+
+def test_statistics_of_another_training_are_told(tmp_path: Path) -> None:
+    """By what the header says of the model's values; a folder that says nothing is taken as it is."""
+    first = plan_of(tmp_path, dense("q"), {f"{AT}.q": known()})
+    own = fingerprint_of(open_checkpoint(first.source))
+    told = (
+        f"{tmp_path / 'stats'} is not of these files: of another training or of the same model in another dtype, as "
+        "its names and widths fit. If it is of another training, calibrate this one"
+    )
+    for header, said in (({"model": {"fingerprint": "x"}}, [told]), ({"model": {"fingerprint": own}}, []), ({}, [])):
+        write_header(tmp_path / "stats", header)
+        plan = make_plan(first.source, Options(method="gptq", statistics=tmp_path / "stats"))
+        assert [note for note in plan.notes if "not of these files" in note] == said
+
+
+@pytest.mark.parametrize(("at", "counts"), [(40, True), ((1 << 20) + 7, True), ((1 << 20) + 8, False)])
+def test_the_digest_of_a_file_without_a_header(tmp_path: Path, at: int, counts: bool) -> None:
+    """An imatrix: a megabyte behind its first numbers, its size and its names."""
+    source = write_checkpoint(tmp_path / "s", dense("mlp.down_proj"))
+    means = np.ones(32, np.float32)
+    path = tmp_path / "m.dat"
+    names = {"blk.0.ffn_down.weight": means, "blk.9.ffn_down.weight": np.ones(300_000, np.float32)}
+
+    def digest() -> str:
+        found = make_plan(source, Options(method="hessian", statistics=path)).calibrated
+        assert found is not None
+        return found.digest
+
+    old_file(path, names, 1)
+    first, raw = digest(), bytearray(path.read_bytes())
+    raw[at] ^= 1
+    path.write_bytes(raw)
+    assert (digest() != first) is counts
+
+
+def test_some_experts_of_the_only_stack_are_enough(tmp_path: Path) -> None:
+    """A stack of which one expert has no statistics falls back for that one; of which none has, serves nothing."""
+    config = {"model_type": "llama4_text", "hidden_size": 32, "intermediate_size": 32}
+    at = f"{AT}.feed_forward.experts.down_proj"
+    tensors = {at: random(1, 2, 32, 32)}
+    one = f"{AT}.feed_forward.experts.1.down_proj"
+    plan = plan_of(tmp_path, tensors, {one: known()}, config=config)
+    assert plan.calibrated is not None
+    assert plan.calibrated.names == {at: (None, one)}
+    assert plan.calibrated.fallback == {at: "it has no statistics"}
+    assert refused(tmp_path, tensors, {"other": known()}, config=config).endswith(
+        f"serves none of the 1 modules; {at}: it has no statistics"
+    )
+
+
+@pytest.mark.parametrize(("cross", "asymmetry", "kind", "crossed"), [
+    (True, 1.0, "gptq", True), (True, 0.0, "gptq", False), (False, 1.0, "gptq", False), (True, 1.0, "hessian", False),
+])  # fmt: skip
+def test_whether_cross_moments_count(tmp_path: Path, cross: bool, asymmetry: float, kind: str, crossed: bool) -> None:
+    """They take memory, so nothing is planned for those that nobody uses."""
+    moment = np.eye(32, dtype=np.float32)
+    one = LinearStatistics(10, 32, 0.0, second_moment=moment, cross_moment=moment if cross else None)
+    method = hb.Gptq(asymmetry=asymmetry) if kind == "gptq" else kind
+    found = plan_of(tmp_path, dense("mlp.fc1"), {f"{AT}.mlp.fc1": one}, method=method).calibrated
+    assert found is not None
+    assert found.crossed is crossed
+
+
+def test_how_an_objective_chooses_codes(tmp_path: Path) -> None:
+    for method, codes in (("hessian", "nearest"), ("hessian:descent", "descent"), ("hessian:nearest", "nearest")):
+        found = plan_of(tmp_path, dense("mlp.fc1"), {f"{AT}.mlp.fc1": known()}, method=method).calibrated
+        assert found is not None
+        assert found.codes == codes

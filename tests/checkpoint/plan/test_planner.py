@@ -16,6 +16,7 @@ from benchmarks.synthetic import write_holes
 from halfbyte.checkpoint import Options, Plan, Resources, Rules, make_plan, run
 from halfbyte.checkpoint.io.header import read_header
 from halfbyte.errors import CheckpointError, InputError, UnknownNameError, UnsupportedError
+from halfbyte.models.architectures import from_description
 from tests.checkpoint.toy import Array, llama, random, read_checkpoint, write_checkpoint
 
 SMALL = Resources(workers=2, max_memory=1 << 28, sync=False)
@@ -424,3 +425,42 @@ def test_stacked_experts_of_which_only_some_would_be_kept(tmp_path: Path) -> Non
         f"{at}.gate_up_proj holds {at}.0.gate_proj and {at}.1.gate_proj, of which only one would be kept; stacked "
         "experts are kept or converted together"
     )
+
+
+@pytest.mark.parametrize(
+    ("named", "name"), [(["OddLM", "Other"], "OddLM"), ([], "odd"), (None, "odd"), ("OddLM", "odd"), ({}, "odd")]
+)
+def test_what_a_model_that_describes_itself_is_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: object, name: str
+) -> None:
+    """As its config says, or by its type."""
+    described: dict[str, object] = {
+        "modules": {"linear": ["model.layers.#.mlp.down_proj"]}, "prefix": "model", "tied": {},
+        "tied_by_default": False, "stacks": {}, "renames": [], "model_type": "odd",
+    }  # fmt: skip
+    monkeypatch.setattr("halfbyte.checkpoint.plan.planner.modules_from_model", lambda *given: described)
+    called: list[str] = []
+
+    def noted(name: str, description: Any) -> Any:
+        called.append(name)
+        return from_description(name, description)
+
+    monkeypatch.setattr("halfbyte.checkpoint.plan.planner.from_description", noted)
+    source = write_checkpoint(tmp_path / "s", llama(layers=1), {"model_type": "odd", "architectures": named})
+    make_plan(source, Options(modules_from_model=True))
+    assert called == [name]
+
+
+def test_what_is_decoded_needs_every_scale(tmp_path: Path) -> None:
+    """Also of a width that no block would have; what is no format of the source is copied."""
+    tensors = fp8("mlp.down_proj") | {"model.layers.0.mlp.fc.weight": np.ones((4, 3), E4M3)}
+    said = refused(tmp_path / "s", tensors, FP8, to="bf16")
+    assert said.startswith("model.layers.0.mlp.fc.weight is quantized (F8_E4M3), but none of its possible scales")
+    del tensors["model.layers.0.mlp.fc.weight"]
+    tensors["model.layers.0.mlp.table.weight"] = np.ones((4, 3), np.int64)
+    plan = make_plan(write_checkpoint(tmp_path / "t", tensors, FP8), Options(to="bf16"))
+    assert [copy.output.part.name for shard in plan.shards for copy in shard.copies] == [
+        "model.layers.0.mlp.table.weight"
+    ]
+    plain = {"model.layers.0.mlp.table.weight": np.ones((4, 3), np.int64), "model.norm.weight": random(0, 3)}
+    assert "nothing to convert (it holds no quantized weight)" in refused(tmp_path / "u", plain, to="bf16")

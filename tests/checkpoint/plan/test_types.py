@@ -112,6 +112,7 @@ def test_outputs_come_in_the_order_of_the_file() -> None:
 def test_the_method_of_calibrated_modules_in_words() -> None:
     assert str(CALIBRATED) == str(Gptq())
     assert str(replace(CALIBRATED, kind="hessian")) == "Hessian"
+    assert str(replace(CALIBRATED, kind="hessian", codes="descent")) == "Hessian(codes='descent')"
 
 
 OTHER = PLAN.contract and replace(PLAN.contract, name="other")
@@ -214,6 +215,10 @@ def test_choices_in_words() -> None:
     assert replace(PLAN, calibrated=CALIBRATED).choices == own | gptq
     assert replace(PLAN, solved=SOLVED).choices == own | {"method": "gptq", "solved": "digest"}
     assert replace(PLAN, smoothing=SMOOTHING).choices == own | {"smoothing": SMOOTHING.digest}
+    on_gpu = replace(PLAN, calibrated=replace(CALIBRATED, device="H200"))
+    assert on_gpu.choices == own | gptq | {"device": "H200"}
+    by_gpu = replace(PLAN, solved=replace(SOLVED, device="H200"))
+    assert by_gpu.choices == own | {"method": "gptq", "solved": "digest", "device": "H200"}
 
 
 def test_a_plan_as_json() -> None:

@@ -210,3 +210,14 @@ def test_formats_that_a_layout_does_not_hold(tmp_path: Path) -> None:
     for to, layout in (("mxfp4", "modelopt"), ("nvfp4", "gpt-oss")):
         with pytest.raises(UnsupportedError, match=f"layout {layout} holds .*, not {to}"):
             make_plan(folder, Options(to=to, layout=layout))
+
+
+def test_gate_and_up_are_halves(tmp_path: Path) -> None:
+    """An odd number of rows has none; of down_proj any number will do."""
+    tensors = {f"{AT}.gate_up_proj": random(0, 2, 33, 64), f"{AT}.down_proj": random(1, 2, 33, 64)}
+    config = {"model_type": "qwen3_5_moe"}
+    with pytest.raises(CheckpointError, match=rf"^{AT}.gate_up_proj: 33 rows of gate and up cannot be halved$"):
+        make_plan(write_checkpoint(tmp_path / "s", tensors, config), Options(layout="compressed-tensors"))
+    del tensors[f"{AT}.gate_up_proj"]
+    plan = make_plan(write_checkpoint(tmp_path / "s", tensors, config), Options(layout="compressed-tensors"))
+    assert [unit.sources[0].rows for unit in plan.units] == [33, 33]

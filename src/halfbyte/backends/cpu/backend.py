@@ -22,6 +22,7 @@ from halfbyte.backends.cpu.row_decode import decode_rows
 from halfbyte.backends.cpu.rows import quantize_rows
 from halfbyte.backends.cpu.whole import WholeCall, WholeDecode, whole_call, whole_decode
 from halfbyte.backends.cpu.zeros import quantize_zeros
+from halfbyte.backends.headroom import chooser
 from halfbyte.backends.protocol import Parts, Reason
 from halfbyte.backends.reference.quantize import quantize_matrix
 from halfbyte.codec.bits import F32, U8
@@ -138,7 +139,7 @@ def _quantize_nvfp4(
     if amax is None:
         amax = plain.tensor_amax(x, request.dtype, False, request.threads)
         largest = float(amax[0])
-        amax = headroom.raised_amax(x, amax, request, size)
+        amax = headroom.raised_amax(x, amax, chooser(request), size)
     with np.errstate(all="ignore"):
         t = tensor_scale(amax.reshape(-1, 1, 1), rule, request.method, request.dtype)
         stored, multiplier = stored_scale(rule, t)

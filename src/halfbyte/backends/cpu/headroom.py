@@ -26,6 +26,7 @@ from halfbyte.backends.headroom import (
     EVERY,
     FRACTION_BITS,
     MOST_LOST,
+    SMALL,
     Candidate,
     Ends,
     Sample,
@@ -74,7 +75,8 @@ def raised_amax(x: npt.NDArray[Any], amax: F32, request: Request, size: int) -> 
         (total,) = survey(x, amax, request, looked.candidates, decides=True, sample=Sample(0, looked.step))
         if looked.finds(total):
             candidates = looked.candidates
-    return widened(amax, best(candidates, survey(x, amax, request, candidates, decides=True)[0]))
+    large = size > SMALL  # a small tensor is searched sooner than tables are made for a decision
+    return widened(amax, best(candidates, survey(x, amax, request, candidates, decides=large)[0]))
 
 
 def raised_rows(

@@ -12,6 +12,7 @@ from halfbyte.backends.cpu import headroom, plain
 from halfbyte.backends.cpu.call import NVFP4Call
 from halfbyte.backends.cpu.ranges import each_in_range
 from halfbyte.backends.cpu.zeros import quantize_zeros
+from halfbyte.backends.headroom import chooser
 from halfbyte.backends.protocol import Parts
 from halfbyte.backends.reference.quantize import quantize_matrix
 from halfbyte.codec.bits import F32, U8
@@ -36,8 +37,11 @@ def quantize_rows(
     amax, size = own
     left = np.ones(len(x), bool)  # rows that are not written yet
     if amax is None:
-        amax, written = headroom.raised_rows(x, largest, request, size, outputs)
-        left = ~written
+        asked = chooser(request)
+        room = outputs if asked is request else (np.empty_like(outputs[0]), np.empty_like(outputs[1]))
+        amax, written = headroom.raised_rows(x, largest, asked, size, room)
+        if asked is request:
+            left = ~written
     amax = amax.reshape(-1)
     call = _call(x, rule, request, (amax, largest), outputs)
     served = left & each_in_range(largest, call)

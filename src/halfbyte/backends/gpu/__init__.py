@@ -17,6 +17,7 @@ from halfbyte.backends.gpu.feedback import Held, hold
 from halfbyte.backends.gpu.feedback import solve as solve_feedback
 from halfbyte.backends.gpu.feedback import unserved as unserved_feedback
 from halfbyte.backends.gpu.operand import OLDEST, capability_of
+from halfbyte.backends.gpu.raised import raised_amax as raised_on_device
 from halfbyte.backends.gpu.sums import squared_differences
 from halfbyte.backends.gpu.warm import build as build_kernels
 from halfbyte.backends.gpu.warm import usual_calls, visible_architectures
@@ -44,6 +45,7 @@ __all__ = [
     "list_amaxes",
     "quantize_list",
     "quantize_matrix",
+    "raised_on_device",
     "solve_feedback",
     "squared_differences",
     "survey_matrix",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from halfbyte.backends.gpu.choose import ChosenKernel, KernelKind
+from halfbyte.backends.gpu.choose import ChosenKernel, KernelKind, choose
 from halfbyte.backends.gpu.constants import (
     AMAX_EACH,
     AMAX_GIVEN,
@@ -26,10 +26,12 @@ from halfbyte.backends.gpu.operand import LANES, assembly
 from halfbyte.backends.gpu.peer_searches import qwantize_commands, static_commands, tile_commands
 from halfbyte.backends.gpu.small import Small
 from halfbyte.backends.gpu.survey import survey_of
-from halfbyte.backends.headroom import ALONE, headrooms, probe
+from halfbyte.backends.headroom import ALONE, chooser, headrooms, probe
 from halfbyte.backends.numbering import DTYPE_NUMBERS
+from halfbyte.backends.protocol import Reason
 from halfbyte.codec.blocks import ceil_div
 from halfbyte.contracts import MXRule
+from halfbyte.errors import BackendError
 from halfbyte.request import Request
 
 if TYPE_CHECKING:
@@ -106,9 +108,10 @@ def quantization(
         return Quantization(Program(tuple(blocks), 0, table_bytes), None)
     alone = group_rows == x.rows or request.scaling == "row"
     size = x.elements if alone else group_rows * x.width
-    headroom = headrooms(request, size)
+    asked = chooser(request)
+    headroom = headrooms(asked, size)
     if whose == OWN and headroom != ALONE:
-        survey = survey_of(launch, headroom, probe(request, size))
+        survey = survey_of(_chooses(launch, asked), headroom, probe(asked, size))
         blocks, table_bytes = block_commands(launch)
         small = survey.small
         return Quantization(Program((*survey.commands(), *blocks), small.floats, table_bytes), small)
@@ -120,6 +123,16 @@ def quantization(
     first.append(prepare_command(kernel, small, whose, parts))
     blocks, table_bytes = block_commands(launch)
     return Quantization(Program((*first, *blocks), small.floats, table_bytes), small)
+
+
+def _chooses(launch: Launch, asked: Request) -> Launch:
+    """The launch of the search that chooses the headroom, over the same blocks."""
+    if asked is launch.request:
+        return launch
+    kernel = choose(asked)
+    if isinstance(kernel, Reason):
+        raise BackendError(f"backend gpu cannot choose a headroom: {kernel}")
+    return replace(launch, kernel=kernel, request=asked)
 
 
 def block_commands(launch: Launch) -> tuple[list[Command], int]:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from halfbyte.backends.headroom import chooser
 from halfbyte.backends.protocol import Parts
 from halfbyte.backends.reference.four_six import choose_four_six
 from halfbyte.backends.reference.headroom import raised_amax
@@ -93,7 +94,7 @@ def quantize_matrix(x: npt.NDArray[Any], request: Request, amax: F32 | None = No
     if isinstance(rule, NVFP4Rule):
         if amax is None:
             amax = np.abs(blocks).max(axis=(1, 2) if request.scaling == "row" else (0, 1, 2), keepdims=True)
-            amax = raised_amax(blocks, amax, request, x.size)
+            amax = raised_amax(blocks, amax, chooser(request), x.size)
         codes, scales, stored, multiplier = _quantize_nvfp4(blocks, amax.reshape(-1, 1, 1), rule, request)
     elif isinstance(rule, MXRule):
         codes, scales = _quantize_mx(blocks, rule, request)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from halfbyte.backends.headroom import widened
 from halfbyte.checkpoint.execute.engine import Engine
 from halfbyte.checkpoint.execute.pieces import Piece
 from halfbyte.checkpoint.execute.solving import Solver, Source, formats_of
@@ -66,17 +68,30 @@ class SolvedCodes:
         if self._folder.digest != planned.digest:
             raise CheckpointError(f"{planned.path} has changed since the plan was made; plan again")
 
+    def amax(self, units: Sequence[Unit], own: np.float32, usable: np.float32) -> np.float32:
+        """The amax that the codes of units with one tensor scale were decided with: theirs, times a headroom.
+
+        own: the largest magnitude of all of them. usable: what it becomes where it has no scale.
+        """
+        tried = self._folder.headroom or self.engine.headrooms(0)
+        known = {self.engine.usable_amax(np.float32(widened(own, h)), units[0].module) for h in tried} | {usable}
+        found = set()
+        for unit in units:
+            for name in self.planned.names[unit.module]:
+                used = self.engine.usable_amax(self._folder.amax(name), unit.module)
+                found.add(used)
+                if used not in known or len(found) > 1:
+                    raise CheckpointError(
+                        f"{self.planned.path}: {name} was solved with the amax {used:g}, but the weights that share "
+                        f"its tensor scale have {own:g}, and no headroom in common that makes it {used:g}; they belong "
+                        "to other weights, or share it with others"
+                    )
+        return found.pop()
+
     def blocks(self, unit: Unit, piece: Piece, values: npt.NDArray[Any], amax: np.float32 | None) -> tuple[U8, U8]:
-        """Packed codes and scale bytes of a piece. The amax must be the one that they were decided with."""
+        """Packed codes and scale bytes of a piece."""
         if self.engine.format is None:
             raise TypeError("this conversion decodes")
         name, source = self.planned.names[unit.module][piece.source], unit.sources[piece.source]
-        if amax is not None:
-            used = self.engine.usable_amax(self._folder.amax(name), unit.module)
-            if used != amax:
-                raise CheckpointError(
-                    f"{self.planned.path}: {name} was solved with the amax {used:g}, but the weights that share its "
-                    f"tensor scale have {amax:g}; they belong to other weights, or share it with others"
-                )
         shape = (source.rows, source.columns)
         return self._folder.rows(name, shape, piece.start, piece.stop, self.engine.format)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from halfbyte.backends.amax import largest_magnitude
 from halfbyte.backends.encoding import Encoder, encoder_of
-from halfbyte.backends.headroom import ALONE, DEFAULT, Total, Trial, candidate, headrooms, probe
+from halfbyte.backends.headroom import ALONE, DEFAULT, Total, Trial, candidate, chooser, headrooms, probe
 from halfbyte.backends.survey import Between, survey_part
 from halfbyte.checkpoint.execute.hashes import LEAF
 from halfbyte.checkpoint.execute.repair import usable_amax
@@ -73,28 +73,32 @@ class Engine:
         """By how much the amax of so many elements that share a scale may be raised; (1,) if it stays."""
         if self.format is None or self.contract is None:
             return ALONE
-        return headrooms(self._request(np.float32), size)
+        return headrooms(self.choosing(np.float32), size)
 
     def probe(self, size: int) -> Trial | None:
         """What has to be tried on a sample first, to know whether there are further candidates."""
         if self.format is None or self.contract is None:
             return None
-        return probe(self._request(np.float32), size)
+        return probe(self.choosing(np.float32), size)
 
     def survey(self, x: npt.NDArray[Any], amax: np.float32, trial: Trial, before: int = 0) -> tuple[Total, ...]:
         """What each candidate costs on a chunk: sums that are added over all that share the amax.
 
         before: rows of its tensor before the chunk, which a sample depends on.
         """
-        return survey_part(x, self._request(x.dtype), amax, trial, before)
+        return survey_part(x, self.choosing(x.dtype), amax, trial, before)
 
     def between(self, amax: np.float32, candidates: tuple[float, ...], dtype: npt.DTypeLike) -> Between | None:
         """The choice for chunks that are seen once, if there is nothing to choose but 1 or 2."""
-        return Between(self._request(dtype), amax) if candidates == DEFAULT else None
+        return Between(self.choosing(dtype), amax) if candidates == DEFAULT else None
 
     def take_in(self, between: Between, x: npt.NDArray[Any]) -> None:
         """Add a chunk to such a choice."""
-        between.add(x, self._request(x.dtype))
+        between.add(x, self.choosing(x.dtype))
+
+    def choosing(self, dtype: npt.DTypeLike) -> Request:
+        """What chooses the headroom of matrices of a dtype."""
+        return chooser(self._request(dtype))
 
     def _request(self, dtype: npt.DTypeLike) -> Request:
         """What is asked for of matrices of a dtype. Found once: every tensor asks several times."""
@@ -112,7 +116,7 @@ class Engine:
     ) -> tuple[bool, ...]:
         """Whether each candidate gives a usable scale; `dtype`: of the weight. 1 counts whatever it gives."""
         amaxes = np.full(len(candidates), amax, np.float32)
-        usable = candidate(amaxes, np.array(candidates), self._request(dtype)).usable.tolist()
+        usable = candidate(amaxes, np.array(candidates), self.choosing(dtype)).usable.tolist()
         return tuple(h == 1 or found for h, found in zip(candidates, usable, strict=True))
 
     def quantize(self, x: npt.NDArray[Any], amax: np.float32 | None, codes: U8, scales: U8) -> None:

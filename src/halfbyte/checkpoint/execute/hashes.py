@@ -63,14 +63,11 @@ class TreeHash:
 
     def put(self, at: int, data: U8, digests: U8) -> None:
         """Take in bytes of which the digests of all whole leaves are given, as `hashable` counts them."""
-        if len(digests):
-            first = -(-at // LEAF)
-            self._leaves[first : first + len(digests)] = digests
-            begin, end = first * LEAF - at, (first + len(digests)) * LEAF - at
-            self._add_part(at, data[:begin])
-            self._add_part(at + end, data[end:])
-        else:
-            self._add_part(at, data)
+        first = -(-at // LEAF)
+        self._leaves[first : first + len(digests)] = digests
+        begin, end = first * LEAF - at, (first + len(digests)) * LEAF - at
+        self._add_part(at, data[:begin])
+        self._add_part(at + end, data[end:])
         self._count(data.size)
 
     def put_hashed(self, at: int, size: int, hashed: Hashed) -> None:

@@ -25,11 +25,12 @@ def resolve_rank(rank: str, world_size: int | None, environment: Mapping[str, st
             raise InputError(f"--rank {rank} needs --world-size N, the number of processes")
         return Rank(int(rank), world_size), ""
     number, size, name = _found(environment)
-    if size is None and world_size is None:
+    count = size if world_size is None else world_size
+    if count is None:
         raise InputError(f"--rank auto finds {name}, which does not say how many there are; add --world-size N")
-    if size is not None and world_size not in (None, size) and name != ARRAY_COUNT:
+    if size is not None and count != size and name != ARRAY_COUNT:
         raise InputError(f"--world-size {world_size}, but {name} says {size}; leave --world-size out")
-    return Rank(number, world_size or size or 1), name
+    return Rank(number, count), name
 
 
 def _found(environment: Mapping[str, str]) -> tuple[int, int | None, str]:

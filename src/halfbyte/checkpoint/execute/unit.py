@@ -32,7 +32,7 @@ from halfbyte.checkpoint.io.decode import fp8_amax, read_block_scales
 from halfbyte.checkpoint.io.files import Files
 from halfbyte.checkpoint.io.views import find_amax, read_rows_amax
 from halfbyte.checkpoint.plan.types import Output, Unit
-from halfbyte.codec.bits import U8
+from halfbyte.codec.bits import U8, widen
 from halfbyte.errors import CheckpointError
 
 MANY = 8
@@ -198,10 +198,13 @@ class UnitWork(Reading):
             group.scales = stored_scales(group.choice)
         else:
             usable = self.engine.usable_amax(group.amax, modules)
-            chooses = self.codes is None and usable == group.amax
-            group.amax = self._raised(units, usable, chunk, arena, held) if chooses else usable
-            dtype = values_dtype(unit) if self.codes is None else np.dtype(np.float32)
-            group.scales = self.engine.tensor_scales(group.amax, dtype)
+            if isinstance(self.codes, SolvedCodes):
+                group.amax = self.codes.amax(units, group.amax, usable)
+            elif usable == group.amax:
+                group.amax = self._raised(units, usable, chunk, arena, held)
+            else:
+                group.amax = usable
+            group.scales = self.engine.tensor_scales(group.amax, self._counted_dtype(unit))
         group.ready.set()
 
     def _raised(
@@ -233,12 +236,12 @@ class UnitWork(Reading):
         held: Mapping[Key, npt.NDArray[Any]],
     ) -> float | tuple[float, ...]:
         """The headroom if one look at every piece tells; otherwise the candidates, for which all are searched."""
-        between = self.engine.between(first.amax, first.candidates, values_dtype(units[0]))
+        between = self.engine.between(first.amax, first.candidates, self._counted_dtype(units[0]))
         if between is None and first.probe is None:
             return first.candidates
         totals = []
         for unit, piece, raw in self._all_pieces(units, chunk, arena, held):
-            values = self._values(unit, piece, raw, arena)
+            values = self._counted(unit, piece, raw, arena)
             if first.probe is not None:
                 totals.append(self.engine.survey(values, first.amax, first.probe, piece.start))
             if between is not None:
@@ -271,8 +274,17 @@ class UnitWork(Reading):
         trials: Sequence[Trial],
         arena: Arena,
     ) -> list[tuple[Total, ...]]:
-        values = self._values(unit, piece, raw, arena)
+        values = self._counted(unit, piece, raw, arena)
         return [self.engine.survey(values, amax, trial, piece.start) for trial in trials]
+
+    def _counted_dtype(self, unit: Unit) -> np.dtype[Any]:
+        """The dtype that the values of a unit count as: with statistics float32."""
+        return values_dtype(unit) if self.codes is None else np.dtype(np.float32)
+
+    def _counted(self, unit: Unit, piece: Piece, raw: npt.NDArray[Any], arena: Arena) -> npt.NDArray[Any]:
+        """The values of a piece as they are quantized."""
+        values = self._values(unit, piece, raw, arena)
+        return values if self.codes is None else np.ascontiguousarray(widen(values))
 
     def write(
         self,

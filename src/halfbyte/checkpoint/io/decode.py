@@ -121,7 +121,7 @@ def fp8_amax(source: SourceMatrix, raw: U8, start: int, scales: Scales) -> np.fl
     for first, last, across in _slabs(source, start, start + len(raw), scales):
         bytes_ = raw[first - start : last - start] & np.uint8(0x7F)
         if len(across) == 1:
-            tops = bytes_.max(axis=0, keepdims=True)
+            tops = bytes_.max(axis=0)
         elif across.shape[1] == 1:
             tops = bytes_.max(axis=1, keepdims=True)
         else:

@@ -2,7 +2,8 @@
 
 For a weight `name` there are the tensors `name.codes` (uint8, packed), `name.scales` (uint8) and, for NVFP4,
 `name.global_amax` (float32, one number: the amax of all weights that share its tensor scale). The metadata of every
-file has one entry, `halfbyte_solved`: the JSON object {"version", "format", "contract", "method"}.
+file has one entry, `halfbyte_solved`: the JSON object {"version", "format", "contract", "method"}; also {"headroom"},
+the numbers that amaxes may have been multiplied by, where these are not the usual ones.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,11 +36,16 @@ class SolvedWeight(NamedTuple):
     codes: U8
     scales: U8
     global_amax: np.float32 | None
-    """None for formats without a tensor scale."""
+    """With its headroom. None for formats without a tensor scale."""
 
 
 def write_solved(
-    path: Path, weights: Mapping[str, SolvedWeight], format: BlockFormat, contract: Contract, method: object
+    path: Path,
+    weights: Mapping[str, SolvedWeight],
+    format: BlockFormat,
+    contract: Contract,
+    method: object,
+    headroom: Sequence[float] | None = None,
 ) -> None:
     """Write one file of a folder, weights by the names of their tensors: to a temporary name, then renamed."""
     tensors: dict[str, Any] = {}
@@ -49,6 +55,8 @@ def write_solved(
         if weight.global_amax is not None:
             tensors[f"{name}.global_amax"] = np.array([weight.global_amax], np.float32)
     said = {"version": VERSION, "format": format.name, "contract": repr(contract), "method": str(method)}
+    if headroom is not None:
+        said["headroom"] = json.dumps(list(headroom))
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.part")
     save_file(tensors, part, {MARK: json.dumps(said)})
@@ -65,7 +73,7 @@ class SolvedFolder:
             raise CheckpointError(f"{path} holds no solved weights: no safetensors file is in it")
         self._files: dict[str, Path] = {}
         self.said: dict[str, str] = {}
-        """format, contract and method, which all files agree on."""
+        """format, contract, method and perhaps headroom, which all files agree on."""
         digest = hashlib.sha256()
         for file in files:
             with _open(file) as opened:
@@ -90,6 +98,12 @@ class SolvedFolder:
         except (OSError, ValueError):
             return ""
         return str(said.get("device", "")) if isinstance(said, dict) else ""
+
+    @property
+    def headroom(self) -> tuple[float, ...] | None:
+        """What amaxes may have been multiplied by; None: the usual headrooms."""
+        said = self.said.get("headroom")
+        return None if said is None else tuple(map(float, json.loads(said)))
 
     def check(self, format: BlockFormat, contract: Contract) -> None:
         """Raise if the codes are those of another format or contract."""
@@ -141,7 +155,8 @@ def _said(path: Path, metadata: Mapping[str, str]) -> dict[str, str]:
     try:
         said = json.loads(metadata[MARK])
         if said["version"] == VERSION:
-            return {key: str(said[key]) for key in ("format", "contract", "method")}
+            headroom = {} if "headroom" not in said else {"headroom": str(said["headroom"])}
+            return {key: str(said[key]) for key in ("format", "contract", "method")} | headroom
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path} is no file of solved weights: its metadata has no usable {MARK}") from error
     raise CheckpointError(f"{path}: solved weights of version {said['version']}; this halfbyte reads version {VERSION}")

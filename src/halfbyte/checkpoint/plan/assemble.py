@@ -155,10 +155,11 @@ def _plain_part(weight: SourceWeight) -> Part:
 
 def _split_biases(draft: Draft) -> None:
     """Where stacked experts were taken apart, take their biases apart as well."""
-    stacks: dict[str, int] = {}
-    for weight in draft.converted:
-        if not weight.stacked and is_expert(weight.module) and weight.tensor.name.endswith(("_blocks", "_proj")):
-            stacks[weight.tensor.name.removesuffix("_blocks")] = 0
+    stacks = dict.fromkeys(
+        weight.tensor.name.removesuffix("_blocks")
+        for weight in draft.converted
+        if not weight.stacked and is_expert(weight.module) and weight.tensor.name.endswith(("_blocks", "_proj"))
+    )
     for stack in stacks:
         tensor = draft.checkpoint.tensors.get(f"{stack}_bias")
         if tensor is None:

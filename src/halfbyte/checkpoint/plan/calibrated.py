@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -75,6 +75,8 @@ def _calibrated(
     taken = [name for found in chosen.values() for name in found if name is not None]
     crossed = kind == "gptq" and method.asymmetry != 0 and any("cross_moment" in statistics.holds(one) for one in taken)
     calibrated = Calibrated(path, kind, method, *_digest(statistics, path), chosen, fallback, crossed, codes)
+    if kind == "hessian":
+        calibrated = replace(calibrated, headroom=options.headroom)
     notes = [f"{_listed(fallback)}; they get optimal scales without statistics"] if fallback else []
     if statistics.header.get("complete") is False:
         notes.append(f"{path}: its calibration was stopped; the same `halfbyte calibrate` continues it")

@@ -18,7 +18,7 @@ from halfbyte.feedback import request_for
 from halfbyte.formats import BlockFormat, get_format
 from halfbyte.layouts import get_layout, writable_layouts
 from halfbyte.layouts.description import Activations, Layout
-from halfbyte.methods import METHODS, Method
+from halfbyte.methods import METHODS, Method, Optimal
 from halfbyte.models.families import Family
 from halfbyte.models.names import same_projection
 from halfbyte.request import resolve
@@ -95,7 +95,7 @@ def resolve_target(options: Options, family: Family) -> Target:
         method = "optimal"
     if by_statistics(options):
         request_for(format, contract)
-        method = "optimal"  # of what has no statistics
+        method = _without_statistics(options)
     _check_method(method, rule)
     resolve(format, contract, method)
     return Target(format, layout, contract, method, repairs)
@@ -126,6 +126,12 @@ def by_statistics(options: Options) -> bool:
             "--activations stats, and --smooth"
         )
     return named is not None
+
+
+def _without_statistics(options: Options) -> str | Method:
+    """The method of what has no statistics. It chooses the headroom of all weights, those with statistics included."""
+    headroom = options.headroom
+    return Optimal.name if headroom is None else Optimal(headroom=headroom)
 
 
 def _check_method(method: str | Method | None, rule: Rule) -> None:

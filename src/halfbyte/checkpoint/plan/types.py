@@ -22,6 +22,7 @@ from halfbyte.errors import InputError
 from halfbyte.formats import BlockFormat
 from halfbyte.layouts.description import Part
 from halfbyte.methods import Gptq, Hessian, Method, parse_method
+from halfbyte.methods.optimal import checked_headroom
 from halfbyte.smoothing import Smoothing
 
 Action = Literal["quantize", "cast", "relayout", "decode", "gather", "rescale"]
@@ -79,6 +80,14 @@ class Options:
             return "gptq"
         spelled = isinstance(self.method, str) and self.method.split(":")[0] == Hessian.name
         return "hessian" if spelled else None
+
+    @property
+    def headroom(self) -> tuple[float, ...] | None:
+        """The headroom that a method which statistics serve was given."""
+        if isinstance(self.method, Gptq):
+            return checked_headroom(self.method.headroom)
+        given = parse_method(self.method)[1] if isinstance(self.method, str) and self.served == "hessian" else {}
+        return checked_headroom(given.get("headroom"), "Hessian")
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,13 +177,17 @@ class Calibrated:
     """Whether gptq finds cross moments."""
     codes: Literal["nearest", "descent"] = "nearest"
     """How hessian chooses codes."""
+    headroom: tuple[float, ...] | None = None
+    """That of hessian, if it was given."""
     device: str = ""
     """What makes the factors of gptq, once that is known: their last bits depend on it."""
 
     def __str__(self) -> str:
         if self.kind == "gptq":
             return str(self.method)
-        return "Hessian" if self.codes == "nearest" else f"Hessian(codes={self.codes!r})"
+        options = {"codes": None if self.codes == "nearest" else self.codes, "headroom": self.headroom}
+        given = ", ".join(f"{name}={value!r}" for name, value in options.items() if value is not None)
+        return f"Hessian({given})" if given else "Hessian"
 
 
 @dataclass(frozen=True)

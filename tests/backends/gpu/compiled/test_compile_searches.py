@@ -32,6 +32,7 @@ def fused(ptx: str) -> int:
 
 
 def check(build: Build, capability: int, expected: int) -> None:
+    """The kernel builds, loses no subnormal numbers, and fuses as many operations as expected."""
     compiled = compile_for(build, capability)
     ptx = compiled.asm["ptx"]
     assert compiled.asm["cubin"]

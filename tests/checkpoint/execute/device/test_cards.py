@@ -262,6 +262,19 @@ ROOM = 256 * 32 * WIDTH
 """Bytes for the rows that are solved at once at least."""
 
 
+@pytest.fixture(scope="module")
+def plans(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Plan]:
+    """By both methods, and likewise without units, so that the inputs of none are the largest."""
+    folder = tmp_path_factory.mktemp("plans")
+    made = {"gptq": planned(folder)}
+    made["hessian"] = make_plan(folder / "s", Options(method="hessian", statistics=folder / "stats"))
+    bare = {
+        f"{name} alone": replace(plan, shards=tuple(replace(shard, units=()) for shard in plan.shards))
+        for name, plan in made.items()
+    }
+    return made | bare
+
+
 def solver_of(plan: Plan, *cards: FakeCard, limit: int | None = None) -> CardSolver:
     return CardSolver(plan, engine_of(plan), cards, limit)
 
@@ -274,7 +287,8 @@ def one_of(key: str, width: int = WIDTH) -> Source:
     return Source(key, width, lambda: linear(0, width), f"module {key}")
 
 
-def test_bytes_that_just_fit(plan: Plan) -> None:
+def test_bytes_that_just_fit(plans: dict[str, Plan]) -> None:
+    plan = plans["gptq"]
     assert plan.calibrated is not None
     card = FakeCard("cuda:5", engine_of(plan))
     need = card_need(plan.calibrated, WIDTH).making + ROOM
@@ -299,7 +313,8 @@ def test_bytes_that_just_fit(plan: Plan) -> None:
     )
 
 
-def test_what_one_input_takes_of_a_gpu(plan: Plan) -> None:
+def test_what_one_input_takes_of_a_gpu(plans: dict[str, Plan]) -> None:
+    plan = plans["gptq"]
     assert plan.calibrated is not None
     assert card_need(replace(plan.calibrated, kind="hessian"), 96) == Need(98_304, 98_304)
     for crossed in (False, True):
@@ -307,9 +322,9 @@ def test_what_one_input_takes_of_a_gpu(plan: Plan) -> None:
         assert card_need(replace(plan.calibrated, crossed=crossed), 96) == Need(making, held)
 
 
-def test_an_input_goes_to_the_card_with_the_least_to_do_and_stays_there(tmp_path: Path) -> None:
+def test_an_input_goes_to_the_card_with_the_least_to_do_and_stays_there(plans: dict[str, Plan]) -> None:
     """What a piece takes: as many steps as it has numbers, for each input."""
-    plan = planned(tmp_path, "hessian")
+    plan = plans["hessian"]
     cards = [FakeCard(f"cuda:{number}", engine_of(plan)) for number in range(2)]
     solver = solver_of(plan, *cards)
     for key, rows, width, card in (
@@ -334,13 +349,12 @@ def test_an_input_goes_to_the_card_with_the_least_to_do_and_stays_there(tmp_path
     [(0, 300, [256, 44]), (44, 700, [300, 300, 100]), (44, 600, [300, 300]), (1000, 700, [700])],
 )
 def test_rows_that_fit_beside_what_they_are_solved_with(
-    tmp_path: Path, method: str, more: int, rows: int, cut: list[int]
+    plans: dict[str, Plan], method: str, more: int, rows: int, cut: list[int]
 ) -> None:
-    plan = planned(tmp_path, method)
-    only = replace(plan, shards=tuple(replace(shard, units=()) for shard in plan.shards))
+    plan = plans[f"{method} alone"]
     assert plan.calibrated is not None
     card = FakeCard("cuda:0", engine_of(plan))
-    solver = solver_of(only, card, limit=card_need(plan.calibrated, WIDTH).held + ROOM + more * 32 * WIDTH)
+    solver = solver_of(plan, card, limit=card_need(plan.calibrated, WIDTH).held + ROOM + more * 32 * WIDTH)
     values = np.arange(rows * WIDTH, dtype=np.float32).reshape(rows, WIDTH)
     codes, scales = getattr(solver, method)(values, one_of("a"), np.float32(rows * WIDTH))
     assert card.rows == cut
@@ -349,14 +363,13 @@ def test_rows_that_fit_beside_what_they_are_solved_with(
 
 
 @pytest.mark.parametrize(("most", "cut", "releases"), [(7, [5] * 4, 6), (19, [19, 1], 4), (1, [1] * 20, 9), (0, [], 9)])
-def test_rows_are_halved_until_they_fit(tmp_path: Path, most: int, cut: list[int], releases: int) -> None:
+def test_rows_are_halved_until_they_fit(plans: dict[str, Plan], most: int, cut: list[int], releases: int) -> None:
     """From 300 on; what torch holds back is given up before each try."""
-    plan = planned(tmp_path, "hessian")
+    plan = plans["hessian alone"]
     assert plan.calibrated is not None
-    only = replace(plan, shards=tuple(replace(shard, units=()) for shard in plan.shards))
     card = FakeCard("cuda:0", engine_of(plan))
     card.most_rows = most
-    solver = solver_of(only, card, limit=card_need(plan.calibrated, WIDTH).held + ROOM + 44 * 32 * WIDTH)
+    solver = solver_of(plan, card, limit=card_need(plan.calibrated, WIDTH).held + ROOM + 44 * 32 * WIDTH)
     values = np.ones((20, WIDTH), np.float32)
     if cut:
         solver.hessian(values, one_of("a"), np.float32(6))
@@ -371,8 +384,9 @@ def test_rows_are_halved_until_they_fit(tmp_path: Path, most: int, cut: list[int
     solver.close()
 
 
-def test_factors_that_nobody_uses_make_room(plan: Plan) -> None:
+def test_factors_that_nobody_uses_make_room(plans: dict[str, Plan]) -> None:
     """They are forgotten, and torch gives their memory back, before a factor is tried again."""
+    plan = plans["gptq"]
     card = FakeCard("cuda:0", engine_of(plan))
     solver = solver_of(plan, card)
     made, (kept,) = card.factor, solver.kept

@@ -68,7 +68,7 @@ def test_pieces_are_as_large_as_lane_and_memory_hold(monkeypatch: pytest.MonkeyP
     assert planned(monkeypatch, lane - 1, memory, chunk, unit).sizes.chunk == chunk // 2
     assert planned(monkeypatch, lane, memory - 1, chunk, unit).sizes.chunk == chunk // 2
     assert planned(monkeypatch, lane, 3 * memory, chunk, unit, workers=3).sizes.chunk == chunk
-    assert planned(monkeypatch, 1, memory, chunk, unit).sizes.chunk == sizes.SMALLEST_CHUNK
+    assert planned(monkeypatch, 1, memory, chunk, unit).sizes.chunk == 1 << 16
     assert planned(monkeypatch, 1, memory, 1 << 12, unit).sizes.chunk == 1 << 12
     assert planned(monkeypatch, 1 << 40, 1 << 40, 1 << 30, unit).sizes.chunk == 16 << 20
     copied = stand_in("gather", rows=4096)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,8 @@ from halfbyte.checkpoint import Event, Options, Outcome, Plan, Resources, make_p
 from halfbyte.checkpoint.execute import conversion
 from halfbyte.checkpoint.execute.device import lanes
 from halfbyte.checkpoint.execute.device.protocol import STAGED
-from halfbyte.checkpoint.execute.device.sizes import most_lanes
+from halfbyte.checkpoint.execute.device.sizes import most_lanes, whole_need
+from halfbyte.checkpoint.execute.device.work import DeviceWork
 from halfbyte.checkpoint.execute.engine import Engine
 from halfbyte.checkpoint.io.files import Files
 from halfbyte.errors import CheckpointError, InputError, UnsupportedError
@@ -199,6 +201,8 @@ def test_out_of_memory_loses_nothing(tmp_path: Path, devices: Install, kind: str
     source = write_checkpoint(tmp_path / "s", llama(), shards=3)
     outcome = check(source, COMPRESSED, replace(GPU, chunk=chunk))
     assert outcome.pieces_on_cpu >= (14 if kind == "quantize" and len(calls) > 100 else 0)
+    if chunk == 1 << 20 and kind == "quantize" and len(calls) > 100:
+        assert outcome.pieces_on_cpu == 14
 
 
 def test_memory_that_others_take_meanwhile(tmp_path: Path, devices: Install) -> None:
@@ -332,12 +336,70 @@ def test_stopped_and_continued(tmp_path: Path, devices: Install) -> None:
     assert all_bytes(tmp_path / "d") == expected
 
 
-def test_bad_values_of_a_matrix_that_memory_does_not_hold(tmp_path: Path, devices: Install) -> None:
-    """Its pieces are read anew, one after the other in the same memory."""
+@pytest.mark.parametrize(("to", "lane"), [("nvfp4", None), ("nvfp4", 1 << 17), ("mxfp4", None), ("mxfp4", 1 << 17)])
+def test_bad_values_of_a_matrix_that_memory_does_not_hold(
+    tmp_path: Path, devices: Install, to: str, lane: int | None
+) -> None:
+    """Its pieces are read anew, one after the other in the same memory; or pass through a small lane each."""
     weight = random(0, 4096, 256)
     weight[4000, 7] = np.nan
-    plan = make_plan(write_checkpoint(tmp_path / "s", {"model.layers.0.mlp.up_proj.weight": weight}), COMPRESSED)
+    source = write_checkpoint(tmp_path / "s", {"model.layers.0.mlp.up_proj.weight": weight})
+    plan = make_plan(source, replace(COMPRESSED, to=to))
     devices(1 << 26)
-    small = Resources(workers=1, device="cuda", max_memory=(1 << 20) + STAGED, sync=False, chunk=1 << 14)
+    memory = (1 << 20) + STAGED
+    small = Resources(1, device="cuda", max_memory=memory, max_gpu_memory=lane, sync=False, chunk=1 << 14)
     with pytest.raises(CheckpointError, match=r"up_proj holds NaN \(1 of 1,048,576 values, the first at row 4000, col"):
         run(plan, tmp_path / "d", small)
+
+
+def test_tensors_that_are_copied_take_the_room_of_one_piece(tmp_path: Path, devices: Install) -> None:
+    """Workers beside devices have no more, and several of them are one task."""
+    chunk = 1 << 20
+    tensors = llama(layers=1) | {f"model.norm{i}.weight": random(i, chunk // 2 - 1) for i in range(3)}
+    devices(1 << 26)
+    check(write_checkpoint(tmp_path / "s", tensors), COMPRESSED, replace(GPU, chunk=chunk, workers=1))
+
+
+def test_a_lane_that_just_holds_the_largest_job_takes_it_whole(tmp_path: Path, devices: Install) -> None:
+    """Partners that lie in other shards pass through it one at a time; every source is quantized in one call."""
+    source = write_checkpoint(tmp_path / "s", llama(), shards=5)
+    plan, chunk = make_plan(source, replace(COMPRESSED, method="amax")), 1000
+    engine = Engine(plan.format, plan.contract, plan.method, plan.repairs)
+    members = {group: [unit for unit in plan.units if unit.group == group] for group in range(len(plan.groups))}
+    need = max(
+        whole_need(engine, [unit for unit in members[group] if unit in shard.units], members[group], chunk)
+        for group in members
+        for shard in plan.shards
+        if any(unit in shard.units for unit in members[group])
+    )
+    resources = replace(GPU, workers=1, chunk=chunk)
+    enough = need + -need % 512
+    for room, whole in ((enough, True), (enough - 512, False)):
+        opened = devices(1 << 26)
+        check(source, replace(COMPRESSED, method="amax"), replace(resources, max_gpu_memory=room))
+        assert (opened[0].calls["quantize"] == len(plan.units)) is whole
+        shutil.rmtree(tmp_path / "gpu")
+
+
+def test_small_scales_of_a_source_go_with_it(tmp_path: Path, devices: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    made: list[DeviceWork] = []
+
+    class Noted(DeviceWork):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            made.append(self)
+
+    monkeypatch.setattr(conversion, "DeviceWork", Noted)
+    monkeypatch.setattr(convert_checks, "SHAPES", {"gate_proj": (256, 256), "up_proj": (256, 256)})
+    make, config = convert_checks.SOURCES["fp8 tensor"]
+    convert_checks.write(tmp_path / "s", make(), config)
+    devices(1 << 26)
+    for memory in (1 << 18, 1 << 24):  # in pieces, and whole
+        run(
+            make_plan(tmp_path / "s", Options()),
+            tmp_path / f"{memory}",
+            replace(GPU, chunk=1 << 14, workers=1, max_gpu_memory=memory),
+        )
+        assert made[-1]._scales == {}
+    assert len(made) == 2
