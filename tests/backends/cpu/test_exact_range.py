@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import halfbyte as hb
-from halfbyte.backends.cpu import backend
+from halfbyte.backends.cpu import backend, call
 from halfbyte.methods import Method
 from halfbyte.testing import assert_same_bits
 
@@ -40,3 +40,25 @@ def test_far_from_one(contract: str, monkeypatch: pytest.MonkeyPatch) -> None:
                 if getattr(expected, part) is not None:
                     assert_same_bits(getattr(found, part), getattr(expected, part))
     assert set(sent) <= {-101, 101}
+
+
+@pytest.mark.parametrize("format", ["mxfp4", "mxfp8"])
+def test_blocks_of_mx_far_from_one(format: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reference, which is slow, takes only blocks with an amax below 2**-107."""
+    sent: list[int] = []
+    quantize_matrix = call.quantize_matrix
+
+    def noted(x: np.ndarray[Any, Any], *rest: Any) -> Any:
+        sent.append(len(x))
+        return quantize_matrix(x, *rest)
+
+    monkeypatch.setattr(call, "quantize_matrix", noted)
+    powers = np.arange(-112, -84)
+    rng = np.random.default_rng(0)
+    x = rng.uniform(-2, 2, (powers.size, 64)) * np.exp2(rng.integers(-12, 1, (powers.size, 64)))
+    x[:, ::32] = 1.5
+    x = np.ldexp(x, powers[:, None]).astype(ml_dtypes.bfloat16)
+    found, expected = (hb.quantize(x, format, method="optimal", backend=name) for name in ("cpu", "reference"))
+    assert_same_bits(found.codes, expected.codes)
+    assert_same_bits(found.scales, expected.scales)
+    assert sent == [2 * int((powers < -107).sum())]
