@@ -290,6 +290,8 @@ def test_a_small_gain_at_the_top_decides_nothing(threads: int) -> None:
     (sums,) = survey(x, np.ones(1, np.float32), request, (1.0, 2.0))
     (early,) = survey(x, np.ones(1, np.float32), request, (1.0, 2.0), decides=True)
     assert best((1.0, 2.0), sums) == best((1.0, 2.0), early) == 1.0
+    row = hb.quantize(x.reshape(1, -1), "nvfp4", method=hb.Optimal(headroom=(1, 2)), scaling="row", threads=threads)
+    assert stored(row).item() == 1.0  # the amax
 
 
 # --- what it is for ---
