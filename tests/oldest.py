@@ -17,10 +17,12 @@ Any other failure counts, and so does a run with fewer passed tests than LEAST.
 from __future__ import annotations
 
 import ast
+import doctest
 import functools
 import importlib.util
 import re
 import sys
+import traceback
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -38,6 +40,7 @@ ABSENT = {
     "qwantize",
     "ray",
     "safetensors.torch",
+    "tokenizers",
     "torch",
     "torchao",
     "transformer_engine",
@@ -123,12 +126,16 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    error = call.excinfo.value if call.excinfo else None
-    if isinstance(error, ModuleNotFoundError) and is_absent(error.name or ""):
-        importer = Path(str(call.excinfo.traceback[-1].path)) if call.excinfo else item.path
-        if not importer.is_relative_to(ROOT / "src"):
-            report.outcome = "skipped"
-            report.longrepr = (str(item.path), item.location[1] or 0, f"needs {error.name}")
+    error, importer = call.excinfo.value if call.excinfo else None, item.path
+    if isinstance(error, doctest.UnexpectedException):  # of an example: by itself, or by the module that it calls
+        _, error, trace = error.exc_info
+        importer = Path(traceback.extract_tb(trace)[-1].filename)
+    elif call.excinfo:
+        importer = Path(str(call.excinfo.traceback[-1].path))
+    absent = isinstance(error, ModuleNotFoundError) and is_absent(error.name or "")
+    if absent and not importer.is_relative_to(ROOT / "src"):
+        report.outcome = "skipped"
+        report.longrepr = (str(item.path), item.location[1] or 0, str(error))
     return report
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import os
 import re
 import subprocess
@@ -139,6 +140,29 @@ def test_an_absent_package_excuses_a_test_but_not_the_product(
     with pytest.raises(StopIteration) as stopped:
         hook.send(pytest.TestReport.from_item_and_call(request.node, call))
     assert stopped.value.value.outcome == outcome
+
+
+@pytest.mark.parametrize(("importer", "outcome"), [("<doctest x>", "skipped"), ("src/halfbyte/x.py", "failed")])
+def test_an_example_is_excused_like_a_test(request: pytest.FixtureRequest, importer: str, outcome: str) -> None:
+    """What fails within an example comes wrapped: by doctest's runner, not by its own module's import."""
+    source = compile("raise ModuleNotFoundError('absent', name='torch')", str(ROOT / importer), "exec")
+
+    def example() -> None:
+        try:
+            exec(source)
+        except ModuleNotFoundError as error:
+            raised = (type(error), error, error.__traceback__)
+            raise doctest.UnexpectedException(EXAMPLE, EXAMPLE.examples[0], raised) from None  # type: ignore[arg-type]
+
+    call: pytest.CallInfo[None] = pytest.CallInfo.from_call(example, "call")
+    hook = oldest.pytest_runtest_makereport(request.node, call)
+    next(hook)
+    with pytest.raises(StopIteration) as stopped:
+        hook.send(pytest.TestReport.from_item_and_call(request.node, call))
+    assert stopped.value.value.outcome == outcome
+
+
+EXAMPLE = doctest.DocTestParser().get_doctest(">>> import torch", {}, "x", None, None)
 
 
 # --- rooms of the C++ ---

@@ -56,6 +56,9 @@ KERNELS = (Kernel.EXACT_BLOCKS, Kernel.EXACT_ROWS, Kernel.EXACT_GENERAL)
 MOST_TRIED = 4
 """Headrooms of one whole call. (native/whole_call.cpp)"""
 
+ROWS_AT_ONCE = 1 << 16
+"""Elements of rows that the reference surveys together: arrays of this size stay in a cache."""
+
 FIRST_STEP = 1 << 14
 """Elements of the first step of a decision on several threads. Every step is twice as long as the one before."""
 
@@ -270,10 +273,13 @@ def _row_totals(
     totals = np.zeros((amax.size, len(candidates)), object if whole else sums.dtype)
     totals[rows] = sums
     left_out = np.zeros(totals.shape, bool)
-    for row in others:
-        made = _by_reference(x[row : row + 1], amax[row], request, candidates, EVERY)
-        totals[row] = [total or 0 for total in made]
-        left_out[row] = [total is None for total in made]
+    at_once = max(1, ROWS_AT_ONCE // max(1, x.shape[1]))
+    for start in range(0, others.size, at_once):
+        those = others[start : start + at_once]
+        blocks = split(widen(x[those]), request.format.block)
+        for row, made in zip(those, reference.survey_rows(blocks, amax[those], request, candidates), strict=True):
+            totals[row] = [total or 0 for total in made]
+            left_out[row] = [total is None for total in made]
     return RowTotals(totals, left_out)
 
 
