@@ -10,6 +10,7 @@ import pytest
 
 import halfbyte as hb
 from halfbyte.backends.cpu import backend, call
+from halfbyte.backends.reference.quantize import quantize_matrix
 from halfbyte.methods import Method
 from halfbyte.testing import assert_same_bits
 
@@ -22,7 +23,6 @@ METHODS: list[str | Method] = [
 @pytest.mark.parametrize("contract", CONTRACTS)
 def test_far_from_one(contract: str, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[int] = []
-    quantize_matrix = backend.quantize_matrix
 
     def noted(*arguments: Any) -> Any:
         sent.append(power)
@@ -46,7 +46,6 @@ def test_far_from_one(contract: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_blocks_of_mx_far_from_one(format: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The reference, which is slow, takes only blocks with an amax below 2**-107."""
     sent: list[int] = []
-    quantize_matrix = call.quantize_matrix
 
     def noted(x: np.ndarray[Any, Any], *rest: Any) -> Any:
         sent.append(len(x))
