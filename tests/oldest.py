@@ -6,6 +6,7 @@
 imports, not from a list of names:
 
 - a test file that imports an ABSENT package at its top, itself or by way of another test file;
+- a module of halfbyte, whose docstrings are tests too, that imports one at its top or by way of another module;
 - a page of documentation whose examples import one;
 - a test that imports one while it runs. An import by halfbyte itself is a failure: nothing here gives it a tensor;
 - the folders WITH_TORCH, which are about kernels for GPUs and about other projects as clients.
@@ -16,16 +17,19 @@ Any other failure counts, and so does a run with fewer passed tests than LEAST.
 from __future__ import annotations
 
 import ast
+import doctest
 import functools
 import importlib.util
 import re
 import sys
+import traceback
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src"
 
 ABSENT = {
     "compressed_tensors",
@@ -36,6 +40,7 @@ ABSENT = {
     "qwantize",
     "ray",
     "safetensors.torch",
+    "tokenizers",
     "torch",
     "torchao",
     "transformer_engine",
@@ -58,8 +63,13 @@ def is_absent(module: str) -> bool:
     return any(module == name or module.startswith(f"{name}.") for name in ABSENT)
 
 
-def top_imports(path: Path) -> Iterator[str]:
+@functools.cache
+def top_imports(path: Path) -> frozenset[str]:
     """Every module that a file imports when it is loaded; what only type checkers see is not among them."""
+    return frozenset(_top_imports(path))
+
+
+def _top_imports(path: Path) -> Iterator[str]:
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -68,19 +78,30 @@ def top_imports(path: Path) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
+@functools.cache
 def file_of(module: str) -> Path | None:
-    """The file of a module of this repository's own test packages."""
-    if module.split(".")[0] not in OURS:
-        return None
-    path = ROOT.joinpath(*module.split("."))
+    """The file of a module of this repository."""
+    path = (SOURCE if module.startswith("halfbyte.") else ROOT).joinpath(*module.split("."))
     return next((found for found in (path.with_suffix(".py"), path / "__init__.py") if found.exists()), None)
 
 
 @functools.cache
 def needs_absent(path: Path) -> bool:
-    """Whether loading a file loads an absent package."""
-    modules = list(top_imports(path))
-    return any(map(is_absent, modules)) or any(map(needs_absent, filter(None, map(file_of, modules))))
+    """Whether loading a file loads an absent package.
+
+    What halfbyte's modules import counts for themselves alone: a test that they lead to an absent package must fail.
+    """
+    followed = (*OURS, "halfbyte") if path.is_relative_to(SOURCE) else OURS
+    seen, waiting = {path}, [path]
+    while waiting:
+        modules = top_imports(waiting.pop())
+        if any(map(is_absent, modules)):
+            return True
+        files = {file_of(module) for module in modules if module.split(".")[0] in followed}
+        new = {file for file in files if file is not None} - seen
+        seen |= new
+        waiting += new
+    return False
 
 
 def shows_absent(page: Path) -> bool:
@@ -105,12 +126,16 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    error = call.excinfo.value if call.excinfo else None
-    if isinstance(error, ModuleNotFoundError) and is_absent(error.name or ""):
-        importer = Path(str(call.excinfo.traceback[-1].path)) if call.excinfo else item.path
-        if not importer.is_relative_to(ROOT / "src"):
-            report.outcome = "skipped"
-            report.longrepr = (str(item.path), item.location[1] or 0, f"needs {error.name}")
+    error, importer = call.excinfo.value if call.excinfo else None, item.path
+    if isinstance(error, doctest.UnexpectedException):  # of an example: by itself, or by the module that it calls
+        _, error, trace = error.exc_info
+        importer = Path(traceback.extract_tb(trace)[-1].filename)
+    elif call.excinfo:
+        importer = Path(str(call.excinfo.traceback[-1].path))
+    absent = isinstance(error, ModuleNotFoundError) and is_absent(error.name or "")
+    if absent and not importer.is_relative_to(ROOT / "src"):
+        report.outcome = "skipped"
+        report.longrepr = (str(item.path), item.location[1] or 0, str(error))
     return report
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import os
 import re
 import subprocess
@@ -117,6 +118,17 @@ def test_an_import_by_way_of_another_file_counts(tmp_path: Path) -> None:
     assert not oldest.needs_absent(path.with_name("test_y.py"))
 
 
+@pytest.mark.parametrize("name", ["calibration/smooth.py", "scale/calibrate.py"])
+def test_a_module_that_another_one_leads_to_torch_is_left_out(name: str, tmp_path: Path) -> None:
+    """Its examples cannot be collected. A test that halfbyte leads to torch is not left out: that must fail."""
+    assert not any(map(oldest.is_absent, oldest.top_imports(ROOT / "src" / "halfbyte" / name)))
+    assert oldest.needs_absent(ROOT / "src" / "halfbyte" / name)
+    assert not oldest.needs_absent(ROOT / "src" / "halfbyte" / "cli" / "__init__.py")
+    path = tmp_path / "test_x.py"
+    path.write_text(f"import halfbyte.{name.removesuffix('.py').replace('/', '.')}")
+    assert not oldest.needs_absent(path)
+
+
 @pytest.mark.parametrize(("importer", "outcome"), [("tests/x.py", "skipped"), ("src/halfbyte/x.py", "failed")])
 def test_an_absent_package_excuses_a_test_but_not_the_product(
     request: pytest.FixtureRequest, importer: str, outcome: str
@@ -128,6 +140,29 @@ def test_an_absent_package_excuses_a_test_but_not_the_product(
     with pytest.raises(StopIteration) as stopped:
         hook.send(pytest.TestReport.from_item_and_call(request.node, call))
     assert stopped.value.value.outcome == outcome
+
+
+@pytest.mark.parametrize(("importer", "outcome"), [("<doctest x>", "skipped"), ("src/halfbyte/x.py", "failed")])
+def test_an_example_is_excused_like_a_test(request: pytest.FixtureRequest, importer: str, outcome: str) -> None:
+    """What fails within an example comes wrapped: by doctest's runner, not by its own module's import."""
+    source = compile("raise ModuleNotFoundError('absent', name='torch')", str(ROOT / importer), "exec")
+
+    def example() -> None:
+        try:
+            exec(source)
+        except ModuleNotFoundError as error:
+            raised = (type(error), error, error.__traceback__)
+            raise doctest.UnexpectedException(EXAMPLE, EXAMPLE.examples[0], raised) from None  # type: ignore[arg-type]
+
+    call: pytest.CallInfo[None] = pytest.CallInfo.from_call(example, "call")
+    hook = oldest.pytest_runtest_makereport(request.node, call)
+    next(hook)
+    with pytest.raises(StopIteration) as stopped:
+        hook.send(pytest.TestReport.from_item_and_call(request.node, call))
+    assert stopped.value.value.outcome == outcome
+
+
+EXAMPLE = doctest.DocTestParser().get_doctest(">>> import torch", {}, "x", None, None)
 
 
 # --- rooms of the C++ ---

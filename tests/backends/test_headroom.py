@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import halfbyte as hb
+from halfbyte.backends.cpu import headroom as cpu_headroom
 from halfbyte.backends.cpu.headroom import survey
 from halfbyte.backends.headroom import (
     ALONE,
@@ -105,6 +106,22 @@ def test_rows_choose_as_the_reference(kind: str, method: Method) -> None:
     x[2], x[3, 5] = 0, np.nan
     x[4] *= np.float32(2.0**-100)
     assert_same(x, "transformer_engine", method, "row")
+
+
+@pytest.mark.parametrize("at_once", [1, 128, 1 << 16])
+def test_rows_out_of_range_go_to_the_reference_some_at_a_time(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many: each has the totals that it has alone. Rows without numbers are among them."""
+    monkeypatch.setattr(cpu_headroom, "ROWS_AT_ONCE", at_once)
+    x = sample("uniform", (9, 64)) * np.float32(2.0**-100)
+    x[1] *= np.float32(2.0**100)
+    x[3], x[4, 5], x[6, 7] = 0, np.nan, np.inf
+    request = resolve("nvfp4", "transformer_engine", "optimal", dtype="fp32", scaling="row")
+    amax = np.abs(x).max(axis=1)
+    found = survey(x, amax, request, (1.0, 1.5, 2.0))
+    alone = [survey(x[row : row + 1], amax[row : row + 1], request, (1.0, 1.5, 2.0))[0] for row in range(9)]
+    assert found == alone
+    assert len(set(found)) > 6
+    assert_same(x, "transformer_engine", hb.Optimal(), "row")
 
 
 @pytest.mark.parametrize("kind", ["gauss", "uniform", "wide"])
@@ -273,6 +290,8 @@ def test_a_small_gain_at_the_top_decides_nothing(threads: int) -> None:
     (sums,) = survey(x, np.ones(1, np.float32), request, (1.0, 2.0))
     (early,) = survey(x, np.ones(1, np.float32), request, (1.0, 2.0), decides=True)
     assert best((1.0, 2.0), sums) == best((1.0, 2.0), early) == 1.0
+    row = hb.quantize(x.reshape(1, -1), "nvfp4", method=hb.Optimal(headroom=(1, 2)), scaling="row", threads=threads)
+    assert stored(row).item() == 1.0  # the amax
 
 
 # --- what it is for ---

@@ -61,6 +61,12 @@ def test_vllm(listed: str, asked: str, excluded: bool) -> None:
     assert vllm_modelopt(asked, ["nothing", listed]) is excluded
 
 
+def test_a_fused_layer_whose_members_are_listed_without_their_place() -> None:
+    leaves = ["q_proj", "k_proj", "v_proj"]
+    assert sglang_modelopt("a.qkv_proj", leaves)
+    assert not sglang_modelopt("a.qkv_proj", leaves[1:])
+
+
 def test_fused_layers_are_excluded_member_by_member() -> None:
     members = [f"a.{leaf}_proj" for leaf in "qkv"]
     for reader in (vllm_modelopt, sglang_modelopt, compressed_tensors):
@@ -73,6 +79,7 @@ def test_fused_layers_are_excluded_member_by_member() -> None:
     [
         ("a.b", "x.a.b.c", True),
         ("a.b", "x.a.bc", False),
+        ("", "x.a.b", False),
         ("b.a", "a.b", False),
         ("a.b.", "x.a.b.c", True),
         ("a.b", "a.b.", True),

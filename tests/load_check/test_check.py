@@ -29,7 +29,8 @@ def test_an_unknown_client(source: Path) -> None:
         check_load(source, "tensorrt")
 
 
-def test_no_checkpoint(tmp_path: Path) -> None:
+def test_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, "transformers", "torch")
     with pytest.raises(CheckpointError, match="is not there"):
         check_load(tmp_path / "nothing", "transformers")
 

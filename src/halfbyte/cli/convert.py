@@ -238,11 +238,11 @@ def convert(
             raise InputError("--trust-remote-code belongs to --modules-from-model or --check-load")
         if calibrate_on is None:
             refuse_unused(context, "--calibrate FILE", windows="--windows", length="--length")
-        if load is not None:
-            check_client(load)
         check_file(json_file)
         refused = {"--overwrite": overwrite, "--calibrate": calibrate_on is not None, "--check-load": load is not None}
         one = resolve_rank_options(rank, world_size, {**refused, "--engine ray": engine != "local"})
+        if load is not None:
+            check_client(load)
         buffers = None if max_memory is None else memory_size(max_memory, "--max-memory")
         per_task = DEFAULT_MEMORY if buffers is None else buffers
         cluster = resolve_cluster(engine, address, gpus_per_task, max_tasks, workers or 1, per_task)

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import tracemalloc
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -259,3 +259,42 @@ def test_a_solver_forgets_when_it_is_closed() -> None:
     assert solver.kept.used == method_need(planned, 64).held
     solver.close()
     assert solver.kept.used == 0
+
+
+def test_what_just_fits_is_kept_and_waits_for_nothing() -> None:
+    kept, made = Kept[int](40), list[int]()
+
+    def use(number: int) -> None:
+        with kept.borrow(number, Need(20, 20), lambda: made.append(number) or number):  # type: ignore[func-returns-value]
+            pass
+
+    for number in (1, 2, 1, 2):
+        use(number)
+    assert (made, kept.used) == ([1, 2], 40)
+    with ThreadPoolExecutor(1) as pool, kept.borrow(1, Need(20, 20), lambda: 1):
+        pool.submit(use, 3).result(30)
+    assert (made, kept.used) == ([1, 2, 3], 40)
+
+
+def test_a_thing_is_shared_as_soon_as_it_is_made() -> None:
+    """Whoever waited for it need not wait until the first is done with it."""
+    kept, asked, shared = Kept[str](10), threading.Event(), threading.Event()
+
+    def second() -> None:
+        asked.set()
+        with kept.borrow("key", Need(5, 5), lambda: "another") as found:
+            assert found == "one"
+            shared.set()
+
+    def make() -> str:
+        waiting.append(pool.submit(second))
+        assert asked.wait(30)
+        time.sleep(0.05)  # it comes to wait
+        return "one"
+
+    waiting: list[Future[None]] = []
+    with ThreadPoolExecutor(1) as pool:
+        with kept.borrow("key", Need(5, 5), make):
+            assert shared.wait(10), "the second still waits"
+        waiting[0].result(30)
+    assert kept.used == 5

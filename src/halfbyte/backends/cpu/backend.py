@@ -18,10 +18,13 @@ from halfbyte.backends.cpu.call import MXCall, NVFP4Call
 from halfbyte.backends.cpu.choose import Kernel, choose, choose_decoder
 from halfbyte.backends.cpu.decode import decode_blocks, decode_table
 from halfbyte.backends.cpu.hadamard import rotate_matrix
+from halfbyte.backends.cpu.row_decode import decode_rows
+from halfbyte.backends.cpu.rows import quantize_rows
 from halfbyte.backends.cpu.whole import WholeCall, WholeDecode, whole_call, whole_decode
+from halfbyte.backends.cpu.zeros import quantize_zeros
 from halfbyte.backends.headroom import chooser
 from halfbyte.backends.protocol import Parts, Reason
-from halfbyte.backends.reference.quantize import Reference, quantize_matrix
+from halfbyte.backends.reference.quantize import quantize_matrix
 from halfbyte.codec.bits import F32, U8
 from halfbyte.codec.blocks import ceil_div
 from halfbyte.contracts import MXRule, NVFP4Rule
@@ -88,7 +91,8 @@ class Cpu:
             MX_KERNELS[kernel](MXCall(x=matrix, request=request, codes=codes, scales=scales, rule=rule))
             parts: Parts[npt.NDArray[Any]] = Parts(codes, scales, None, None)
         elif isinstance(rule, NVFP4Rule):
-            parts = _quantize_nvfp4(matrix, rule, request, (amax, x.size), (codes, scales), NVFP4_KERNELS[kernel])
+            quantize = quantize_rows if request.scaling == "row" else _quantize_nvfp4
+            parts = quantize(matrix, rule, request, (amax, x.size), (codes, scales), NVFP4_KERNELS[kernel])
         else:
             raise TypeError(f"{request.contract} has no quantizer")
         return parts if matrix.shape == x.shape else _crop(parts, x.shape, request)
@@ -102,14 +106,19 @@ class Cpu:
         out: npt.NDArray[Any] | None = None,
     ) -> npt.NDArray[Any]:
         """Decode a (rows, K) matrix with a table of the contract's values, which are already in the output dtype."""
-        stored = parts.stored_scale
-        if (stored is not None and stored.size > 1) or shape[1] % request.format.block:
-            return Reference().dequantize(parts, shape, request, dtype)
+        stored, width = parts.stored_scale, shape[1]
+        codes, scales = np.ascontiguousarray(parts.codes), np.ascontiguousarray(parts.scales)
+        if width % request.format.block:  # the codes of the last block, made whole
+            whole = scales.shape[1] * request.format.block
+            codes = np.pad(codes, ((0, 0), (0, whole // request.format.codes_per_byte - codes.shape[1])))
+            values = self.dequantize(Parts(codes, scales, stored, None), (shape[0], whole), request, dtype)
+            return np.ascontiguousarray(values[:, :width])
+        if stored is not None and stored.size > 1:
+            return decode_rows(Parts(codes, scales, stored, None), shape, request, dtype, out)
         rule = request.rule
         top = rule.anchor(request.method) if isinstance(rule, NVFP4Rule) else np.float32(1)
         one = None if stored is None else stored.reshape(())
         table = decode_table(request.contract, request.format, one, top, dtype)
-        codes, scales = np.ascontiguousarray(parts.codes), np.ascontiguousarray(parts.scales)
         return decode_blocks(codes, scales, table, shape, request, out)
 
 
@@ -128,8 +137,8 @@ def _quantize_nvfp4(
     largest: float | None = None  # the tensor's own largest magnitude, if the amax pass found it
     amax, size = own
     if amax is None:
-        amax = plain.tensor_amax(x, request.dtype, request.scaling == "row", request.threads)
-        largest = float(amax.max())  # NaN wins
+        amax = plain.tensor_amax(x, request.dtype, False, request.threads)
+        largest = float(amax[0])
         amax = headroom.raised_amax(x, amax, chooser(request), size)
     with np.errstate(all="ignore"):
         t = tensor_scale(amax.reshape(-1, 1, 1), rule, request.method, request.dtype)
@@ -138,7 +147,11 @@ def _quantize_nvfp4(
         x=x, request=request, codes=outputs[0], scales=outputs[1], amax=amax, rule=rule, t=t, multiplier=multiplier,
         largest=largest,
     )  # fmt: skip
-    return Parts(*outputs, stored, multiplier) if kernel(call) else quantize_matrix(x, request, amax)
+    if largest == 0:
+        quantize_zeros(x, request, *outputs)
+    elif not kernel(call):
+        return quantize_matrix(x, request, amax)
+    return Parts(*outputs, stored, multiplier)
 
 
 def _whole(x: npt.NDArray[Any], request: Request) -> npt.NDArray[Any]:

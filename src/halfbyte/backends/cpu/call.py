@@ -95,8 +95,8 @@ class NVFP4Call(Call):
     t: TensorScale
     multiplier: F32
     """The multiplier of code × scale: one for the tensor, or one per row."""
-    largest: float | None = None
-    """The largest magnitude of the matrix itself, if it is known already."""
+    largest: float | F32 | None = None
+    """The largest magnitude of the matrix itself, or of each row, if it is known already."""
 
     @property
     def by_row(self) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,7 @@ from halfbyte.backends.headroom import (
     Ends,
     Sample,
     Total,
+    Trial,
     best,
     candidate,
     each_ends,
@@ -43,7 +44,7 @@ from halfbyte.backends.headroom import (
 )
 from halfbyte.backends.numbering import DTYPE_NUMBERS
 from halfbyte.backends.reference import headroom as reference
-from halfbyte.codec.bits import DTYPES, F32, widen
+from halfbyte.codec.bits import DTYPES, F32, U8, widen
 from halfbyte.codec.blocks import split
 from halfbyte.contracts import NVFP4Rule
 from halfbyte.methods import Optimal
@@ -55,36 +56,95 @@ KERNELS = (Kernel.EXACT_BLOCKS, Kernel.EXACT_ROWS, Kernel.EXACT_GENERAL)
 MOST_TRIED = 4
 """Headrooms of one whole call. (native/whole_call.cpp)"""
 
+ROWS_AT_ONCE = 1 << 16
+"""Elements of rows that the reference surveys together: arrays of this size stay in a cache."""
+
 FIRST_STEP = 1 << 14
 """Elements of the first step of a decision on several threads. Every step is twice as long as the one before."""
 
 
 def raised_amax(x: npt.NDArray[Any], amax: F32, request: Request, size: int) -> F32:
-    """The amaxes to quantize with: one, or one per row, times the best headroom of each.
+    """The amax to quantize with: that of the tensor times the best headroom.
 
     x: a contiguous matrix of whole blocks. size: the number of elements without padding.
     """
     candidates = headrooms(request, size)
     if candidates == ALONE:
         return amax
-    flat = amax.reshape(-1)
     if len(candidates) == 1:
-        return only(flat, candidates[0], request)
+        return only(amax, candidates[0], request)
     looked = probe(request, size)
-    by_row = request.scaling == "row"
     if looked is not None:
-        if by_row:
-            some = np.ascontiguousarray(x[:: looked.step])
-            total = _row_totals(some, flat[:: looked.step], request, looked.candidates, False).total()
-        else:
-            sample = Sample(0, looked.step)
-            (total,) = survey(x, flat, request, looked.candidates, decides=True, sample=sample)
+        (total,) = survey(x, amax, request, looked.candidates, decides=True, sample=Sample(0, looked.step))
         if looked.finds(total):
             candidates = looked.candidates
-    if by_row:
-        return widened(flat, _row_totals(x, flat, request, candidates, True).best(candidates))
     large = size > SMALL  # a small tensor is searched sooner than tables are made for a decision
-    return widened(flat, best(candidates, survey(x, flat, request, candidates, decides=large)[0]))
+    return widened(amax, best(candidates, survey(x, amax, request, candidates, decides=large)[0]))
+
+
+def raised_rows(
+    x: npt.NDArray[Any], amax: F32, request: Request, size: int, outputs: tuple[U8, U8]
+) -> tuple[F32, npt.NDArray[np.bool_]]:
+    """The same for rows with a scale each; and which rows' codes and scales are written to `outputs` already."""
+    candidates, none = headrooms(request, size), np.zeros(amax.size, bool)
+    if candidates == ALONE:
+        return amax, none
+    if len(candidates) == 1:
+        return only(amax, candidates[0], request), none
+    looked = probe(request, size)
+    if looked is not None and looked.finds(_sampled_rows(x, amax, request, looked)):
+        candidates = looked.candidates
+    call = _call_of_row(request) if set(DEFAULT) <= set(candidates) and len(candidates) <= MOST_TRIED else None
+    if call is None:
+        return widened(amax, _row_totals(x, amax, request, candidates, True).best(candidates)), none
+    chosen = _chosen_rows(x, amax, request, call, candidates, outputs)
+    left, taken = chosen < 0, np.array(candidates)[chosen]
+    if left.any():
+        taken[left] = _row_totals(np.ascontiguousarray(x[left]), amax[left], request, candidates, True).best(candidates)
+    return widened(amax, taken), ~left
+
+
+def _chosen_rows(
+    x: npt.NDArray[Any],
+    amax: F32,
+    request: Request,
+    call: WholeCall,
+    candidates: tuple[float, ...],
+    outputs: tuple[U8, U8],
+) -> npt.NDArray[np.int8]:
+    """The place of each row's headroom, with its codes and scales written; -1 and nothing where it cannot be told."""
+    chosen = np.empty(amax.size, np.int8)
+    codes, scales = outputs
+    library, isa = native()
+    size, columns = int(x.strides[0]), int(scales.shape[1])
+    tried = (ctypes.c_double * len(candidates))(*candidates)
+
+    def run(start: int, stop: int) -> None:
+        library.hb_choose_rows(
+            ctypes.c_void_p(call.address), isa, pointer(x, start * size), ctypes.c_int64(stop - start),
+            ctypes.c_int64(columns), pointer(amax, start * 4), len(candidates), tried,
+            pointer(scales, start * columns), pointer(codes, start * codes.shape[1]), pointer(chosen, start),
+        )  # fmt: skip
+
+    over_ranges(run, len(x), size, request.threads)
+    return chosen
+
+
+def _sampled_rows(x: npt.NDArray[Any], amax: F32, request: Request, trial: Trial) -> tuple[Total, ...]:
+    """What each candidate of a trial costs on its rows, but for those that leave one out."""
+    call, count = _call_of_row(request), len(trial.candidates)
+    if call is not None and count <= MOST_TRIED:
+        library, isa = native()
+        sums = (ctypes.c_int64 * (2 * count))()
+        failed = library.hb_survey_sampled_rows(
+            ctypes.c_void_p(call.address), isa, pointer(x), ctypes.c_int64(len(x)),
+            ctypes.c_int64(x.shape[1] // request.format.block), pointer(amax), count,
+            (ctypes.c_double * count)(*trial.candidates), ctypes.c_int64(trial.step), sums,
+        )  # fmt: skip
+        if not failed:
+            return _totals_of(sums)
+    some = np.ascontiguousarray(x[:: trial.step])
+    return _row_totals(some, amax[:: trial.step], request, trial.candidates, False).total()
 
 
 def survey(
@@ -120,6 +180,15 @@ MOST_CALLS = 64
 
 def _call_of(request: Request) -> WholeCall | None:
     """What knows the numbers of every amax in the library; None if nothing does, or arrays would be kept with it."""
+    return None if request.scaling == "row" else _kept_call(request)
+
+
+def _call_of_row(request: Request) -> WholeCall | None:
+    """The same for a row of a request that gives each row a scale, if the library knows how to choose for it."""
+    return _kept_call(request) if choose(request) is Kernel.EXACT_ROWS else None
+
+
+def _kept_call(request: Request) -> WholeCall | None:
     kept = _CALLS.get(id(request))
     if kept is not None and kept[0] is request:
         return kept[1]
@@ -127,7 +196,7 @@ def _call_of(request: Request) -> WholeCall | None:
         return None
     if len(_CALLS) >= MOST_CALLS:
         _CALLS.clear()
-    found = whole_call(request)
+    found = whole_call(replace(request, scaling="tensor"))
     _CALLS[id(request)] = request, found
     return found
 
@@ -147,7 +216,12 @@ def _by_whole_call(
         ctypes.c_int64(x.shape[1] // request.format.block), ctypes.c_float(amax), count,
         (ctypes.c_double * count)(*candidates), ctypes.c_int64(sample.first), sample.step, sums,
     )  # fmt: skip
-    return None if failed else tuple(sums[2 * c] + (sums[2 * c + 1] << 32) for c in range(count))
+    return None if failed else _totals_of(sums)
+
+
+def _totals_of(sums: ctypes.Array[ctypes.c_int64]) -> tuple[int, ...]:
+    """native/searches.h: Sum, two words each."""
+    return tuple(sums[c] + (sums[c + 1] << 32) for c in range(0, len(sums), 2))
 
 
 @dataclass(frozen=True)
@@ -199,10 +273,13 @@ def _row_totals(
     totals = np.zeros((amax.size, len(candidates)), object if whole else sums.dtype)
     totals[rows] = sums
     left_out = np.zeros(totals.shape, bool)
-    for row in others:
-        made = _by_reference(x[row : row + 1], amax[row], request, candidates, EVERY)
-        totals[row] = [total or 0 for total in made]
-        left_out[row] = [total is None for total in made]
+    at_once = max(1, ROWS_AT_ONCE // max(1, x.shape[1]))
+    for start in range(0, others.size, at_once):
+        those = others[start : start + at_once]
+        blocks = split(widen(x[those]), request.format.block)
+        for row, made in zip(those, reference.survey_rows(blocks, amax[those], request, candidates), strict=True):
+            totals[row] = [total or 0 for total in made]
+            left_out[row] = [total is None for total in made]
     return RowTotals(totals, left_out)
 
 

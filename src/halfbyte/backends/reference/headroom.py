@@ -20,7 +20,7 @@ from halfbyte.backends.headroom import (
     widened,
 )
 from halfbyte.backends.reference.search import Encode, ScaleGrid, least_errors
-from halfbyte.codec.bits import F32, U8
+from halfbyte.codec.bits import F32, I32, U8
 from halfbyte.codec.element import decode
 from halfbyte.contracts.arithmetic import first_scale_byte
 from halfbyte.contracts.rounding import round_elements
@@ -42,16 +42,16 @@ def raised_amax(blocks: F32, amax: F32, request: Request, size: int) -> F32:
     if len(candidates) == 1:
         return only(flat, candidates[0], request)
     by_row = request.scaling == "row"
-    parts = [row[None] for row in blocks] if by_row else [blocks]
     looked = probe(request, size)
     if looked is not None:
-        step, sample = (looked.step, EVERY) if by_row else (1, Sample(0, looked.step))
-        rows = zip(parts[::step], flat[::step], strict=True)
-        found = [survey(part, own, request, looked.candidates, sample) for part, own in rows]
+        if by_row:
+            found = survey_rows(blocks[:: looked.step], flat[:: looked.step], request, looked.candidates)
+        else:
+            found = [survey(blocks, flat[0], request, looked.candidates, Sample(0, looked.step))]
         if looked.finds(of_rows(found, len(looked.candidates))):
             candidates = looked.candidates
-    totals = [survey(part, own, request, candidates) for part, own in zip(parts, flat, strict=True)]
-    chosen = [best(candidates, total) for total in totals]
+    rows = survey_rows(blocks, flat, request, candidates) if by_row else [survey(blocks, flat[0], request, candidates)]
+    chosen = [best(candidates, totals) for totals in rows]
     return np.concatenate([widened(own, h).reshape(1) for own, h in zip(flat, chosen, strict=True)])
 
 
@@ -64,25 +64,48 @@ def survey(
     The blocks may be a part of a tensor: the sums of all parts are added. sample: those that count.
     """
     if not np.isfinite(amax) or amax <= 0:
-        return tuple(0 if h == candidates[0] else None for h in candidates)
+        return _of_none(candidates)
     if sample.step > 1 and isinstance(request.method, Optimal) and request.method.weights is None:
         blocks, sample = blocks.reshape(1, -1, blocks.shape[2])[:, sample.first :: sample.step], EVERY
-    own = int(exponents(candidate(np.asarray(amax).reshape(1), 1.0, request).multiplier)[0])
-    return tuple(_total(blocks, amax, h, own, request, sample) for h in candidates)
+    return _surveyed(blocks, np.asarray(amax).reshape(1), request, candidates, sample)[0]
 
 
-def _total(blocks: F32, amax: np.float32, headroom: float, own: int, request: Request, sample: Sample) -> Total:
+@np.errstate(all="ignore")
+def survey_rows(blocks: F32, amax: F32, request: Request, candidates: tuple[float, ...]) -> list[tuple[Total, ...]]:
+    """The same for each row with an amax of its own."""
+    searched = np.isfinite(amax) & (amax > 0)
+    found = iter(_surveyed(blocks[searched], amax[searched], request, candidates, EVERY) if searched.any() else ())
+    return [next(found) if there else _of_none(candidates) for there in searched]
+
+
+def _of_none(candidates: tuple[float, ...]) -> tuple[Total, ...]:
+    """Of blocks that are not searched."""
+    return tuple(0 if h == candidates[0] else None for h in candidates)
+
+
+def _surveyed(
+    blocks: F32, amax: F32, request: Request, candidates: tuple[float, ...], sample: Sample
+) -> list[tuple[Total, ...]]:
+    """Totals by amax: of one for all blocks, or of one per row."""
+    own = exponents(candidate(amax, 1.0, request).multiplier)
+    return list(zip(*(_totals(blocks, amax, h, own, request, sample) for h in candidates), strict=True))
+
+
+def _totals(blocks: F32, amax: F32, headroom: float, own: I32, request: Request, sample: Sample) -> list[Total]:
     rule = request.rule
-    found = candidate(np.asarray(amax).reshape(1), headroom, request)
-    if not isinstance(rule, NVFP4Rule) or not (found.usable[0] or headroom == 1):
-        return None
+    found = candidate(amax, headroom, request)
+    taken = found.usable | (headroom == 1)
+    if not isinstance(rule, NVFP4Rule) or not taken.any():
+        return [None] * amax.size
     t = found.t
     shaped = TensorScale(t.amax.reshape(-1, 1, 1), t.factor.reshape(-1, 1, 1), t.largest, t.top, t.statistics)
-    g = found.multiplier.reshape(1, 1, 1)
-    k = int(exponents(found.multiplier)[0]) if found.usable[0] else 0
-    grid = ScaleGrid(first_scale_byte(rule), E4M3, g, np.full((1, 1, 1), k, np.int32))
+    k = exponents(np.where(found.usable, found.multiplier, np.float32(1)))
+    grid = ScaleGrid(first_scale_byte(rule), E4M3, found.multiplier.reshape(-1, 1, 1), k.reshape(-1, 1, 1))
     error = least_errors(blocks, grid, _encoder(blocks, shaped, rule, request), request.format.element, request.method)
-    return steps_of(error.reshape(-1)[sample.first :: sample.step], k - own)
+    errors = error.reshape(amax.size, -1)[:, sample.first :: sample.step]
+    shifts = (k - own).tolist()
+    rows = zip(errors, shifts, taken, strict=True)
+    return [steps_of(row, shift) if there else None for row, shift, there in rows]
 
 
 def _encoder(blocks: F32, t: TensorScale, rule: NVFP4Rule, request: Request) -> Encode:

@@ -82,6 +82,8 @@ def _search(
     codes, byte = start[0].copy(), np.broadcast_to(start[1], (*blocks.shape[:2], 1)).copy()
     amax = np.abs(blocks).max(axis=-1, keepdims=True)
     searched = np.isfinite(amax) & (amax > 0) & np.isfinite(multiplier) & (multiplier > 0)
+    if not searched.any():
+        return codes.astype(np.uint8), byte.astype(np.uint8), np.zeros(byte.shape, np.float32)
     scaled = np.ldexp(blocks, -exponent).astype(np.float32)
     scaled_amax = np.abs(scaled).max(axis=-1, keepdims=True)
     unit = np.ldexp(multiplier, -exponent).astype(np.float32)

@@ -84,19 +84,18 @@ class TreeHash:
                 self._finish()
 
     def _add_part(self, at: int, data: U8) -> None:
-        """Bytes of leaves that other pieces have a part of; they may touch two leaves."""
-        while data.size:
-            leaf, skip = divmod(at, LEAF)
-            length = min(LEAF, self.size - leaf * LEAF)
-            part = data[: length - skip]
-            with self._lock:
-                room, filled = self._begun.pop(leaf) if leaf in self._begun else (bytearray(length), 0)
-                room[skip : skip + part.size] = part.data
-                if filled + part.size < length:
-                    self._begun[leaf] = room, filled + part.size
-                else:
-                    self._leaves[leaf] = np.frombuffer(hashlib.sha256(room).digest(), np.uint8)
-            at, data = at + part.size, data[part.size :]
+        """Bytes of one leaf, of which other pieces may have a part."""
+        if not data.size:
+            return
+        leaf, skip = divmod(at, LEAF)
+        length = min(LEAF, self.size - leaf * LEAF)
+        with self._lock:
+            room, filled = self._begun.pop(leaf) if leaf in self._begun else (bytearray(length), 0)
+            room[skip : skip + data.size] = data.data
+            if filled + data.size < length:
+                self._begun[leaf] = room, filled + data.size
+            else:
+                self._leaves[leaf] = np.frombuffer(hashlib.sha256(room).digest(), np.uint8)
 
     def _finish(self) -> None:
         """Keep the hash alone: a shard has many tensors, and the leaves of all of them would take much memory."""

@@ -336,13 +336,18 @@ def test_stopped_and_continued(tmp_path: Path, devices: Install) -> None:
     assert all_bytes(tmp_path / "d") == expected
 
 
-def test_bad_values_of_a_matrix_that_memory_does_not_hold(tmp_path: Path, devices: Install) -> None:
-    """Its pieces are read anew, one after the other in the same memory."""
+@pytest.mark.parametrize(("to", "lane"), [("nvfp4", None), ("nvfp4", 1 << 17), ("mxfp4", None), ("mxfp4", 1 << 17)])
+def test_bad_values_of_a_matrix_that_memory_does_not_hold(
+    tmp_path: Path, devices: Install, to: str, lane: int | None
+) -> None:
+    """Its pieces are read anew, one after the other in the same memory; or pass through a small lane each."""
     weight = random(0, 4096, 256)
     weight[4000, 7] = np.nan
-    plan = make_plan(write_checkpoint(tmp_path / "s", {"model.layers.0.mlp.up_proj.weight": weight}), COMPRESSED)
+    source = write_checkpoint(tmp_path / "s", {"model.layers.0.mlp.up_proj.weight": weight})
+    plan = make_plan(source, replace(COMPRESSED, to=to))
     devices(1 << 26)
-    small = Resources(workers=1, device="cuda", max_memory=(1 << 20) + STAGED, sync=False, chunk=1 << 14)
+    memory = (1 << 20) + STAGED
+    small = Resources(1, device="cuda", max_memory=memory, max_gpu_memory=lane, sync=False, chunk=1 << 14)
     with pytest.raises(CheckpointError, match=r"up_proj holds NaN \(1 of 1,048,576 values, the first at row 4000, col"):
         run(plan, tmp_path / "d", small)
 

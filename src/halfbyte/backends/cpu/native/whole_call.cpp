@@ -1,6 +1,7 @@
 // A whole call in one function: the tensor's amax, its numbers under the contract, the tables if they pay, the blocks.
 // It runs on the calling thread. Scratch memory belongs to the thread and is kept for its next call.
 #include "searches/kept.h"
+#include "searches/row_choice.inc"
 
 namespace {
 
@@ -28,9 +29,12 @@ struct Call {
 
     // Whether the shortcuts of the searches are exact. (backends/cpu/ranges.py)
     bool in_range(float most) const { return in_range(most, n); }
-    static bool in_range(float most, const Numbers& n) {
+    bool in_range(float most, const Numbers& n) const {
+        const bool exact = recipe.route == EXACT_BLOCKS;
+        const float least_amax = exact ? 0x1p-100f : 0x1p-60f, most_amax = exact ? 0x1p100f : 0x1p60f;
+        const float least_g = exact ? 0x1p-115f : 0x1p-80f, most_g = exact ? 0x1p100f : 0x1p60f;
         const float amax = n.rule.amax, g = n.multiplier;
-        return std::isfinite(most) && amax >= 0x1p-60f && amax <= 0x1p60f && g >= 0x1p-80f && g <= 0x1p60f &&
+        return std::isfinite(most) && amax >= least_amax && amax <= most_amax && g >= least_g && g <= most_g &&
                (double)most <= (double)g * 0x1p50;
     }
 
@@ -293,6 +297,41 @@ int hb_survey_part(const Recipe* recipe, int isa, const void* x, int64_t rows, i
                    const double* headroom, int64_t first, int step, Sum* sums) {
     const Call call{*recipe, isa, (const uint8_t*)x, rows, columns, nullptr, nullptr};
     return !call.survey_part(amax, count, headroom, first, step, sums);
+}
+
+// Scales and codes of rows with a tensor scale each, by TransformerEngine's formulas. `chosen` gets the place of each
+// row's headroom; -1 if only a longer way can tell: then nothing is written. `amax`: the rows' own.
+void hb_choose_rows(const Recipe* recipe, int isa, const void* x, int64_t rows, int64_t columns, const float* amax,
+                    int count, const double* headroom, uint8_t* scales, uint8_t* codes, int8_t* chosen) {
+    const int64_t step = columns * 16 * (recipe->dtype == FP32 ? 4 : 2);
+    for (int64_t row = 0; row < rows; ++row) {
+        const Call call{*recipe,
+                        isa,
+                        (const uint8_t*)x + row * step,
+                        1,
+                        columns,
+                        codes + row * columns * 8,
+                        scales + row * columns};
+        chosen[row] = (int8_t)call.choose_row(amax[row], count, headroom);
+    }
+}
+
+// Adds to `sums` what each headroom costs on every `step`-th row, but for rows that have no scale under one of them.
+// Returns 1 if only a longer way can tell.
+int hb_survey_sampled_rows(const Recipe* recipe, int isa, const void* x, int64_t rows, int64_t columns,
+                           const float* amax, int count, const double* headroom, int64_t step, Sum* sums) {
+    const int64_t size = columns * recipe->block * (recipe->dtype == FP32 ? 4 : 2);
+    for (int64_t row = 0; row < rows; row += step) {
+        if (!(amax[row] > 0.0f && std::isfinite(amax[row]))) continue;
+        const Call call{*recipe, isa, (const uint8_t*)x + row * size, 1, columns, nullptr, nullptr};
+        Sum own[MOST_HEADROOMS] = {};
+        if (!call.survey_part(amax[row], count, headroom, 0, 1, own)) return 1;
+        for (int c = 0; c < count; ++c) {
+            sums[c].low += own[c].low;
+            sums[c].rest += own[c].rest;
+        }
+    }
+    return 0;
 }
 
 // The blocks that differ between the headrooms 1 and 2 of an amax: bottom and top. Returns 1 if there are no such ends.

@@ -66,4 +66,18 @@ int hb_dequantize(const DecodeRecipe* recipe, int isa, const uint8_t* codes, con
     return 0;
 }
 
+// The same for rows with a stored scale each. `failed` gets 1 for each row that is not valid.
+void hb_dequantize_rows(const DecodeRecipe* recipe, int isa, const uint8_t* codes, const uint8_t* scales, int64_t rows,
+                        int64_t columns, const float* stored, void* out, uint8_t* failed) {
+    const int width = recipe->dtype == FP32 ? 4 : 2;
+    for (int64_t row = 0, next; row < rows; row = next) {
+        for (next = row + 1; next < rows && as_bits(stored[next]) == as_bits(stored[row]);) ++next;
+        const int64_t at = row * columns;
+        const int found =
+            hb_dequantize(recipe, isa, codes + at * recipe->block / 2, scales + at, (next - row) * columns,
+                          stored + row, (uint8_t*)out + at * recipe->block * width);
+        std::memset(failed + row, found, (size_t)(next - row));
+    }
+}
+
 }  // extern "C"
