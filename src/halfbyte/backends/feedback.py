@@ -36,6 +36,10 @@ def raised(w: F32, request: Request, headroom: Headroom, amax: F32, backend: str
     refuse_array("backend", backend)
     if backend != "auto" and get_backend(backend).name == "reference":
         return reference_headroom.raised_amax(split(w, request.format.block), amax, asked, w.size)
+    if request.scaling == "row":
+        codes, block = request.format.codes_per_byte, request.format.block
+        room = tuple(np.empty((len(w), w.shape[1] // per), np.uint8) for per in (codes, block))
+        return compiled_headroom.raised_rows(w, amax, asked, w.size, (room[0], room[1]))[0]
     return compiled_headroom.raised_amax(w, amax, asked, w.size)
 
 
