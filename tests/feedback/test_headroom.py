@@ -155,3 +155,18 @@ def test_headrooms_that_are_none(headroom: Any) -> None:
         hb.gptq(np.ones((1, 32), np.float32), np.eye(32), "nvfp4", headroom=headroom)
     with pytest.raises(InputError, match="headroom of Hessian is a number from 1 to 64"):
         hb.Hessian(blocks(np.eye(32, dtype=np.float32)), headroom=headroom)
+
+
+@pytest.mark.parametrize(
+    "option", [{"headroom": 1}, {"damping": 0.1}, {"order": "given"}, {"asymmetry": 1.0}, {"descent": 2}]
+)
+def test_a_factor_refuses_other_options_than_its_own(option: dict[str, Any]) -> None:
+    """They were ignored without a word."""
+    weight, second = sample("uniform", (8, 32)), moments(32)
+    factor = prepare(second, 16, hb.Gptq(headroom=1))
+    own = r"^weight: a Factor has its own options, Gptq\(.*headroom=\(1\.0,\)\); leave asymmetry, damping, order"
+    with pytest.raises(InputError, match=own):
+        hb.gptq(weight, factor, "nvfp4", **(option | {"descent": option.get("descent", 1)}))
+    same = hb.gptq(weight, factor, "nvfp4", headroom=1)
+    assert_same_bits(same.codes, hb.gptq(weight, factor, "nvfp4").codes)
+    assert_same_bits(same.codes, hb.gptq(weight, second, "nvfp4", headroom=1).codes)

@@ -81,12 +81,17 @@ def gptq(
     if not (is_torch(weight) or isinstance(weight, np.ndarray)):
         raise InputError(f"{name} must be a numpy array or a torch tensor, not {type(weight).__name__}")
     on_gpu = device is not None and device_of(device, "gptq(device=…)").type != "cpu"
+    options = Gptq(damping=damping, order=order, asymmetry=asymmetry, descent=descent, headroom=headroom)
     if isinstance(second_moment, Factor):
         factor = second_moment
         if cross_moment is not None:
             raise InputError(f"{name}: a Factor holds its cross moments already; give them to feedback.prepare")
+        if options not in (Gptq(), factor.method):
+            raise InputError(
+                f"{name}: a Factor has its own options, {factor.method!r}; leave asymmetry, damping, order, descent "
+                "and headroom out, or give them to feedback.prepare"
+            )
     else:
-        options = Gptq(damping=damping, order=order, asymmetry=asymmetry, descent=descent, headroom=headroom)
         factor = prepare(
             second_moment,
             request.format.block,

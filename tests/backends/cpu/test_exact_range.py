@@ -42,6 +42,23 @@ def test_far_from_one(contract: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(sent) <= {-101, 101}
 
 
+@pytest.mark.parametrize(("large", "small"), [(58, -130), (99, -65), (70, -100)])
+@pytest.mark.parametrize("contract", CONTRACTS)
+def test_a_block_that_becomes_zero_is_none_of_zeros(contract: str, large: int, small: int) -> None:
+    """Its elements, scaled as the search scales them, are too small for float32: the smallest scale wins."""
+    x = np.zeros((3, 48), np.float32)
+    x[:, 0], x[1, 20], x[2, 40] = 2.0**large, 2.0**small, -(2.0**small)
+    for method in METHODS:
+        for dtype in (np.float32, ml_dtypes.bfloat16):
+            found, expected = (
+                hb.quantize(x.astype(dtype), "nvfp4", contract, method, backend=name) for name in ("cpu", "reference")
+            )
+            assert_same_bits(found.scales, expected.scales)
+            assert_same_bits(found.codes, expected.codes)
+            if method == METHODS[0]:
+                assert int(np.asarray(expected.scales)[1, 1]) == 1
+
+
 @pytest.mark.parametrize("format", ["mxfp4", "mxfp8"])
 def test_blocks_of_mx_far_from_one(format: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The reference, which is slow, takes only blocks with an amax below 2**-107."""

@@ -115,6 +115,9 @@ def test_folders_that_are_none(tmp_path: Path) -> None:
         save_file({"q.codes": CODES}, path, metadata)
         reason = "is no file of solved weights: its metadata has no usable halfbyte_solved"
         assert refused(tmp_path) == f"{path} {reason}"
+    for headroom in ("x", "null", "[1,", '["a"]', "2", "[]", "[0.5]"):
+        save_file({"q.codes": CODES}, path, {"halfbyte_solved": json.dumps(SAID | {"headroom": headroom})})
+        assert refused(tmp_path) == f"{path} {reason}"
     save_file({"q.codes": CODES}, path, {"halfbyte_solved": json.dumps(SAID | {"version": "2"})})
     assert refused(tmp_path) == f"{path}: solved weights of version 2; this halfbyte reads version 1"
 

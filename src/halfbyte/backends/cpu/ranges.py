@@ -1,4 +1,4 @@
-"""The ranges in which the kernels' shortcuts are exact. Outside them the reference quantizes the whole tensor."""
+"""The ranges in which the kernels' shortcuts are exact. Outside them the reference quantizes the tensor, or the row."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from halfbyte.backends.cpu.tables_mx import magnitude_values
 from halfbyte.codec.bits import F32
 
 AMAXES = (2.0**-60, 2.0**60)
-"""Amaxes for which no product of the searches underflows or overflows, so that powers of two can be factored out."""
+"""Amaxes for which the searches can factor out powers of two: what underflows does so in the reference too."""
 MULTIPLIERS = (2.0**-80, 2.0**60)
 
 FAR_AMAXES = (2.0**-100, 2.0**100)

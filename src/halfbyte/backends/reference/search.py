@@ -1,8 +1,8 @@
 """The exact searches in the reference: on every block, the scales of the format are tried in ascending order.
 
 All backends use the same objective, so they agree bit for bit. g is the multiplier of the block scales (1 for MX) and
-k = floor(log2 g) (for MX, k = floor(log2 amax) of the block). Everything is first scaled by 2**-k, which is exact and
-keeps squares in range:
+k = floor(log2 g) (for MX, k = floor(log2 amax) of the block). Everything is first scaled by 2**-k, which
+keeps squares in range, and is exact but for elements that become smaller than the normal numbers of float32:
 
     x' = x·2**-k            s' = scale·(g·2**-k)            r_i = q_i·s' − x'_i
     Optimal: Σ r_i·r_i, or Σ w_i·(r_i·r_i), added in index order

@@ -73,7 +73,8 @@ class SolvedCodes:
 
         own: the largest magnitude of all of them. usable: what it becomes where it has no scale.
         """
-        tried = self._folder.headroom or self.engine.headrooms(0)
+        said = self._folder.headroom
+        tried = self.engine.usual_headrooms() if said is None else said
         known = {self.engine.usable_amax(np.float32(widened(own, h)), units[0].module) for h in tried} | {usable}
         found = set()
         for unit in units:

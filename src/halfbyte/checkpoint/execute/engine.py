@@ -14,7 +14,17 @@ import numpy.typing as npt
 
 from halfbyte.backends.amax import largest_magnitude
 from halfbyte.backends.encoding import Encoder, encoder_of
-from halfbyte.backends.headroom import ALONE, DEFAULT, Total, Trial, candidate, chooser, headrooms, probe
+from halfbyte.backends.headroom import (
+    ALONE,
+    DEFAULT,
+    Total,
+    Trial,
+    by_squared_error,
+    candidate,
+    chooser,
+    headrooms,
+    probe,
+)
 from halfbyte.backends.survey import Between, survey_part
 from halfbyte.checkpoint.execute.hashes import LEAF
 from halfbyte.checkpoint.execute.repair import usable_amax
@@ -74,6 +84,12 @@ class Engine:
         if self.format is None or self.contract is None:
             return ALONE
         return headrooms(self.choosing(np.float32), size)
+
+    def usual_headrooms(self) -> tuple[float, ...]:
+        """All that a method whose headroom is not fixed may choose."""
+        if self.format is None or self.contract is None:
+            return ALONE
+        return headrooms(by_squared_error(self._request(np.float32), None), 0)
 
     def probe(self, size: int) -> Trial | None:
         """What has to be tried on a sample first, to know whether there are further candidates."""

@@ -23,6 +23,7 @@ from halfbyte.codec.bits import F32, U8
 from halfbyte.contracts import Contract
 from halfbyte.errors import CheckpointError
 from halfbyte.formats import BlockFormat
+from halfbyte.methods.optimal import checked_headroom
 
 VERSION = "1"
 MARK = "halfbyte_solved"
@@ -103,7 +104,7 @@ class SolvedFolder:
     def headroom(self) -> tuple[float, ...] | None:
         """What amaxes may have been multiplied by; None: the usual headrooms."""
         said = self.said.get("headroom")
-        return None if said is None else tuple(map(float, json.loads(said)))
+        return None if said is None else _headroom(said)
 
     def check(self, format: BlockFormat, contract: Contract) -> None:
         """Raise if the codes are those of another format or contract."""
@@ -156,7 +157,14 @@ def _said(path: Path, metadata: Mapping[str, str]) -> dict[str, str]:
         said = json.loads(metadata[MARK])
         if said["version"] == VERSION:
             headroom = {} if "headroom" not in said else {"headroom": str(said["headroom"])}
+            if headroom:
+                _headroom(headroom["headroom"])
             return {key: str(said[key]) for key in ("format", "contract", "method")} | headroom
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path} is no file of solved weights: its metadata has no usable {MARK}") from error
     raise CheckpointError(f"{path}: solved weights of version {said['version']}; this halfbyte reads version {VERSION}")
+
+
+def _headroom(text: str) -> tuple[float, ...]:
+    """The numbers of a headroom in metadata; a ValueError or TypeError if these are none that a headroom may have."""
+    return checked_headroom(tuple(float(number) for number in json.loads(text)), "metadata") or ()
