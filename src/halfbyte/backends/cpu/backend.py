@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from halfbyte.backends.cpu import exact, four_six, headroom, mx, peer_searches, plain
-from halfbyte.backends.cpu.call import MXCall, NVFP4Call
+from halfbyte.backends.cpu.call import MXCall, NVFP4Call, nvfp4_call
 from halfbyte.backends.cpu.choose import Kernel, choose, choose_decoder
 from halfbyte.backends.cpu.decode import decode_blocks, decode_table
 from halfbyte.backends.cpu.hadamard import rotate_matrix
@@ -28,7 +28,6 @@ from halfbyte.backends.reference.quantize import quantize_matrix
 from halfbyte.codec.bits import F32, U8
 from halfbyte.codec.blocks import ceil_div
 from halfbyte.contracts import MXRule, NVFP4Rule
-from halfbyte.contracts.arithmetic import stored_scale, tensor_scale
 from halfbyte.request import Request
 
 NVFP4_KERNELS: dict[Kernel, Callable[[NVFP4Call], bool]] = {
@@ -140,18 +139,12 @@ def _quantize_nvfp4(
         amax = plain.tensor_amax(x, request.dtype, False, request.threads)
         largest = float(amax[0])
         amax = headroom.raised_amax(x, amax, chooser(request), size)
-    with np.errstate(all="ignore"):
-        t = tensor_scale(amax.reshape(-1, 1, 1), rule, request.method, request.dtype)
-        stored, multiplier = stored_scale(rule, t)
-    call = NVFP4Call(
-        x=x, request=request, codes=outputs[0], scales=outputs[1], amax=amax, rule=rule, t=t, multiplier=multiplier,
-        largest=largest,
-    )  # fmt: skip
+    call, stored = nvfp4_call(x, rule, request, (amax, largest), outputs)
     if largest == 0:
         quantize_zeros(x, request, *outputs)
     elif not kernel(call):
         return quantize_matrix(x, request, amax)
-    return Parts(*outputs, stored, multiplier)
+    return Parts(*outputs, stored, call.multiplier)
 
 
 def _whole(x: npt.NDArray[Any], request: Request) -> npt.NDArray[Any]:

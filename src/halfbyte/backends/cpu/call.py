@@ -14,6 +14,7 @@ from halfbyte.backends.numbering import DTYPE_NUMBERS
 from halfbyte.backends.reference.quantize import quantize_matrix
 from halfbyte.codec.bits import F32, U8
 from halfbyte.contracts import MXRule, NVFP4Rule
+from halfbyte.contracts.arithmetic import stored_scale, tensor_scale
 from halfbyte.contracts.spec import TensorScale
 from halfbyte.request import Request
 
@@ -107,6 +108,25 @@ class NVFP4Call(Call):
         """The tensor-level numbers as scalars, for a call with one tensor scale."""
         t = self.t
         return TensorScale(t.amax.reshape(()), t.factor.reshape(()), t.largest, t.top, t.statistics)
+
+
+@np.errstate(all="ignore")
+def nvfp4_call(
+    x: npt.NDArray[Any],
+    rule: NVFP4Rule,
+    request: Request,
+    amaxes: tuple[F32, float | F32 | None],
+    outputs: tuple[U8, ...],
+) -> tuple[NVFP4Call, F32 | None]:
+    """A call, and the stored scales. amaxes: those to quantize with, and the operand's own if they are known."""
+    amax, largest = amaxes
+    t = tensor_scale(amax.reshape(-1, 1, 1), rule, request.method, request.dtype)
+    stored, multiplier = stored_scale(rule, t)
+    call = NVFP4Call(
+        x=x, request=request, codes=outputs[0], scales=outputs[1], amax=amax, rule=rule, t=t, multiplier=multiplier,
+        largest=largest,
+    )  # fmt: skip
+    return call, stored
 
 
 @dataclass(frozen=True, kw_only=True)

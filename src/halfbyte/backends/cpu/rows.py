@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from halfbyte.backends.cpu import headroom, plain
-from halfbyte.backends.cpu.call import NVFP4Call
+from halfbyte.backends.cpu.call import NVFP4Call, nvfp4_call
 from halfbyte.backends.cpu.ranges import each_in_range
 from halfbyte.backends.cpu.zeros import quantize_zeros
 from halfbyte.backends.headroom import chooser
@@ -17,7 +17,6 @@ from halfbyte.backends.protocol import Parts
 from halfbyte.backends.reference.quantize import quantize_matrix
 from halfbyte.codec.bits import F32, U8
 from halfbyte.contracts import NVFP4Rule
-from halfbyte.contracts.arithmetic import stored_scale, tensor_scale
 from halfbyte.request import Request
 
 
@@ -43,10 +42,11 @@ def quantize_rows(
         if asked is request:
             left = ~written
     amax = amax.reshape(-1)
-    call = _call(x, rule, request, (amax, largest), outputs)
+    call, stored = nvfp4_call(x, rule, request, (amax, largest), outputs)
+    parts: Parts[npt.NDArray[Any]] = Parts(*outputs, stored, call.multiplier)
     served = left & each_in_range(largest, call)
     if served.all() and kernel(call):
-        return Parts(*outputs, *stored_scale(rule, call.t))
+        return parts
     zero = left & (largest == 0) & (amax == 0)
 
     def apart(rows: npt.NDArray[np.bool_], quantize: Callable[[NVFP4Call], object]) -> None:
@@ -54,28 +54,14 @@ def quantize_rows(
         if not rows.any():
             return
         room = tuple(np.empty((int(rows.sum()), part.shape[1]), np.uint8) for part in outputs)
-        quantize(_call(np.ascontiguousarray(x[rows]), rule, request, (amax[rows], largest[rows]), room))
+        quantize(nvfp4_call(np.ascontiguousarray(x[rows]), rule, request, (amax[rows], largest[rows]), room)[0])
         for part, made in zip(outputs, room, strict=True):
             part[rows] = made
 
     apart(served, lambda some: None if kernel(some) else _by_reference(some))
     apart(zero, lambda some: quantize_zeros(some.x, request, some.codes, some.scales))
     apart(left & ~served & ~zero, _by_reference)
-    return Parts(*outputs, *stored_scale(rule, call.t))
-
-
-def _call(
-    x: npt.NDArray[Any], rule: NVFP4Rule, request: Request, amaxes: tuple[F32, F32], outputs: tuple[U8, ...]
-) -> NVFP4Call:
-    """amaxes: those to quantize with, and the rows' own."""
-    amax, largest = amaxes
-    with np.errstate(all="ignore"):
-        t = tensor_scale(amax.reshape(-1, 1, 1), rule, request.method, request.dtype)
-        multiplier = stored_scale(rule, t)[1]
-    return NVFP4Call(
-        x=x, request=request, codes=outputs[0], scales=outputs[1], amax=amax, rule=rule, t=t, multiplier=multiplier,
-        largest=largest,
-    )  # fmt: skip
+    return parts
 
 
 def _by_reference(call: NVFP4Call) -> None:
